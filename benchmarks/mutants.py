@@ -1,47 +1,34 @@
-"""Plant random mutations one at a time and list those that change no fact of the oracle.
+"""Plant random mutations one at a time and list those that nothing sees.
 
     python benchmarks/mutants.py judge --number 100 --seed 1
+    python benchmarks/mutants.py judge/peers.py judge/stragglers.py --tests tests/judge
 
-A mutation turns a comparison, doubles a number, negates a condition, or exchanges min and max. Run directories are made
-once; only chains of runs that execute the mutated statement are judged, the cheapest first, until a fact differs from
-that without a mutation. What a session decides while it measures is decided by the mutated code as well. Code that
-breaks, or needs more than `LIMIT_S` for a run, is seen.
+A mutation turns a comparison, doubles a number, negates a condition, or exchanges min and max. It is seen if a fact of
+the oracle changes, or, with ``--tests``, if a test fails: then all test files that see it are listed, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
-import json
-import mmap
-import os
 import random
 import resource
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from multiprocessing import get_context
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import oracle
-from oracle_differences import Retired, fact_differences
+from mutants_seen import LIMIT_S, MOST_LINES, ROOT, Case, Oracle, Tests, in_a_fork
 
-ROOT = Path(__file__).resolve().parents[1]
 TURNED = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 TURNED |= {new: old for old, new in TURNED.items()}
 OTHER = {"min": "max", "minimum": "maximum", "fmin": "fmax", "argmin": "argmax", "nanmin": "nanmax", "floor": "ceil"}
 OTHER |= {new: old for old, new in OTHER.items()}
-LIMIT_S = 60  # of CPU, for each command
-MOST_LINES = 1000  # of a module
-READ = ("verdicts.json", "junit.xml")  # of all reports, by the oracle
-
 
 Place = tuple[range, str, str]  # lines of the statement, none outside of functions; old and new code
 
@@ -100,114 +87,51 @@ def plant(path: Path, tree: ast.Module) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
-def copy(run: str, source: Path, target: Path) -> None:
-    """Copy a run directory and the files beside it."""
-    shutil.copytree(source / run, target / run)
-    for file in source.glob(f"{run}.*"):
-        shutil.copy2(file, target)
-
-
-def prepare(folder: Path, made: Path) -> None:
-    """Import the package, and let the oracle work in a folder, make runs once and write only reports that it reads."""
-    make = oracle.make
-
-    def make_once(run: str, number: int) -> None:
-        is_made = (made / run).exists()
-        if is_made and not oracle.RUNS[run].startswith("session"):
-            copy(run, made, Path())
-            return
-        make(run, number)
-        Path(run, "report.md").touch()
-        if not is_made:
-            copy(run, Path(), made)
-
-    folder.mkdir(parents=True)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+def try_mutation(judge: Oracle | Tests, mutation: tuple[Path, int, Sequence[Case]], said: Path) -> None:
+    """Write who sees a mutation."""
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
-    oracle.find_all([], folder, 1)
-    files = importlib.import_module("pytest_ddpscale.report.files")
-    vars(files)["_attempt"] = lambda what, write: (write() or "") if what in READ else ""
-    vars(oracle)["make"] = make_once
-    os.chdir(folder)
+    path, number, cases = mutation
+    plant(path, Mutator(path, number).tree)
+    said.write_text(" ".join(judge.who_sees(cases)))
 
 
-def judged(chain: int) -> Iterator[tuple[str, Any]]:
-    """Names and facts of the runs of a chain."""
-    for number, name in enumerate(oracle.CHAINS[chain]):
-        yield name, oracle.found(name, number, f"history-{chain}")[0]
-
-
-def expect(modules: Sequence[Path], folder: Path, chain: int) -> None:
-    """Write CPU seconds, executed lines and facts of a chain, and keep the runs that are made."""
-    starts = {str(path): at * MOST_LINES for at, path in enumerate(modules)}
-    lines = mmap.mmap(-1, len(modules) * MOST_LINES)  # forks share it
-
-    def trace(frame: FrameType, *_: object) -> Any:
-        if (start := starts.get(frame.f_code.co_filename)) is None:
-            return None
-        lines[start + frame.f_lineno] = 1
-        return trace
-
-    prepare(folder / "expected" / str(chain), folder / "made")
-    sys.settrace(trace)
-    facts = dict(judged(chain))
-    sys.settrace(None)
-    executed = [line for line, is_executed in enumerate(lines[:]) if is_executed]
-    (folder / f"{chain}.json").write_text(json.dumps([sum(os.times()[:4]), executed, facts]))
-
-
-def look(folder: Path, mutation: tuple[Path, int], chains: Sequence[int]) -> None:
-    """End with an error as soon as a mutation changes a fact of these chains."""
-    plant(mutation[0], Mutator(*mutation).tree)
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        prepare(Path(own) / "runs", folder / "made")
-        for chain in chains:
-            expected = json.loads((folder / f"{chain}.json").read_text())[2]
-            for name, facts in judged(chain):
-                if fact_differences({name: expected[name]}, {name: facts}, Retired(Path("none"))):
-                    raise SystemExit(1)
-
-
-def in_a_fork(work: Callable[..., None], *given: Any) -> int | None:
-    """Exit code of this work."""
-    fork = get_context("fork").Process(target=work, args=given)
-    fork.start()
-    fork.join()
-    return fork.exitcode
+def who_sees(judge: Oracle | Tests, folder: Path, mutation: tuple[Path, int, Sequence[Case]]) -> str:
+    """Who sees a mutation, in words; empty for nobody."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        said = Path(name) / "seen"
+        code = in_a_fork(try_mutation, judge, mutation, said)
+        return said.read_text() if said.exists() else f"(ended with {code})"
 
 
 def main() -> int:
     """Run the script. Returns its exit code: 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package", help="below pytest_ddpscale")
+    parser.add_argument("code", nargs="+", help="modules and packages below pytest_ddpscale")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="of test files; default: the oracle")
     parser.add_argument("--number", type=int, default=100, metavar="N", help="of mutations; default: 100")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="which ones; default: 1")
     parser.add_argument("-j", type=int, default=2, metavar="N", help="processes; default: 2")
     given = parser.parse_args()
-    modules = sorted((ROOT / "pytest_ddpscale" / given.package).rglob("*.py"))
+    paths = [ROOT / "pytest_ddpscale" / one for one in given.code]
+    modules = sorted(file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
     places = [(at, *one) for at, path in enumerate(modules) for one in enumerate(Mutator(path).places)]
-    chosen = random.Random(given.seed).sample(places, given.number)
-    for name, command in oracle.RUNS.items():
-        oracle.RUNS[name] = command.removesuffix(" with texts")
-    os.environ |= {"TZ": "UTC", "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    chosen = random.Random(given.seed).sample(places, min(given.number, len(places)))
     sys.path.insert(0, str(ROOT))
-    with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.j, get_context("fork")) as pool:
-        folder, chains = Path(temporary), range(len(oracle.CHAINS))
-        if any(pool.map(partial(in_a_fork, partial(expect, modules, folder)), chains)):
-            return 1
-        expected = [json.loads((folder / f"{chain}.json").read_text())[:2] for chain in chains]
-        cheapest = sorted(chains, key=lambda chain: expected[chain][0])
-        executed = [set(lines) for _, lines in expected]
-        of_lines = [{at * MOST_LINES + line for line in lines} for at, _, (lines, *_) in chosen]
-        where = [[chain for chain in cheapest if not lines or lines & executed[chain]] for lines in of_lines]
-        codes = pool.map(partial(in_a_fork, partial(look, folder)), [(modules[at], n) for at, n, _ in chosen], where)
-        survivors = 0
-        for code, (at, _, (lines, old, new)), its_chains in zip(codes, chosen, where, strict=True):
-            if not code:
-                survivors += 1
-                runs = sum(len(oracle.CHAINS[chain]) for chain in its_chains)
-                print(f"{modules[at].name}:{(*lines, 1)[0]}: {old} → {new} (executed by {runs} runs)", flush=True)
-    print(f"{given.number - survivors} of {given.number} mutations of {given.package}/ change a fact")
+    survivors = 0
+    with tempfile.TemporaryDirectory() as name:
+        judge = Tests(Path(name), given.tests) if given.tests else Oracle(Path(name))
+        cases = sorted(judge.cases(modules, given.j), key=lambda case: case.cpu_s)
+        mutations = []
+        for at, number, (lines, *_) in chosen:
+            own = {at * MOST_LINES + line for line in lines}
+            mutations.append((modules[at], number, [case for case in cases if not own or own & case.lines]))
+        with ProcessPoolExecutor(given.j, get_context("fork")) as pool:
+            seen = pool.map(partial(who_sees, judge, Path(name)), mutations)
+            for who, (path, _, executed), (_, _, (lines, old, new)) in zip(seen, mutations, chosen, strict=True):
+                survivors += not who
+                place = f"{path.name}:{(*lines, 1)[0]}: {old} → {new}"
+                print(f"{place}: {who or f'not seen, executed by {len(executed)} of {len(cases)}'}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutations of {' '.join(given.code)} are seen")
     return 0
 
 
