@@ -52,9 +52,10 @@ class Lines:
         self._starts = {str(path): at * MOST_LINES for at, path in enumerate(modules)}
         self._lines = mmap.mmap(-1, len(modules) * MOST_LINES)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Lines:
         self._lines[:] = bytes(len(self._lines))
         sys.settrace(self._trace)
+        return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
@@ -88,13 +89,13 @@ class Oracle:
         """All chains."""
         chains = range(len(oracle.CHAINS))
         with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-            list(pool.map(partial(in_a_fork, partial(self._expect, Lines(modules))), chains))
+            list(pool.map(partial(in_a_fork, self._expect, modules), chains))
         found = [json.loads((self._folder / f"{chain}.json").read_text()) for chain in chains]
         return [Case(str(chain), cpu_s, frozenset(lines)) for chain, (cpu_s, lines, _) in enumerate(found)]
 
-    def _expect(self, lines: Lines, chain: int) -> None:
+    def _expect(self, modules: Sequence[Path], chain: int) -> None:
         self._prepare(self._folder / "expected" / str(chain))
-        with lines:
+        with Lines(modules) as lines:
             facts = dict(self._judged(chain))
         (self._folder / f"{chain}.json").write_text(json.dumps([sum(os.times()[:4]), lines.executed(), facts]))
 
