@@ -1,0 +1,293 @@
+"""Runs in one line each: what is asked, of which machine, and what is wrong with it.
+
+    weak_scaling_efficiency:0.9@4 2x2 slow=*1.3/3:4-
+
+asks for a metric with a bound on four GPUs, of two nodes of two; GPU 3 is slower by 1.3 from round 4 on, and DDP waits
+for it. Words, in any order:
+
+    METRIC:BOUND@WORLD           asked; with `+` before it only measured as well; WORLD-spread: one GPU of each node
+    2x4                          nodes and GPUs of each; default: one node of as many as are asked for
+    rounds=9 noise=0 seed=1      of the run, of 16 that were planned; noise is relative, of each GPU in each round
+    launches=1                   of the run
+    sd=0                         relative, by which GPUs differ, always
+    floor= limit= nodelimit= peak= one_gpu=    of what is asked: of one GPU alone, of peers, of nodes; TFLOPS
+    warn, compile, precision=    it only warns; of its workload
+    trained.FIELD=VALUE          another workload was trained
+    cpu, cores=, flops=          no GPUs; of the node; FLOP of a sample
+    going-on                     while measuring
+    forward                      what is slow is seen in forward passes alone: DDP keeps the steps of all alike
+    timed                        forward passes are timed, and DDP waits
+    cool                         telemetry says that nothing holds the GPUs down
+    slow=*1.3                    what takes longer
+    net=*0.6                     the pace of the largest arm of ranks that train together
+    FIELD=VALUE FIELD=*FACTOR    what was measured, such as utilization=0.5 or skipped_steps=1; `a,b` in turn by rounds
+    imported=0.05                a long sample of another tool, with the standard deviation of its steps
+    uneven=0.1                   steps that alternate about their mean
+    lost                         not measured
+    hot, unknown                 held down by heat; heat unknown
+    odd, seeded, unrepeated      parameters, or a seeded step, unlike the others'; repeated it gave another result
+    links=1 links=1-2            node pairs are slow at a node, or between two
+    error, out-of-time           of the study
+    …/WHO:WHEN                   GPUs 3, 3-5 or 1,6, those of a node n1, an arm ddp@2, a study strong, a launch l2, or
+                                 what n1.ddp@2 has in common; rounds 3, 4-, 2-5, 1,6, or %3, each third one
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.planner import Pace, build_plan
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.records import SeededStep
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.thresholds.cases import Case
+from tests.builders.judged import (
+    ALONE_SAMPLES_PER_S,
+    CHECKSUM,
+    CONFIDENCE,
+    FLOPS_PER_IMAGE,
+    OTHER_CHECKSUM,
+    WORKLOAD,
+    make_case,
+    make_measurement,
+)
+from tests.builders.measurements import Measurement
+from tests.builders.probes import pair_columns_of, with_columns
+from tests.builders.rounds import columns_of
+from tests.builders.telemetry import Telemetry, columns_of_telemetry
+from tests.builders.workloads import with_settings
+
+OPTIONS = {
+    "rounds": 9, "noise": 0.0, "seed": 1, "launches": 1, "sd": 0.0, "floor": None, "limit": 0.05, "nodelimit": None,
+    "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "links": None,
+    "imported": "no",
+}  # fmt: skip
+FLAGS = {"warn", "compile", "cpu", "going-on", "forward", "timed", "cool", "error", "out-of-time"}
+NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated"}
+FORWARD_SHARE = 1 / 3  # of a step
+STUDY_ROUNDS = 16
+_ASKED = re.compile(r"(\+?)(\w+):([\w.]+)@(\d+)(-spread)?")
+_CHANGE = re.compile(r"([\w.-]+)(?:=(\*?)([^/:]+))?(?:/([^:]+))?(?::(.+))?")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is wrong, where and when. Its values take turns by rounds, as factors or as they are."""
+
+    what: str
+    is_factor: bool
+    values: tuple[Any, ...]
+    who: str
+    when: str
+
+    def is_at(self, number: int, rank: int, *names: str) -> bool:
+        """Whether it is there in a round, for a rank with these names of its node, arm, study and launch."""
+        return _is_in(self.when, number) and any(
+            all(part in names or (part[0].isdigit() and _is_in(part, rank)) for part in one.split("."))
+            for one in self.who.split(",")
+            if one
+        )
+
+    def of(self, before: Any, number: int) -> Any:
+        """The value in a round."""
+        value = self.values[number % len(self.values)]
+        return (before or 0) * value if self.is_factor else value
+
+
+class Run:
+    """What a line says."""
+
+    def __init__(self, line: str) -> None:
+        self.asked, self.measured_as_well = list[re.Match[str]](), list[re.Match[str]]()
+        self.changes, self.flags, self.trained = list[Change](), set[str](), dict[str, Any]()
+        self.option: dict[str, Any] = dict(OPTIONS)
+        self.nodes, self.per_node = 1, 0
+        for word in line.split():
+            self._take(word)
+        if not self.per_node:
+            self.per_node = max(int(one[4]) for one in [*self.asked, *self.measured_as_well])
+        self._chance = np.random.default_rng(self.option["seed"])
+        usual = np.random.default_rng(3).standard_normal(self.nodes * self.per_node)
+        self._usual = np.exp(self.option["sd"] * usual)
+
+    def _take(self, word: str) -> None:
+        key, _, value = word.partition("=")
+        if size := re.fullmatch(r"(\d+)x(\d+)", word):
+            self.nodes, self.per_node = int(size[1]), int(size[2])
+        elif asked := _ASKED.fullmatch(word):
+            (self.measured_as_well if asked[1] else self.asked).append(asked)
+        elif key in OPTIONS:
+            self.option[key] = _value(value)
+        elif word in FLAGS:
+            self.flags.add(word)
+        elif key.startswith("trained."):
+            self.trained[key.removeprefix("trained.")] = _value(value)
+        else:
+            change = _CHANGE.fullmatch(word)
+            assert change, f"{word}: not a word of tests/judge/runs.py"
+            values = tuple(_value(one) for one in (change[3] or "0").split(","))
+            self.changes.append(Change(change[1], bool(change[2]), values, change[4] or "all", change[5] or "0-"))
+
+    def verdict(self) -> Verdict:
+        """On what is asked first."""
+        case, *others = [self._case(one) for one in [*self.asked, *self.measured_as_well]]
+        empty = Plan("a100", self.device_type, (), nodes=self.nodes, ranks_per_node=self.per_node)
+        rounds = max(STUDY_ROUNDS, self.option["rounds"])
+        pace = Pace(rounds, 1.0, 1.0, launches=self.option["launches"])
+        plan = build_plan(empty, [one.question for one in (case, *others)], pace)
+        return judge(case, self._evidence(plan), CONFIDENCE)
+
+    @property
+    def device_type(self) -> Any:
+        return "cpu" if "cpu" in self.flags else "cuda"
+
+    def _case(self, asked: re.Match[str]) -> Case:
+        keys: dict[str, Any] = {"placement": "spread"} if asked[5] else {}
+        keys |= {"provisional": True} if "warn" in self.flags else {}
+        keys |= {"one_gpu": self.option["one_gpu"]} if self.option["one_gpu"] else {}
+        precision = self.option["precision"] or WORKLOAD.precision
+        workload = replace(WORKLOAD, compile="compile" in self.flags, precision=precision)
+        case = make_case(asked[2], float(asked[3]), int(asked[4]), workload, **keys)
+        peers = replace(case.peers, computing=self.option["limit"], nodes=self.option["nodelimit"])
+        peak = self.option["peak"] or case.peak_tflops
+        return replace(case, peers=peers, floor_samples_per_s=self.option["floor"], peak_tflops=peak)
+
+    def _evidence(self, plan: Plan) -> Evidence:
+        found = [one for study in plan.studies for one in self._measured(plan, study)]
+        if self.trained:
+            trained = [replace(one, workload=with_settings(one.workload, **self.trained)) for one in plan.studies]
+            plan = replace(plan, studies=tuple(trained))
+        last = plan.studies[-1].id
+        evidence = Evidence(
+            plan,
+            columns_of(found),
+            {last: "rank 1 died"} if "error" in self.flags else {},
+            {study.id: self.option["flops"] for study in plan.studies},
+            {study.id: self._seeded_steps(plan, study) for study in plan.studies},
+            hosts=[f"n{node}" for node in range(self.nodes)],
+            out_of_time={last} if "out-of-time" in self.flags else set(),
+            goes_on="going-on" in self.flags,
+            surveys={"n0": Survey("n0", 1.0, cores=self.option["cores"])} if self.option["cores"] else {},
+        )
+        if "cool" in self.flags:
+            evidence = replace(evidence, telemetry=columns_of_telemetry([*self._telemetry(found)]))
+        if self.option["links"] is not None:
+            slow = {int(one) for one in str(self.option["links"]).split("-")}
+            pairs = [
+                (number, *ends, 1.0 if slow <= {*ends} else 10.0)
+                for ends in itertools.combinations(range(self.nodes), 2)
+                for number in range(3)
+            ]
+            evidence = with_columns(evidence, pair_columns_of(pairs, self.per_node))
+        return evidence
+
+    def _measured(self, plan: Plan, study: Study) -> Iterator[Measurement]:
+        together = [arm for arm in study.arms if arm.kind == "ddp"]
+        largest = max(together, key=lambda arm: arm.world_size, default=None)
+        for number, arm in itertools.product(range(self.option["rounds"]), study.arms):
+            for group in plan.layout.groups(arm, study.turn(plan.seed, number)):
+                own = {rank: self._slower(study, arm, rank, number) for rank in group}
+                waits = max(own.values()) if arm.kind == "ddp" and "forward" not in self.flags else None
+                for rank in group:
+                    one = self._block(study, arm, number, rank, own[rank], waits)
+                    changes = [*self._changes(study, arm, rank, number)]
+                    for change in changes:
+                        if change.what != "net" or arm == largest:
+                            one = _changed(one, change)
+                    if not any(change.what == "lost" for change in changes):
+                        yield one
+
+    def _changes(self, study: Study, arm: Arm, rank: int, number: int) -> Iterator[Change]:
+        names = ("all", f"n{rank // self.per_node}", arm.name, study.scaling, f"l{study.launch}")
+        return (one for one in self.changes if one.is_at(number, rank, *names))
+
+    def _slower(self, study: Study, arm: Arm, rank: int, number: int) -> float:
+        slower = float(self._usual[rank]) * math.exp(self.option["noise"] * self._chance.standard_normal())
+        for change in self._changes(study, arm, rank, number):
+            slower = float(change.of(slower, number)) if change.what == "slow" else slower
+        return slower
+
+    def _block(self, study: Study, arm: Arm, number: int, rank: int, own: float, waits: float | None) -> Measurement:
+        node, local_rank = divmod(rank, self.per_node)
+        is_alike = "forward" in self.flags and arm.kind == "ddp"
+        # Rounds differ a little, or an interval would have no width.
+        pace = ALONE_SAMPLES_PER_S * (1 + 0.001 * ((number + (arm.kind == "alone")) % 3))
+        pace /= 1.0 if is_alike else waits or own
+        one = make_measurement(study.id, arm, number, rank, pace, host=f"n{node}", local_rank=local_rank)
+        if is_alike or ("timed" in self.flags and arm.kind != "each"):
+            forward_s = FORWARD_SHARE * one.batch_size / ALONE_SAMPLES_PER_S
+            one = replace(one, forward_s=one.steps * forward_s * own)
+        if self.option["imported"] != "no":
+            share = self.option["imported"]
+            stdev_s = None if share is None else share * one.block_s / one.steps
+            longer = replace(one, steps=100, block_s=one.block_s * 100 / one.steps, step_s=(), single_sample=True)
+            one = replace(longer, step_stdev_s=stdev_s)
+        return one
+
+    def _telemetry(self, found: list[Measurement]) -> Iterator[Telemetry]:
+        for one in found:
+            names = ("all", f"n{one.rank // self.per_node}", one.arm)
+            at = {change.what for change in self.changes if change.is_at(one.round, one.rank, *names)}
+            reasons = None if "unknown" in at else {"hw_thermal_slowdown": 0.5} if "hot" in at else {}
+            yield Telemetry(
+                one.study, one.arm, one.round, one.rank, one.local_rank, one.host, one.device,
+                started_unix_s=one.started_unix_s, ended_unix_s=one.started_unix_s + 1, throttle_reasons=reasons,
+            )  # fmt: skip
+
+    def _seeded_steps(self, plan: Plan, study: Study) -> list[SeededStep]:
+        found = []
+        for rank in plan.layout.ranks(study.arms):
+            node, local_rank = divmod(rank, self.per_node)
+            names = ("all", f"n{node}", study.scaling, f"l{study.launch}")
+            at = {change.what for change in self.changes if change.is_at(0, rank, *names)}
+            checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
+            step = SeededStep(study.id, rank, local_rank, f"n{node}", f"GPU-{rank}", checksum)
+            found.append(replace(step, repeats=False, checksum="a+b") if "unrepeated" in at else step)
+        return found
+
+
+def _changed(one: Measurement, change: Change) -> Measurement:
+    """A block with a change to what it measured."""
+    if change.what in ("net", "uneven"):
+        value = change.of(1.0 if change.what == "net" else 0.0, one.round)
+        factors = [1 / value if change.what == "net" else 1 + value * (-1) ** step for step in range(one.steps)]
+        step_s = tuple(each * factor for each, factor in zip(one.step_s, factors, strict=True))
+        return replace(one, step_s=step_s, block_s=math.fsum(step_s))
+    if change.what == "odd":
+        return replace(one, parameters_checksum=one.parameters_checksum and OTHER_CHECKSUM)
+    if change.what in NO_FIELDS:
+        return one
+    return replace(one, **{change.what: change.of(getattr(one, change.what), one.round)})
+
+
+def _is_in(span: str, number: int) -> bool:
+    """Whether a number is one of `3,5-7,9-`, or of each third for `%3`."""
+    if span.startswith("%"):
+        return number % int(span[1:]) == 0
+    for part in span.split(","):
+        first, dash, last = part.partition("-")
+        if int(first) <= number <= (int(last) if last else number if dash else int(first)):
+            return True
+    return False
+
+
+def _value(text: str) -> Any:
+    if text == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,17 @@
+"""Verdicts on runs of one line each, as they stand in verdicts.txt; `runs` says what the words mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.judge.runs import Run
+from tests.judge.told import rules, told
+from tests.tables import assert_approved, each_block
+
+VERDICTS = Path(__file__).with_name("verdicts.txt")
+
+
+@each_block(VERDICTS)
+def test_verdicts(block: str) -> None:
+    tell = str if block.startswith("# What it says") else rules
+    assert_approved(VERDICTS, block, lambda line: told(Run(line).verdict(), tell))

@@ -1,0 +1,133 @@
+"""A verdict in short lines: what decides, in numbers, and each sentence by the name of its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pytest_ddpscale.run.verdicts import Culprit, Verdict
+
+# Words of a sentence, and the name of the rule that says it; a sentence without any is told whole.
+RULES = (
+    ("whole interval misses", "missed"),
+    ("whole interval keeps", "kept"),
+    ("bound lies inside the interval", "inside"),
+    ("may still cross the bound", "not-final"),
+    ("; expected at least", "few-rounds"),
+    ("no round comes within", "far"),
+    ("vary too much for an interval", "no-interval"),
+    ("are complete; the others", "incomplete-rounds"),
+    ("no complete round of", "no-round"),
+    ("complete round of the arm", "no-baseline"),
+    ("could not be read on every rank", "unread"),
+    ("not timed in every round", "untimed"),
+    ("measured differently", "measured-differently"),
+    ("was not measured in this run", "not-trained"),
+    ("rest is not the training that was to be measured", "other-training"),
+    ("measured on ", "places-missing"),
+    ("more rounds may fail further", "more-may-fail"),
+    ("needs at least", "needs-nodes"),
+    ("implausible", "implausible"),
+    ("host-bound", "host-bound"),
+    ("results differ from those", "results-differ"),
+    ("speed does not count", "speed-does-not-count"),
+    ("got another result when they repeated", "unrepeated"),
+    ("was compared in other studies", "repeated-elsewhere"),
+    ("good scaling relative to slow ranks", "scaled-from-slow"),
+    ("slow even without communication", "slow-alone"),
+    ("DDP waits", "waits"),
+    ("DDP may wait", "may-wait"),
+    ("; slow: ", "slow"),
+    ("two groups of", "two-groups"),
+    ("may be two groups", "perhaps-two-groups"),
+    ("certainly more than", "beyond-peers"),
+    ("is within", "within-peers"),
+    ("not certain to be within", "perhaps-beyond"),
+    ("an impossible value", "impossible"),
+    ("not clearly beyond", "not-clearly-beyond"),
+    ("not excused as spread", "no-spread:"),
+    ("not shown to be spread alone", "perhaps-spread:"),
+    ("points of the loss are the spread", "excused"),
+    ("against the slowest GPU does, too", "missed-by-the-slowest"),
+    ("a GPU is more than", "far-gpu"),
+    ("not every GPU is certain", "open-gpu"),
+    ("its node is more than", "far-node"),
+    ("its node is not certain", "open-node"),
+    ("fall into two groups", "two-groups"),
+    ("too few peers", "few-peers"),
+    ("held down by heat", "hot"),
+    ("heat and power of its GPUs are not known", "heat-unknown"),
+    ("least busy GPU was", "waits-for-host"),
+    ("it is unknown how busy", "busy-unknown"),
+    ("forward times lack", "forward-lacks"),
+    ("compute alone differ less", "alike-alone"),
+    ("would excuse more than", "beyond-limit"),
+    ("nodes are not compared", "nodes-uncompared"),
+    ("no rank is more than", "nobody-slow"),
+    ("not clearly enough to be named", "look-at"),
+    ("too few rounds without communication", "hardly-compared"),
+    ("not steady", "drift"),
+    ("rounds correlate", "correlated"),
+    ("loss scaling skipped", "skipped-steps"),
+    ("power unknown", "power-unknown"),
+    ("--ddp-budget ran out", "budget"),
+    ("one imported sample", "single-sample"),
+    ("one imported value", "single-value"),
+    ("fail alike", "most-fail-alike"),
+    ("median of their peers", "of-peers"),
+    ("its only peer", "of-one-peer"),
+    ("peers in the last", "lately"),
+    ("rounds (", "at-times"),
+    ("peers in", "of-peers"),
+    ("peers (", "of-group"),
+    ("either of the two", "either"),
+    ("no floor for one rank", "no-floor"),
+    ("below the floor of", "below-floor"),
+    ("above the floor of", "above-floor"),
+    ("too little to explain", "too-little"),
+    ("by its own pace", "own-pace"),
+    ("on this node alone", "node-alone"),
+    ("which reach", "link"),
+    ("busy; the median", "least-busy"),
+    ("parameters differ", "parameters"),
+    ("seeded step", "seeded-step"),
+    ("it is unknown which is right", "unknown-who"),
+)
+
+
+def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
+    """What is told of a verdict; `tell` shortens its sentences."""
+    value = "-" if verdict.value is None else f"{verdict.value:.4g}"
+    ends = "" if verdict.interval is None else " ({:.4g} … {:.4g})".format(*verdict.interval)
+    place = verdict.place and f" at {verdict.place}"
+    further = {
+        "in": verdict.rounds if verdict.rounds else None,
+        "launches": verdict.launches if verdict.launches > 1 else None,
+        "launch_sd": verdict.launch_sd,
+        "p": verdict.p_value,
+        "r": verdict.correlation,
+    }
+    numbers = "".join(f" {name}={number:.2g}" for name, number in further.items() if number is not None)
+    flags = "".join(f" [{flag}]" for flag in verdict.flags)
+    outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
+    yield f"{outcome} {value}{ends}{place}{numbers}{flags}: {tell(verdict.reason)}"
+    if verdict.against_slowest is not None:
+        slowest = verdict.against_slowest
+        ends = "" if slowest.interval is None else " ({:.4g} … {:.4g})".format(*slowest.interval)
+        yield f"= {slowest.value:.4g}{ends} against {slowest.place}, {slowest.behind:.3f} behind"
+    yield from (f"! {_culprit(one)}: {tell(one.evidence)}" for one in verdict.culprits)
+    yield from (f"~ {tell(note)}" for note in verdict.notes)
+
+
+def rules(sentence: str) -> str:
+    """Names of the rules that a sentence speaks of, or the sentence."""
+    return " ".join(name for words, name in RULES if words in sentence) or sentence
+
+
+def _culprit(one: Culprit) -> str:
+    ends = [(one.host, one.gpu_index, one.gpu_uuid), (one.peer_host, one.peer_gpu_index, one.peer_gpu_uuid)]
+    where = " – ".join(" ".join(str(part) for part in end if part is not None) for end in ends if end[0] is not None)
+    how = "" if one.is_certain else " perhaps"
+    how += " computed wrong" * one.computed_wrong
+    how += "" if one.slowdown is None else f" ×{one.slowdown:.3f}"
+    how += "" if one.peers is None else f" of {one.peers} in {one.slow_rounds}/{one.rounds}"
+    return f"{one.kind} {where}{how}"
