@@ -47,9 +47,11 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
@@ -64,8 +66,8 @@ from tests.builders.judged import (
 )
 from tests.builders.measurements import Measurement
 from tests.builders.probes import pair_columns_of, with_columns
+from tests.builders.records import gang_of
 from tests.builders.rounds import columns_of
-from tests.builders.telemetry import Telemetry, columns_of_telemetry
 from tests.builders.workloads import with_settings
 
 OPTIONS = {
@@ -181,7 +183,7 @@ class Run:
             surveys={"n0": Survey("n0", 1.0, cores=self.option["cores"])} if self.option["cores"] else {},
         )
         if "cool" in self.flags:
-            evidence = replace(evidence, telemetry=columns_of_telemetry([*self._telemetry(found)]))
+            evidence = replace(evidence, telemetry=self._telemetry(found))
         if self.option["links"] is not None:
             slow = {int(one) for one in str(self.option["links"]).split("-")}
             pairs = [
@@ -235,15 +237,20 @@ class Run:
             one = replace(longer, step_stdev_s=stdev_s)
         return one
 
-    def _telemetry(self, found: list[Measurement]) -> Iterator[Telemetry]:
-        for one in found:
-            names = ("all", f"n{one.rank // self.per_node}", one.arm)
-            at = {change.what for change in self.changes if change.is_at(one.round, one.rank, *names)}
-            reasons = None if "unknown" in at else {"hw_thermal_slowdown": 0.5} if "hot" in at else {}
-            yield Telemetry(
-                one.study, one.arm, one.round, one.rank, one.local_rank, one.host, one.device,
-                started_unix_s=one.started_unix_s, ended_unix_s=one.started_unix_s + 1, throttle_reasons=reasons,
-            )  # fmt: skip
+    def _telemetry(self, found: list[Measurement]) -> TelemetryColumns:
+        blocks = []
+        for (study, arm, number), block in itertools.groupby(found, lambda one: (one.study, one.arm, one.round)):
+            ranks, readings = [], []
+            for one in block:
+                names = ("all", f"n{one.rank // self.per_node}", arm)
+                at = {change.what for change in self.changes if change.is_at(number, one.rank, *names)}
+                reasons = None if "unknown" in at else {"hw_thermal_slowdown": 0.5} if "hot" in at else {}
+                ends: dict[str, Any] = {"started_unix_s": one.started_unix_s, "ended_unix_s": one.started_unix_s + 1}
+                readings.append(GpuReadings(**ends, throttle_reasons=reasons))
+                ranks.append(one.rank)
+            place = {"study": study, "arm": arm, "round": number, "gang": 0, "ranks": tuple(ranks)}
+            blocks.append(joined(TelemetryBlock, readings, **place))
+        return telemetry_columns_of(blocks, {0: gang_of(found)})
 
     def _seeded_steps(self, plan: Plan, study: Study) -> list[SeededStep]:
         found = []
