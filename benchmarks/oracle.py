@@ -192,11 +192,12 @@ def find_all(asked: Sequence[str], folder: Path, processes: int) -> tuple[dict[s
     """Facts and texts of these runs."""
     import pytest_ddpscale
 
-    # Imported once for all forks: what is not torch and not pytest's to load.
+    # Imported once for all forks: what is not torch and not pytest's to load; np.unique imports numpy.ma.
     for module in pkgutil.walk_packages(pytest_ddpscale.__path__, "pytest_ddpscale."):
         if not module.name.startswith(("pytest_ddpscale.worker", "pytest_ddpscale.plugin")):
             importlib.import_module(module.name)
-    importlib.import_module("pytest")
+    for name in ("numpy.ma", "pdb", "pytest", "unittest", "_pytest.junitxml", "_pytest.unittest"):
+        importlib.import_module(name)
     gc.freeze()
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
         chains = list(pool.map(partial(find_chain, asked=asked, folder=folder), map(list, CHAINS)))
