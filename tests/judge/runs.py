@@ -28,6 +28,8 @@ for it. Words, in any order:
     odd, seeded, unrepeated      parameters, or a seeded step, unlike the others'; repeated it gave another result
     links=1 links=1-2            node pairs are slow at a node, or between two
     error, out-of-time           of the study
+    notes                        told are notes of the run beside the verdict's, too
+    samples                      told are the rounds' values that a test of a site's own gets, too
     …/WHO:WHEN                   GPUs 3, 3-5 or 1,6, those of a node n1, an arm ddp@2, a study strong, a launch l2, or
                                  what n1.ddp@2 has in common; rounds 3, 4-, 2-5, 1,6, or %3, each third one
 """
@@ -37,13 +39,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from pytest_ddpscale.judge.culprits import rank_notes
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.own_pace import pace_notes
+from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
@@ -69,13 +74,14 @@ from tests.builders.probes import pair_columns_of, with_columns
 from tests.builders.records import gang_of
 from tests.builders.rounds import columns_of
 from tests.builders.workloads import with_settings
+from tests.judge.told import told
 
 OPTIONS = {
     "rounds": 9, "noise": 0.0, "seed": 1, "launches": 1, "sd": 0.0, "floor": None, "limit": 0.05, "nodelimit": None,
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "links": None,
     "imported": "no",
 }  # fmt: skip
-FLAGS = {"warn", "compile", "cpu", "going-on", "forward", "timed", "cool", "error", "out-of-time"}
+FLAGS = {"warn", "compile", "cpu", "going-on", "forward", "timed", "cool", "error", "out-of-time", "notes", "samples"}
 NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated"}
 FORWARD_SHARE = 1 / 3  # of a step
 STUDY_ROUNDS = 16
@@ -143,12 +149,28 @@ class Run:
 
     def verdict(self) -> Verdict:
         """On what is asked first."""
+        case, evidence = self.judged()
+        return judge(case, evidence, CONFIDENCE)
+
+    def judged(self) -> tuple[Case, Evidence]:
+        """What is asked first, and what was measured."""
         case, *others = [self._case(one) for one in [*self.asked, *self.measured_as_well]]
         empty = Plan("a100", self.device_type, (), nodes=self.nodes, ranks_per_node=self.per_node)
         rounds = max(STUDY_ROUNDS, self.option["rounds"])
         pace = Pace(rounds, 1.0, 1.0, launches=self.option["launches"])
         plan = build_plan(empty, [one.question for one in (case, *others)], pace)
-        return judge(case, self._evidence(plan), CONFIDENCE)
+        return case, self._evidence(plan)
+
+    def told(self, tell: Callable[[str], str]) -> Iterator[str]:
+        """The verdict, and what else a session takes from the judge; `tell` shortens sentences."""
+        case, evidence = self.judged()
+        verdict = judge(case, evidence, CONFIDENCE)
+        yield from told(verdict, tell)
+        if "notes" in self.flags:
+            for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
+                yield f"@ {tell(note)}"
+        if "samples" in self.flags:
+            yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
 
     @property
     def device_type(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.judge.runs import Run
-from tests.judge.told import rules, told
+from tests.judge.told import rules
 from tests.tables import assert_approved, each_block
 
 VERDICTS = Path(__file__).with_name("verdicts.txt")
@@ -14,4 +14,4 @@ VERDICTS = Path(__file__).with_name("verdicts.txt")
 @each_block(VERDICTS)
 def test_verdicts(block: str) -> None:
     tell = str if block.startswith("# What it says") else rules
-    assert_approved(VERDICTS, block, lambda line: told(Run(line).verdict(), tell))
+    assert_approved(VERDICTS, block, lambda line: Run(line).told(tell))
