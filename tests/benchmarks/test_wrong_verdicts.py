@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
-from pytest_ddpscale.judge.estimating import estimate_of
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.benchmarks.scripts import benchmark
-from tests.builders.judged import CONFIDENCE, make_case
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
 wrong_verdicts = benchmark("wrong_verdicts")
 LIMIT, BOUND = 16, 100.0
@@ -20,9 +19,9 @@ CASE = make_case("throughput_per_gpu", BOUND, world_size=1)
 
 
 def verdict(logs: list[float], limit: int) -> int:
-    values = BOUND * np.exp(logs)
-    found = estimate_of(values, "factors", CONFIDENCE, limit)
-    outcome = against_bound(blank_verdict(CASE, CONFIDENCE), CASE.requirement, values, lambda: found).outcome
+    values, plan = (BOUND * np.exp(logs)).tolist(), plan_of([CASE], rounds=limit)
+    measured = measure(plan.studies[0], len(values), lambda _, number, __: values[number])
+    outcome = judge(CASE, evidence_of_plan(plan, measured), CONFIDENCE).outcome
     return {"passed": 1, "failed": -1}.get(outcome, 0)
 
 

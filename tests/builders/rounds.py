@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run import columns
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import Columns
@@ -23,9 +22,3 @@ def columns_of(measurements: Iterable[Measurement]) -> Columns:
         repeats = range(max(map(len, inorder)))
         made += [block_of([own[i] for own in inorder if i < len(own)], checked=False) for i in reversed(repeats)]
     return columns.columns_of(made, [gang_of(found)])
-
-
-def rounds_of(measurements: Iterable[Measurement]) -> ArmRounds:
-    """All rounds of the one arm that was measured, complete or not."""
-    (measured,) = columns_of(measurements).arms.values() or (NO_ROUNDS.measured,)
-    return ArmRounds(measured)

@@ -11,7 +11,6 @@ import pytest
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.intervals import Estimate, ValueChange
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of
@@ -24,6 +23,7 @@ from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.cases import training_cases
 from tests.builders.clusters import a100
 from tests.builders.json_types import run_record
+from tests.builders.judged import Estimate, ValueChange
 from tests.builders.workloads import with_settings
 
 CONFIDENCE = 0.95

@@ -15,7 +15,6 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.history.recording import add_run
-from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -65,7 +64,7 @@ def test_the_interval_is_the_prediction_interval_of_one_more_run(
     logs = [math.log(pace) for pace in PACES]
     mean = math.fsum(logs) / 5
     sd = math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 4)
-    reach = t_quantile(0.975, 4) * sd * math.sqrt(1 + 1 / 5)
+    reach = 2.7764451 * sd * math.sqrt(1 + 1 / 5)
     ratio = math.log(98.0) - mean
     assert one["change"]["size"] == pytest.approx(math.expm1(ratio))
     assert one["change"]["low"] == pytest.approx(math.expm1(ratio - reach), rel=1e-6)

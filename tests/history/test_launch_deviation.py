@@ -19,7 +19,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.builders.nights import GPUS, SKU, at, judged_run, stable
 
 RESTLESS = (80.0, 120.0, 90.0, 110.0, 100.0, 100.0)
@@ -70,7 +70,8 @@ def test_wrong_data_fail_whatever_the_interval(evidence: Evidence) -> None:
 @pytest.mark.parametrize("one_gpu", ["alone", "ddp"])
 def test_one_gpu_has_the_past_of_how_it_was_trained(one_gpu: str) -> None:
     case = make_case("throughput_per_gpu", 40.0, world_size=1, one_gpu=one_gpu)
-    measured = make_evidence(case, make_measurements(case, [100.0] * FEWEST_ROUNDS))
+    plan = plan_of([case])
+    measured = evidence_of_plan(plan, measure(plan.studies[0], FEWEST_ROUNDS))
     assert {one.arm for one in key_values_of(measured)} == {one_gpu}
     assert widened(measured, case, RESTLESS).launch_sd is not None
 

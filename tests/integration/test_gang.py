@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_ddpscale.judge.rounds import groups
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
@@ -35,7 +34,6 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of, versions_of
 from pytest_ddpscale.run.strict_json import each
 from tests.builders.measurements import measurements_in
-from tests.builders.rounds import columns_of
 from tests.forks.launcher import forked_here
 
 TINY = Workload("tiny", ImageFamily("shufflenet_v2_x0_5", 32, "contiguous", num_classes=10), "fp32", 2, 4)
@@ -58,6 +56,16 @@ def prepared(folder: Path, *studies: Study) -> tuple[RunDirectory, Plan]:
 
 def ends(run: RunDirectory) -> dict[str, StudyEnd]:
     return ends_of(run.read_records())
+
+
+def rounds_by_arm(run: RunDirectory, study: Study) -> dict[str, list[int]]:
+    """Rounds of each arm in which all its ranks have a block."""
+    ranks = Counter((one.arm, one.round) for one in measurements_in(run) if one.study == study.id)
+    sizes = {arm.name: arm.world_size for arm in study.arms}
+    return {
+        arm: sorted(n for (name, n), count in ranks.items() if (name, count) == (arm, size))
+        for arm, size in sizes.items()
+    }
 
 
 def ranks_of(run: RunDirectory) -> list[int]:
@@ -125,9 +133,7 @@ def test_one_gang_measures_every_arm_of_every_study_in_every_round(gangs: Gangs)
     assert len(gangs_by_number(run.read_records())) == 1
     measurements = measurements_in(run)
     for study in (WHOLE, NARROW):
-        for arm in study.arms:
-            rounds = groups(columns_of(measurements), study.id, [arm], run.read_plan().layout)[0].arms[0]
-            assert rounds.numbers.tolist() == list(range(FEWEST_ROUNDS))
+        assert rounds_by_arm(run, study) == {arm.name: list(range(FEWEST_ROUNDS)) for arm in study.arms}
     assert all(len(m.step_s) == m.steps and m.utilization is not None for m in measurements)
     assert {m.device for m in measurements} == {"cpu"}
     assert {end.reason for end in ends(run).values()} == {"rounds"}
@@ -196,11 +202,8 @@ def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
 
 def test_a_study_ends_when_all_is_decided_and_arms_before_it(gangs: Gangs) -> None:
     run = gangs.steered
-    columns = columns_of(measurements_in(run))
-    [found] = groups(columns, STEERED.id, STEERED.arms, run.read_plan().layout)
-    rounds = {arm.name: rows.numbers.tolist() for arm, rows in zip(STEERED.arms, found.arms, strict=True)}
     # Rank 0 asks for a word from the last of the fewest rounds on: until then every arm is timed.
-    assert rounds == {
+    assert rounds_by_arm(run, STEERED) == {
         "alone": list(range(FEWEST_ROUNDS + 1)),
         "ddp@1": list(range(FEWEST_ROUNDS)),
         "ddp@2": list(range(FEWEST_ROUNDS)),

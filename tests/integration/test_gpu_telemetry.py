@@ -10,13 +10,11 @@ from contextlib import closing
 
 import pytest
 
-from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.telemetry.link import Sampler
 from tests.builders.measurements import measurements_in
 from tests.builders.records import probes_of
-from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, flags_of, telemetry_of
 from tests.integration.gpu_run import ROUNDS, GpuRun, TorchGpu, gpu_environment
 from tests.played_cuda.compiling import LIBRARY_NAME
@@ -166,8 +164,6 @@ def test_measurements_have_the_energy_and_utilization_of_their_gpu(gpu_run: GpuR
 @EACH_PRECISION
 def test_images_per_joule_are_measured_in_every_round(gpu_run: GpuRun, precision: Precision) -> None:
     blocks = gpu_run.blocks(precision, "alone")
-    study = gpu_run.plan.study(blocks[0].study)
-    assert study is not None
-    values = merged(columns_of(blocks), study.id, study.arms[0], gpu_run.plan.layout).images_per_joule
+    values = [one.batch_size * one.steps / one.energy_j for one in blocks if one.energy_j]
     assert len(values) == ROUNDS
     assert all(0.5 < value < 200 for value in values)  # ResNet-18 on GPUs from V100 to B200: some 5 to 30

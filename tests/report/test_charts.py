@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
 from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.report.figures.maps import pair_bandwidths_within, pair_matrix
+from tests.builders.judged import Found
 from tests.judge.probed import measure_probe, probe_evidence, steady
 from tests.report.drawn import bounds, crosses, description, intervals, painted, points, texts
 

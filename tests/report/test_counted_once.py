@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.compare.compare_text import counts_line
 from pytest_ddpscale.compare.comparing import ComparedRequirement
-from pytest_ddpscale.judge.intervals import ValueChange
 from pytest_ddpscale.report.culprits_text import read_findings, text_lines
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.junit import render_junit
@@ -23,6 +22,7 @@ from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Culprit, GenerationComparison, Judgement, Verdict
+from tests.builders.judged import ValueChange
 from tests.builders.judgements import PASSED, PLAN, RUN
 from tests.report.judged import gpu, write_judged_run
 

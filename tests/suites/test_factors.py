@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.factors_report import factors_report
@@ -17,7 +16,7 @@ from pytest_ddpscale.suites.factors_suite import Factors
 from pytest_ddpscale.suites.factors_values import DataMoved, sweeps, trend
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.approved import assert_approved
-from tests.builders.judged import evidence_of_plan, make_measurement
+from tests.builders.judged import Found, evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.planned import planned

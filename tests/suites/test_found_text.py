@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 
-from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.suites.found_text import found_cells, found_value
+from tests.builders.judged import Found
 
 WIDE = Found(-0.25, (-0.5, math.inf))
 

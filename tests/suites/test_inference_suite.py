@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.inference_report import inference_report
@@ -17,7 +16,7 @@ from pytest_ddpscale.suites.inference_suite import inference_arms
 from pytest_ddpscale.suites.inference_values import InferredArm, InferredBatch, Saturation, inferred_batches, saturation
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.approved import assert_approved
-from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
+from tests.builders.judged import WORKLOAD, Found, evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.run_records import SUITE_RECORD, text_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
@@ -20,7 +19,7 @@ from pytest_ddpscale.suites.input_pipeline_report import (
 from pytest_ddpscale.suites.input_pipeline_suite import SYNTHETIC
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.approved import assert_approved
-from tests.builders.judged import WORKLOAD, evidence_of_plan, make_measurement
+from tests.builders.judged import WORKLOAD, Found, evidence_of_plan, make_measurement
 from tests.suites.run_records import SUITE_RECORD, text_of
 
 LOADED = replace(WORKLOAD, data=ImageFolderData("/images"))
