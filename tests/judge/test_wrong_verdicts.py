@@ -18,7 +18,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sequential import EProcesses, FloatArray
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from tests.benchmarks.scripts import benchmark
-from tests.builders.judged import CONFIDENCE, make_case, make_evidence, make_measurements
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
 pytestmark = pytest.mark.lab
 
@@ -66,8 +66,10 @@ def e_process(logs: FloatArray) -> FloatArray:
 def verdict(logs: FloatArray) -> FloatArray:
     """From measurements to a verdict, all the way."""
     case, found = make_case("throughput_per_gpu", BOUND, world_size=1), []
+    plan = plan_of([case])
     for values in (BOUND * np.exp(logs)).tolist():
-        outcome = judge(case, make_evidence(case, make_measurements(case, values)), CONFIDENCE).outcome
+        measured = measure(plan.studies[0], len(values), lambda _, number, __, values=values: values[number])
+        outcome = judge(case, evidence_of_plan(plan, measured), CONFIDENCE).outcome
         found.append({"passed": 1, "failed": -1}.get(outcome, 0))
     return np.array(found)
 

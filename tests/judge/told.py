@@ -15,7 +15,7 @@ RULES = (
     ("; expected at least", "few-rounds"),
     ("no round comes within", "far"),
     ("vary too much for an interval", "no-interval"),
-    ("are complete; the others", "incomplete-rounds"),
+    ("rounds are complete", "incomplete-rounds"),
     ("no complete round of", "no-round"),
     ("complete round of the arm", "no-baseline"),
     ("could not be read on every rank", "unread"),
@@ -110,6 +110,7 @@ def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
         "r": verdict.correlation,
     }
     numbers = "".join(f" {name}={number:.2g}" for name, number in further.items() if number is not None)
+    numbers += f" {verdict.one_gpu}" if verdict.one_gpu else ""
     flags = "".join(f" [{flag}]" for flag in verdict.flags)
     outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
     yield f"{outcome} {value}{ends}{place}{numbers}{flags}: {tell(verdict.reason)}"
