@@ -12,7 +12,7 @@ RULES = (
     ("whole interval keeps", "kept"),
     ("bound lies inside the interval", "inside"),
     ("may still cross the bound", "not-final"),
-    ("; expected at least", "few-rounds"),
+    ("expected at least", "few-rounds"),
     ("no round comes within", "far"),
     ("vary too much for an interval", "no-interval"),
     ("rounds are complete", "incomplete-rounds"),
@@ -36,14 +36,13 @@ RULES = (
     ("slow even without communication", "slow-alone"),
     ("DDP waits", "waits"),
     ("DDP may wait", "may-wait"),
-    ("; slow: ", "slow"),
+    ("slow: ", "slow"),
     ("two groups of", "two-groups"),
     ("may be two groups", "perhaps-two-groups"),
     ("certainly more than", "beyond-peers"),
     ("is within", "within-peers"),
     ("not certain to be within", "perhaps-beyond"),
     ("an impossible value", "impossible"),
-    ("not clearly beyond", "not-clearly-beyond"),
     ("not excused as spread", "no-spread:"),
     ("not shown to be spread alone", "perhaps-spread:"),
     ("points of the loss are the spread", "excused"),
@@ -69,7 +68,6 @@ RULES = (
     ("not clearly enough to be named", "look-at"),
     ("too few rounds without communication", "hardly-compared"),
     ("not steady", "drift"),
-    ("rounds correlate", "correlated"),
     ("loss scaling skipped", "skipped-steps"),
     ("power unknown", "power-unknown"),
     ("--ddp-budget ran out", "budget"),
@@ -90,11 +88,17 @@ RULES = (
     ("by its own pace", "own-pace"),
     ("on this node alone", "node-alone"),
     ("which reach", "link"),
-    ("busy; the median", "least-busy"),
+    ("% busy", "least-busy"),
     ("parameters differ", "parameters"),
     ("seeded step", "seeded-step"),
     ("it is unknown which is right", "unknown-who"),
+    (" launches", "of-launches"),
 )
+# Of clauses that only add to another one.
+ADDED = (
+    " rounds", "× the median of", "nodes is", "node is", "judged as if", "nearest to it", "could change the result",
+    "too small for", "was disturbed", "slowest GPU keeps", "peers is", "this run had one",
+)  # fmt: skip
 
 
 def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
@@ -123,8 +127,12 @@ def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
 
 
 def rules(sentence: str) -> str:
-    """Names of the rules that a sentence speaks of, or the sentence."""
-    return " ".join(name for words, name in RULES if words in sentence) or sentence
+    """Names of the rules that a sentence speaks of, clause by clause; a clause without a name as it is."""
+    found = []
+    for clause in sentence.split("; "):
+        names = [name for words, name in RULES if words in clause]
+        found += names or [clause] * (not any(words in clause for words in ADDED))
+    return " ".join(dict.fromkeys(found))
 
 
 def _culprit(one: Culprit) -> str:
