@@ -340,7 +340,7 @@ def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str
     slow: dict[str, list[Straggler]] = defaultdict(list)
     for straggler in stragglers:
         slow[straggler.host].append(straggler)
-    wholly = {host: found for host, found in slow.items() if len(found) == len(by_host[host])}
+    wholly = {host: found for host, found in slow.items() if len(found) == len(by_host.get(host, ()))}
     if len(wholly) == len(by_host):
         return {}
     nodes = [(-_ratio(found), host) for host, found in wholly.items() if len(found) >= 2]
