@@ -110,7 +110,7 @@ DEFECTS = (
         "thresholds/waiver.py",
         "return day <= self.until",
         "return True",
-        ("judge/test_run_outcome.py", "judge/test_node_checks.py"),
+        ("judge/test_outcomes.py", "judge/test_node_checks.py"),
         rule="waiver's end",
         seen_by="oracle: lab-waived-more matmul_tflops[matmul-bf16] notes",
     ),
@@ -121,7 +121,7 @@ DEFECTS = (
         "judge/run_outcome.py",
         "if is_between_nodes(case, evidence):",
         "if False:",
-        ("judge/test_run_outcome.py",),
+        ("judge/test_outcomes.py",),
     ),
     Defect(
         "waiver-of-wrong-data",
@@ -130,7 +130,7 @@ DEFECTS = (
         "judge/agreement.py",
         'if verdict.outcome == "failed":\n        return replace(verdict, flags=flags)',
         'if verdict.outcome == "failed":\n        return verdict',
-        ("judge/test_run_outcome.py", "judge"),
+        ("judge/test_outcomes.py", "judge"),
     ),
     Defect(
         "waiver-hides-missing",

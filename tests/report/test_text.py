@@ -145,6 +145,8 @@ def test_verdict_has_one_word_and_one_style() -> None:
     for outcome, severity, word, style in rows:
         verdict = replace(PASSED, outcome=outcome, severity=severity)
         assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
+    wrong = replace(PASSED, outcome="failed", severity="warn", flags=("wrong-data",))
+    assert text.verdict_word(wrong) == "FAIL"
 
 
 def test_reason_is_never_empty() -> None:

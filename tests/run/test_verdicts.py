@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.run.coverage import Coverage, PathCoverage
 from pytest_ddpscale.run.strict_json import read_as, strict_json
 from pytest_ddpscale.run.verdicts import (
     AgainstSlowest,
@@ -40,7 +41,8 @@ def test_json_says_unit_and_margin_beside_the_value() -> None:
 def test_the_value_against_the_slowest_gpu_survives(tmp_path: Path, interval: tuple[float, float] | None) -> None:
     against = AgainstSlowest(0.98, interval, "GPU 6 on n1", 0.023)
     verdict = Verdict("m[a]", "weak_scaling_efficiency", "a", 8, "fail", {"at_least": 0.96}, "passed", 0.95)
-    judgement = Judgement("cpu", "partial", "", (replace(verdict, against_slowest=against), verdict))
+    verdicts = replace(verdict, against_slowest=against), verdict
+    judgement = Judgement("cpu", "partial", "", verdicts, coverage=Coverage(paths=(PathCoverage(0, 1, 17.2, 1),)))
     file = tmp_path / "verdicts.json"
     file.write_text(strict_json(as_json(judgement)), encoding="utf-8")
     found = read_judgement(file)
@@ -104,6 +106,12 @@ FAILED = replace(make_verdict({"at_least": 1.0}, 0.5), outcome="failed")
 WAIVED = replace(FAILED, waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
 PASSED = replace(FAILED, outcome="passed")
 UNMEASURED = replace(FAILED, outcome="not_measured", value=None, interval=None)
+
+
+@rows("change", [{"outcome": "error"}, {"flags": ("wrong-data",)}, {"flags": ("partly-known",)}])
+def test_nothing_is_waived_but_a_failure_that_is_fully_known(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is waived; expected a failure"):
+        replace(WAIVED, **change)
 
 
 @rows(

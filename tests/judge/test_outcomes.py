@@ -1,0 +1,307 @@
+"""What a run comes to, as it stands in outcomes.txt: from verdicts and coverage to the outcome, its causes and notes.
+
+A line is a run, in words of any order:
+    throughput@2:50,warn      a requirement on 2 ranks, judged by the bound 50: of the first metric that begins so, a
+                              probe or a check; other names are workloads, and it is of their throughput
+    A:failed                  its verdict came out so, whatever was measured
+    A:passed,low=0.75         so does the lower end of its interval, of 1 published; at 97.5 % confidence 0.05 less, and
+                              of 0 no interval
+    warn provisional spread wrong-data waived waived-late counts=B
+                              of a requirement; ``waived`` on its last day or, ``late``, one day after; as one with B
+    2x4                       2 nodes of 4 ranks that measure everything; without this nothing was measured
+    lost/3:2- slow=*1.3/n1    as in `runs`: GPU 3 measures nothing from round 2 on; node n1 trains slowly
+    wrong/3                   its results of probes are wrong
+    unheard=n1                nobody has heard of the node
+    surveyed=n1               the GPUs of the node are known from before the launch; of these
+    silent=n1.1               GPU 1 does not answer; ``unseen=n1.1``: and has no UUID either
+    imported=0.05             another tool's run, of whose nodes the plan knows nothing
+    gang=0,1:nvlink           errors of their GPUs ended these ranks of a gang: of NVLink; ``early``: before their UUIDs
+                              were known; ``1``: while one other rank did the same work instead of all
+    gpus=3                    of a node instead of one a rank
+    pairs=2 unpaired=n2       rounds of all pairs of nodes instead of 1; a node without any
+    errors=pairs late=pairs cut=pairs
+                              studies that begin so and broke, were out of budget, or were interrupted
+    unsupported=matmul-bf16   a probe that ran out of memory
+    left-out=n7               a node on which nothing was launched
+    unselected=2 ratios=1     requirements without a verdict, and how many of them are counted with another
+    simulated, allowed (what is unmeasured), interrupted and what else the session knows of the run: silent-gpu=GPU-1
+    slow-link=n3 wrong-data=matmul-bf16 two-machines=other-hosts lost-host=n2 skipped=test_x
+    sku=b200 only=busbw_gbps + YAML
+                              the remark on a loss that no bound would see: of a SKU, of judged metrics, and what a
+                              site's file changes
+
+What is told: outcome and rule with numbers (`outcome_rules.txt`); causes with what they explain; verdicts of what was
+measured; nodes by how they were tested, and GPUs (NVML index/local rank and UUID) unless all were tested alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.judge.covering import coverage_of
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, uniform_loss, with_waiver
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.plan.planner import Pace
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.cause import causes
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.coverage import Coverage
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
+from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.session.sources import Site, Subject
+from pytest_ddpscale.settings import Settings
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import check_of_nodes
+from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.judged import CONFIDENCE, WORKLOAD, make_case
+from tests.builders.probes import pair_columns_of, probe_columns_of, with_columns
+from tests.judge import runs
+from tests.judge.probed import A100, measure_probe, probe_case, steady
+from tests.tables import assert_approved, each_block
+from tests.thresholds.sites import site
+
+TABLE, RULES = (Path(__file__).with_name(name) for name in ("outcomes.txt", "outcome_rules.txt"))
+OUTCOMES = get_args(VerdictOutcome)
+WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
+ASKED = re.compile(r"(([\w-]+)(?:@(\d+))?):([\w.]+)((?:,[^,]+)*)")
+
+
+class Run(runs.Run):
+    """A line."""
+
+    def __init__(self, line: str) -> None:
+        self.words = defaultdict[str, list[str]](list)
+        has_machine = re.search(r"\d+x\d+", line)
+        super().__init__(line if has_machine else f"0x1 {line}")
+        words, asked = self.words, [found.groups() for word in line.split() if (found := ASKED.fullmatch(word))]
+        self.places = [(f"n{node}", rank) for node in range(self.nodes) for rank in range(self.per_node)]
+        self.cases = {one[0]: _case(*one) for one in asked}
+        self.evidence = self._whole_evidence() if has_machine else Evidence(Plan("a100", "cuda", ()), Columns(), {})
+        self.verdicts = {(case := self.cases[name]).id: self._judged(case, *of) for name, _, _, *of in asked}
+        left_out, known = dict.fromkeys(words["left-out"], "disk: full"), list(self.cases.values())
+        gpus = self._number("gpus", self.per_node)
+        self.facts = RunFacts(
+            list(self.verdicts.values()), len(asked) + self._number("unselected", 0),
+            coverage=coverage_of(self.evidence, known, self.verdicts, left_out, gpus) if has_machine else Coverage(),
+            interrupted="interrupted" in words, is_simulated="simulated" in words,
+            allows_unmeasured="allowed" in words, not_selected_ratios=self._number("ratios", 0),
+            silent=words["silent-gpu"], slow_links=words["slow-link"], wrong_data=words["wrong-data"],
+            not_one_machine="".join(words["two-machines"]), lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
+            spoiled=[Blocker("test", name, "was skipped") for name in words["skipped"]],
+        )  # fmt: skip
+
+    def _take(self, word: str) -> None:
+        if "/" in word or re.match(r"\d+x\d+|imported=", word):
+            super()._take(word)
+        key, _, value = word.partition("=")
+        self.words[key].append(value)
+
+    def _number(self, name: str, usual: int) -> int:
+        return int((self.words[name] or [str(usual)])[0])
+
+    def _whole_evidence(self) -> Evidence:
+        words, nodes = self.words, 1 if self.words["imported"] else self.nodes
+        empty = Plan("a100", "cuda", (), nodes=nodes, ranks_per_node=len(self.places) // nodes)
+        plan = plan_of_cases(empty, list(self.cases.values()), Pace(runs.STUDY_ROUNDS, 1.0, 1.0))
+        probed = []
+        for arm in plan.probes.arms if plan.probes else ():
+            for one in measure_probe(plan, arm, steady(120.0), self.option["rounds"]):
+                at = [each.what for each in self.changes if each.is_at(one.round, one.rank, "all", one.host)]
+                probed += [] if "lost" in at else [replace(one, is_correct="wrong" not in at)]
+        paired = [node for node in range(nodes) if plan.pairs and f"n{node}" not in words["unpaired"]]
+        pairs = [
+            (number, *ends, 2.0**34 / 1e9 * (number + 1))
+            for number in range(self._number("pairs", 1)) for ends in itertools.combinations(paired, 2)
+        ]  # fmt: skip
+        errors, out_of_time, interrupted = (
+            dict.fromkeys([study for study in plan.study_ids if study.startswith((*words[how],))], "rank 1 died")
+            for how in ("errors", "late", "cut")
+        )
+        trained = self._evidence(plan) if plan.studies else Evidence(plan, Columns(), {})
+        return replace(
+            with_columns(trained, probe_columns_of(probed), pair_columns_of(pairs, self.per_node)),
+            errors=errors, out_of_time=out_of_time, interrupted=interrupted,
+            unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
+            hosts=[host for host, _ in self.places if host not in words["unheard"]],
+            surveys={host: self._survey(host) for host in words["surveyed"]},
+            ranks_of_errors=[RankPlace(*at, f"GPU-{rank}", 4 + rank) for rank, at in enumerate(self.places)],
+            gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
+        )  # fmt: skip
+
+    def _gang(self, number: int, studies: list[str], ranks: str, how: str = "") -> GpuErrors:
+        errors = []
+        for rank in map(int, ranks.split(",")):
+            (host, local_rank), device = self.places[rank], "" if how == "early" else f"GPU-{rank}"
+            peers = int(how) if how.isdigit() else len(self.places) - 1
+            errors.append(
+                RankGpuError(host=host, local_rank=local_rank, error=f"CUDA error: {how}", device=device, peers=peers)
+            )
+        return GpuErrors(gang=number, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
+
+    def _survey(self, host: str) -> Survey:
+        gpus, local_ranks = list[SurveyedGpu](), itertools.count()
+        for index in range(self._number("gpus", self.per_node)):
+            is_unseen, is_silent = (f"{host}.{index}" in self.words[what] for what in ("unseen", "silent"))
+            local_rank = None if is_unseen or is_silent else next(local_ranks)
+            uuid = f"GPU-{self.places.index((host, 0)) + (index if local_rank is None else local_rank)}"
+            known = index, "" if is_unseen else uuid, "A100", f"{index:02X}", "20b2"
+            problem = "GPU is lost" if local_rank is None else ""
+            gpus.append(SurveyedGpu(*known, local_rank=local_rank, problem=problem, is_lost=is_unseen))
+        return Survey(host, 1.7e9, has_driver=True, gpus=tuple(gpus))
+
+    def _judged(self, case: AnyCase, result: Any, flags: str) -> Verdict:
+        verdict = judge(case, self.evidence, CONFIDENCE)
+        if result in OUTCOMES:
+            low = float((re.findall(r"low=([\d.]+)", flags) or [1.5])[0])
+            verdict = replace(verdict, outcome=result, value=low + 1, interval=(low, low + 2))
+        if "wrong-data" in flags:
+            verdict = replace(verdict, flags=("wrong-data",))
+        return with_waiver(verdict, case, self.evidence, date(2026, 10, 2 if "waived-late" in flags else 1))
+
+    def again(self, name: str, confidence: float) -> Verdict:
+        """A verdict at a higher confidence, of which the interval is wider."""
+        verdict = self.verdicts[name]
+        low, high = verdict.interval or (0, 0)
+        return replace(verdict, interval=(low - 2 * (confidence - CONFIDENCE), high) if low else None)
+
+
+def _case(word: str, name: str, ranks: str | None, result: str, flags: str) -> AnyCase:
+    size, bound = int(ranks or 1), float(result) if result[0].isdigit() else 1.0
+    severity: Any = "warn" if "warn" in flags else "fail"
+    if name in NODE_CHECKS:
+        case: AnyCase = NodeCase(check_of_nodes(name, severity), name, "t.yaml:7", A100)
+    elif "-" in name:
+        case = probe_case(Arm(name, size), bound)
+    else:
+        metric = next((metric for metric in METRICS if metric.startswith(name)), "throughput_per_gpu")
+        workload = WORKLOAD if metric.startswith(name) else replace(WORKLOAD, name=name)
+        placement = "spread" if "spread" in flags else "packed"
+        keys = {"severity": severity, "provisional": "provisional" in flags, "placement": placement}
+        counts = re.search(r"counts=(\w+)", flags)
+        with_ = f"throughput_per_gpu[{counts[1]}]" if counts else ""
+        case = replace(make_case(metric, bound, size, workload, **keys), counts_with=with_)
+    requirement = replace(case.requirement, waiver=WAIVER if "waived" in flags else None)
+    return replace(case, name=word, requirement=requirement)
+
+
+@cache
+def _site(text: str) -> ThresholdsFile:
+    with TemporaryDirectory() as folder:
+        return site(Path(folder), text)
+
+
+def told(line: str) -> Iterator[str]:
+    """What comes of a line: outcome, causes, what was judged, coverage."""
+    run, (line, _, change) = Run(line), line.partition(" + ")
+    if sku := "".join(run.words["sku"]):
+        file = _site(f"skus: {{{sku}: {{{change}}}}}" if change else "")
+        subject = Subject(Site(Settings(), Path(), Path()), file, sku)
+        cases, only = subject.cases(Layout(1, 8)), run.words["only"]
+        asked = [one for one in cases if one.requirement.metric in only or not only]
+        yield _rule(subject.unseen_loss(cases, asked)) or "no remark"
+        return
+    facts, coverage, verdicts = run.facts, run.facts.coverage, tuple(run.facts.verdicts)
+    outcome, reason = conclude(facts)
+    yield f"{outcome}: {_rule(reason)}"
+    judgement = Judgement(
+        "a100", outcome, reason, verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
+        blockers=other_blockers(facts),
+    )  # fmt: skip
+    for cause in causes(judgement):
+        yield f"! {cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}"
+    for verdict in verdicts:
+        rules = [_rule(note) for note in verdict.notes if "waiver" in note] + ["waived"] * verdict.is_waived
+        if run.nodes or rules:
+            yield f"{' '.join([_names([verdict.id]), verdict.outcome, *rules])}{_listed(verdict.culprits)}"
+            yield from (f"    {_rule(one.evidence)}" for one in verdict.culprits if run.words["gang"])
+    if ",low=" in line:
+        loss = uniform_loss(verdicts, CONFIDENCE, run.again)
+        told = loss and f"{loss.fraction:.4g} … {loss.largest:.4g} by {_names([loss.requirement])} of {loss.workloads}"
+        yield f"loss: {told}"
+    yield from _grouped((node.host, *node.tested_by, node.left_out) for node in coverage.nodes)
+    gpus = [
+        (f"{node.host}.{gpu.index}/{gpu.local_rank} {gpu.uuid}", *gpu.tested_by, gpu.problem,
+         f"misses {gpu.rounds_missing} rounds, {_names(gpu.missing_in)}" if gpu.rounds_missing else "")
+        for node, gpu in coverage.gpus
+    ]  # fmt: skip
+    if len({*(one[1:] for one in gpus)}) > 1:
+        yield from _grouped(gpus)
+    if coverage.is_on_several_nodes:
+        paths = [f"{one.node}-{one.other} {one.gbps:.1f} in {one.rounds}" for one in coverage.paths]
+        yield f"{len(paths)} of {coverage.paths_planned} paths: {', '.join(paths)}".rstrip(" :")
+        together, over_all = _names(coverage.between_nodes), _names(coverage.over_all_nodes)
+        yield f"between nodes: {together}; of all {coverage.node_count} {over_all}"
+
+
+def _rule(sentence: str) -> str:
+    """The name of the rule that a sentence tells of, and its numbers and names; else the sentence."""
+    rules = (line.split(" = ") for line in RULES.read_text("utf-8").splitlines())
+    facts = re.findall(r"\d+ of \d+|\d+ (?:waived|warned|not selected|more)|(?<=\[)[^]]+|\bn\d+|\d+ %", sentence)
+    return ", ".join([next((name for pattern, name in rules if re.search(pattern, sentence)), sentence), *facts])
+
+
+def _names(ids: Iterable[str]) -> str:
+    return ", ".join(re.sub(r".*\[(.*)\]", r"\1", one) for one in ids) or "none"
+
+
+def _listed(culprits: Iterable[Culprit]) -> str:
+    sure = {True: "", False: " perhaps"}
+    return "".join(f", {one.kind} {one.host} {one.gpu_index}{sure[one.is_certain]}" for one in culprits)
+
+
+def _grouped(named: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """What is said of each, with the names of all of which it is."""
+    groups = defaultdict[str, list[str]](list)
+    for name, *said in named:
+        groups[" ".join(filter(None, said)) or "nothing"].append(name.strip())
+    yield from (f"{said}: {', '.join(names)}" for said, names in groups.items())
+
+
+@each_block(TABLE)
+def test_a_run_comes_to(block: str) -> None:
+    assert_approved(TABLE, block, told)
+
+
+RESULTS = st.tuples(st.sampled_from(OUTCOMES), st.sampled_from(["", ",warn"]), st.sampled_from(["", ",provisional"]))
+NAMES = "A", "ge", "B", "gen", "C", "gene"  # throughput and its ratio in turn
+
+
+@given(st.lists(RESULTS, max_size=6), st.sampled_from(["", "unselected=1", "interrupted", "allowed"]))
+def test_acceptance_needs_every_requirement_decided_and_none_failed(results: list[tuple[str, ...]], but: str) -> None:
+    """Of all lines, in which requirements may stand in any order, and a ratio counts with its throughput or not."""
+
+    def comes_to(*words: str) -> tuple[str, list[str]]:
+        facts = Run(" ".join(words)).facts
+        return conclude(facts)[0], [one.kind for one in other_blockers(facts)]
+
+    words = [f"{name}:{''.join(result)}" for name, result in zip(NAMES, results, strict=False)]
+    found = comes_to(but, *words)
+    assert comes_to(*words[::-1], but) == found
+    counted = [f"{word},counts={words[i - 1][0]}" if i % 2 else word for i, word in enumerate(words)]
+    assert comes_to(but, *counted) == found
+    if found[0] == "accepted":
+        binding = [one for one in results if not one[1]]
+        assert but in ("", "allowed")
+        assert {one[0] for one in binding} == {"passed"}
+        assert not all(one[2] for one in binding)
+        assert not {one[0] for one in results} & {"not_measured", "error"}
