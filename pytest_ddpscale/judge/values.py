@@ -228,7 +228,7 @@ def _over_peers(
     rounds = merged(evidence.columns, study.id, question.measured, evidence.plan.layout)
     times_s, by_host = own_pace_s(rounds), rounds.ranks.by_host
     times_s = np.where(rounds.measured.single_sample[:, np.newaxis], np.nan, times_s)
-    if question.metric is NODE_UNIFORMITY:
+    if question.metric is NODE_UNIFORMITY and len(rounds):
         times_s, by_host = nodes_s(times_s, rounds), {host: np.array([at]) for at, host in enumerate(by_host)}
     ratios = times_s / medians_of_others(times_s)
     numbers, rows = np.unique(rounds.numbers, return_inverse=True)
