@@ -22,9 +22,16 @@ from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.json_types import as_json
 from tests.builders.judged import ALONE_SAMPLES_PER_S, CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
-from tests.builders.probes import Pair, pair_columns_of, probe_columns_of, with_columns
+from tests.builders.probes import (
+    Pair,
+    measure_probe,
+    pair_columns_of,
+    probe_columns_of,
+    probe_plan,
+    steady,
+    with_columns,
+)
 from tests.judge.nodes import Slowness, equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
-from tests.judge.probed import measure_probe, probe_plan, steady
 from tests.rows import rows
 
 # Two GPUs a node; what all devices of a node keep, and what two nodes keep together.

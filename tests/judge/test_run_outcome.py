@@ -19,8 +19,8 @@ from pytest_ddpscale.run.verdicts import Blocker, RunOutcome, UniformLoss, Verdi
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judged import CONFIDENCE, make_case
+from tests.builders.probes import MATMUL, measure_probe, probe_case, probe_evidence, probe_plan, steady
 from tests.judge.nodes import equal, measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
-from tests.judge.probed import MATMUL, measure_probe, probe_case, probe_evidence, probe_plan, steady
 from tests.rows import rows
 
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 2.0, (1.5, 2.5), rounds=5)

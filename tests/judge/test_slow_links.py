@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.slow_links import Rail, find_link_faults
+from pytest_ddpscale.judge.slow_links import Rail, find_link_faults, rails_of
 from pytest_ddpscale.plan.pairing import PairResult, first_rounds
 from pytest_ddpscale.run.block import Block, step_bytes
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.verdicts import Culprit
-from tests.builders.probes import rails_in
+from tests.builders.probes import pair_evidence
 from tests.plan.network import Network
 
 
@@ -177,7 +177,7 @@ class TestRails:
         block = Block(
             study="pairs", arm="all-reduce-1mib@2", round=3, gang=0, ranks=ranks, groups=groups, **fields | changes
         )
-        return rails_in([self.WHO, block])
+        return rails_of(pair_evidence([self.WHO, block]))
 
     def test_are_the_same_whichever_end_comes_first(self) -> None:
         rail = Rail(3, (1, 0), ("n1", "n2"), (0, 0), ("GPU-1", "GPU-0"), 2 * 2**20 / 1e9, 2 * 2**20 / 1e9, 0.5)
