@@ -19,7 +19,7 @@ from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.nights import GPUS, SKU, at, judged_run
-from tests.judge.probed import A100
+from tests.builders.probes import A100
 
 BOUND = 0.95
 STEADY = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)

@@ -10,9 +10,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.evidence import unsupported_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.measurements import ProbeMeasurement
+from tests.builders.probes import value_of
 from tests.builders.records import probes_of
 from tests.integration.gpu_run import PROBE_BLOCK_S, PROBES, ROUNDS, GpuRun, TorchGpu
-from tests.judge.probed import value_of
 
 pytestmark = pytest.mark.gpu
 

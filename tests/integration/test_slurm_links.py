@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.probes import rails_in
+from tests.builders.probes import pair_evidence
 from tests.integration.lab_runs import TRAINING, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
 
@@ -33,7 +33,7 @@ def names(nodes: int) -> list[str]:
 def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
     assert culprit["kind"] == "node"
     assert "GB/s with " in culprit["evidence"]
-    partners = {host for one in rails_in(ran.run.read_records()) for host in one.hosts}
+    partners = {host for one in pair_evidence(ran.run.read_records()).pairs for host in one.ranks.by_host}
     assert partners == set(names(nodes))
 
 

@@ -26,7 +26,8 @@ for it. Words, in any order:
     lost                         not measured
     hot, unknown                 held down by heat; heat unknown
     odd, seeded, unrepeated      parameters, or a seeded step, unlike the others'; repeated it gave another result
-    links=1 links=1-2            node pairs are slow at a node, or between two
+    pairs=3                      times that each pair of nodes is measured; of those
+    link=*10 stall=0.25          messages take longer, or one of twenty does, in seconds; n1,n2 is between these two
     error, out-of-time           of the study
     notes                        told are notes of the run beside the verdict's, too
     samples                      told are the rounds' values that a test of a site's own gets, too
@@ -78,14 +79,13 @@ from tests.judge.told import told
 
 OPTIONS = {
     "rounds": 9, "noise": 0.0, "seed": 1, "launches": 1, "sd": 0.0, "floor": None, "limit": 0.05, "nodelimit": None,
-    "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "links": None,
+    "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
     "imported": "no",
 }  # fmt: skip
-FLAGS = {"warn", "compile", "cpu", "going-on", "forward", "timed", "cool", "error", "out-of-time", "notes", "samples"}
-NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated"}
+NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated", "link", "stall"}
 FORWARD_SHARE = 1 / 3  # of a step
 STUDY_ROUNDS = 16
-_ASKED = re.compile(r"(\+?)(\w+):([\w.]+)@(\d+)(-spread)?")
+_ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?")
 _CHANGE = re.compile(r"([\w.-]+)(?:=(\*?)([^/:]+))?(?:/([^:]+))?(?::(.+))?")
 
 
@@ -101,11 +101,18 @@ class Change:
 
     def is_at(self, number: int, rank: int, *names: str) -> bool:
         """Whether it is there in a round, for a rank with these names of its node, arm, study and launch."""
-        return _is_in(self.when, number) and any(
-            all(part in names or (part[0].isdigit() and _is_in(part, rank)) for part in one.split("."))
-            for one in self.who.split(",")
-            if one
-        )
+        return _is_in(self.when, number) and any(_is_one(one, rank, names) for one in self.who.split(",") if one)
+
+    def is_between(self, number: int, ranks: tuple[int, int], per_node: int, *names: str) -> bool:
+        """Whether it is there for the first of two ranks; if it names several, between these alone."""
+        if "," not in self.who:
+            return self.is_at(number, ranks[0], "all", f"n{ranks[0] // per_node}", *names)
+
+        def is_one(who: str, rank: int) -> bool:
+            return _is_one(who, rank, (f"n{rank // per_node}", *names))
+
+        named = itertools.permutations(self.who.split(","), 2)
+        return _is_in(self.when, number) and any(is_one(a, ranks[0]) and is_one(b, ranks[1]) for a, b in named)
 
     def of(self, before: Any, number: int) -> Any:
         """The value in a round."""
@@ -115,6 +122,10 @@ class Change:
 
 class Run:
     """What a line says."""
+
+    FLAGS = frozenset(
+        {"warn", "compile", "cpu", "going-on", "forward", "timed", "cool", "error", "out-of-time", "notes", "samples"}
+    )
 
     def __init__(self, line: str) -> None:
         self.asked, self.measured_as_well = list[re.Match[str]](), list[re.Match[str]]()
@@ -137,7 +148,7 @@ class Run:
             (self.measured_as_well if asked[1] else self.asked).append(asked)
         elif key in OPTIONS:
             self.option[key] = _value(value)
-        elif word in FLAGS:
+        elif word in self.FLAGS:
             self.flags.add(word)
         elif key.startswith("trained."):
             self.trained[key.removeprefix("trained.")] = _value(value)
@@ -152,7 +163,7 @@ class Run:
         case, evidence = self.judged()
         return judge(case, evidence, CONFIDENCE)
 
-    def judged(self) -> tuple[Case, Evidence]:
+    def judged(self) -> tuple[Any, Evidence]:
         """What is asked first, and what was measured."""
         case, *others = [self._case(one) for one in [*self.asked, *self.measured_as_well]]
         empty = Plan("a100", self.device_type, (), nodes=self.nodes, ranks_per_node=self.per_node)
@@ -206,15 +217,20 @@ class Run:
         )
         if "cool" in self.flags:
             evidence = replace(evidence, telemetry=self._telemetry(found))
-        if self.option["links"] is not None:
-            slow = {int(one) for one in str(self.option["links"]).split("-")}
-            pairs = [
-                (number, *ends, 1.0 if slow <= {*ends} else 10.0)
-                for ends in itertools.combinations(range(self.nodes), 2)
-                for number in range(3)
-            ]
-            evidence = with_columns(evidence, pair_columns_of(pairs, self.per_node))
-        return evidence
+        return self.with_pairs(evidence)
+
+    def with_pairs(self, evidence: Evidence) -> Evidence:
+        """With measurements of each pair of nodes, at 10 GB/s."""
+        ends = itertools.combinations(range(self.nodes), 2)
+        pairs = [(number, *both, 10.0) for both in ends for number in range(self.option["pairs"])]
+        return with_columns(evidence, pair_columns_of(pairs, self.per_node, self._messages_s)) if pairs else evidence
+
+    def _messages_s(self, number: int, ranks: tuple[int, int], messages_s: list[float]) -> list[float]:
+        for change in self.changes:
+            if change.what in ("link", "stall") and change.is_between(number, ranks, self.per_node):
+                changed_s = [change.of(one, number) for one in messages_s]
+                messages_s = changed_s if change.what == "link" else [*messages_s[1:], changed_s[0]]
+        return messages_s
 
     def _measured(self, plan: Plan, study: Study) -> Iterator[Measurement]:
         together = [arm for arm in study.arms if arm.kind == "ddp"]
@@ -298,6 +314,11 @@ def _changed(one: Measurement, change: Change) -> Measurement:
     if change.what in NO_FIELDS:
         return one
     return replace(one, **{change.what: change.of(getattr(one, change.what), one.round)})
+
+
+def _is_one(who: str, rank: int, names: tuple[str, ...]) -> bool:
+    """Whether a rank is one of `3-5`, or has all the names of `n1.ddp@2`."""
+    return all(part in names or (part[0].isdigit() and _is_in(part, rank)) for part in who.split("."))
 
 
 def _is_in(span: str, number: int) -> bool:

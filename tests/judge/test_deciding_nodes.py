@@ -19,10 +19,10 @@ from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
-from tests.builders.judged import make_case
+from tests.builders.judged import CONFIDENCE, make_case
+from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, steady
 from tests.builders.records import gang_of, gang_on, lines_of, probe_blocks_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
-from tests.judge.probed import CONFIDENCE, MATMUL, Value, measure_probe, probe_case, steady
 
 PAIRS = "pairs"
 NODES, PER_NODE = 3, 8

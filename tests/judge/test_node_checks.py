@@ -38,10 +38,9 @@ from tests.builders.nodes_checked import (
     windows,
     with_gpu,
 )
-from tests.builders.probes import probe_columns_of, with_columns
+from tests.builders.probes import probe_case, probe_columns_of, with_columns
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
-from tests.judge.probed import probe_case
 from tests.rows import rows
 
 ON_SURVEYS = [name for name, check in NODE_CHECKS.items() if check.reads == "survey"]

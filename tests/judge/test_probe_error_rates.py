@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.verdicts import Verdict
-from tests.judge.probed import (
-    CONFIDENCE,
-    MATMUL,
-    measure_probe,
-    probe_case,
-    probe_evidence,
-    probe_plan,
-)
+from tests.builders.judged import CONFIDENCE
+from tests.judge.probe_runs import USUAL, run_of
 
 pytestmark = pytest.mark.lab
 
-BOUND, NOISE = 100.0, 0.01
+BOUND = 100.0
 RUNS, RUNS_AT_THE_BOUND = 200, 60
 # Of the rounds, those after which it is looked whether to go on: each look costs time, and all would find the same.
 LOOKS = (FEWEST_ROUNDS, 10, 16)
-CASE = probe_case(MATMUL, BOUND)
-PLAN = probe_plan(MATMUL)
 
 
 def run(seed: int, share_of_rank_0: float, share_of_others: float) -> Verdict:
     """Eight GPUs, looked at after some rounds until it is decided or the rounds are used up."""
-    chance = random.Random(seed)
-
-    def value(number: int, ranks: tuple[int, ...]) -> float:
-        share = share_of_rank_0 if ranks == (0,) else share_of_others
-        return BOUND * share * (1 + chance.gauss(0, NOISE))
-
-    measured = measure_probe(PLAN, MATMUL, value, LOOKS[-1])
+    slow = f"slow=*{USUAL / BOUND / share_of_others} slow=*{share_of_others / share_of_rank_0}/0"
     for rounds in LOOKS:
-        evidence = probe_evidence(PLAN, [one for one in measured if one.round < rounds])
-        verdict = judge(CASE, evidence, CONFIDENCE)
+        verdict = run_of(f"matmul-bf16:{BOUND}@1 1x8 rounds={rounds} noise=0.01 seed={seed} {slow}").verdict()
         if not verdict.is_open:
             break
     return verdict

@@ -1,10 +1,10 @@
-"""Verdicts on runs of one line each, as they stand in verdicts.txt; `runs` says what the words mean."""
+"""Verdicts on runs of one line each, as they stand in verdicts.txt; `runs` and `probe_runs` say what the words mean."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.judge.runs import Run
+from tests.judge.probe_runs import run_of
 from tests.judge.told import rules
 from tests.tables import assert_approved, each_block
 
@@ -14,4 +14,4 @@ VERDICTS = Path(__file__).with_name("verdicts.txt")
 @each_block(VERDICTS)
 def test_verdicts(block: str) -> None:
     tell = str if block.startswith("# What it says") else rules
-    assert_approved(VERDICTS, block, lambda line: Run(line).told(tell))
+    assert_approved(VERDICTS, block, lambda line: run_of(line).told(tell))

@@ -11,7 +11,7 @@ from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.report.figures.maps import pair_bandwidths_within, pair_matrix
 from tests.builders.judged import Found
-from tests.judge.probed import measure_probe, probe_evidence, steady
+from tests.builders.probes import measure_probe, probe_evidence, steady
 from tests.report.drawn import bounds, crosses, description, intervals, painted, points, texts
 
 SPEEDS = [Point(1.0, 240.0), Point(2.0, 464.0), Point(32.0, 5205.0)]

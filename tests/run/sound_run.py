@@ -28,9 +28,9 @@ from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import Transport
 from tests.builders.json_types import as_json
 from tests.builders.judged import make_case
+from tests.builders.probes import measure_probe, steady
 from tests.builders.records import blocks_of, gang_of, probe_blocks_of, seeded_line, transport_line
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
-from tests.judge.probed import measure_probe, steady
 
 Records = list[AnyRecord]
 Change = Callable[[Records], Records]

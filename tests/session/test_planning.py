@@ -19,7 +19,7 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.judged import WORKLOAD, make_case
-from tests.judge.probed import ALL_REDUCE, MATMUL, probe_case
+from tests.builders.probes import ALL_REDUCE, MATMUL, probe_case
 from tests.judge.test_node_checks import check_case
 from tests.rows import rows
 

@@ -16,7 +16,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
 from pytest_ddpscale.suites.collective_table import cells, heading, nccl_lines, not_measured, number_in_width
 from tests.builders.measurements import ProbeMeasurement
-from tests.judge.probed import Value, measure_probe, probe_evidence, steady
+from tests.builders.probes import Value, measure_probe, probe_evidence, steady
 
 SIZES = (KIB, GIB)
 

@@ -26,7 +26,7 @@ from pytest_ddpscale.suites.suite_report import SuiteReport
 from tests.approved import assert_approved
 from tests.builders.clusters import thresholds
 from tests.builders.measurements import ProbeMeasurement
-from tests.judge.probed import Value, measure_probe, probe_evidence, steady
+from tests.builders.probes import Value, measure_probe, probe_evidence, steady
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.run_records import text_of
 
@@ -60,6 +60,10 @@ def concluded(
     ]
     evidence: Evidence = probe_evidence(plan, measured, **keys)
     return collectives_report(MeasuredSuite(evidence, record, 0.95))
+
+
+def test_what_compares_places_bounds_no_bandwidth() -> None:
+    assert not any(one.requirement.definition.compares_places for one in sweep_cases(FILE, "b200", Layout(4, 8)))
 
 
 def test_sizes_are_a_range_in_the_units_that_people_write() -> None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from pytest_ddpscale.judge.slow_links import Rail, find_link_faults
+from pytest_ddpscale.judge.slow_links import Rail, find_link_faults, rails_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.run.records import GangRecord
@@ -21,7 +21,7 @@ from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
-from tests.builders.probes import rails_in
+from tests.builders.probes import pair_evidence
 
 from .kept_records import KeptRecords, context_on_cpu
 
@@ -103,7 +103,7 @@ def measured(ranks: list[Rank]) -> tuple[list[str], Sequence[Rail]]:
         gang=0, hosts=hosts, local_ranks=tuple(rank.control.local_rank for rank in ranks),
         devices=tuple(rank.device.id for rank in ranks),
     )  # fmt: skip
-    return ended, rails_in([who, *ranks[0].sink.records])
+    return ended, rails_of(pair_evidence([who, *ranks[0].sink.records]))
 
 
 def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:

@@ -1,0 +1,102 @@
+"""Runs of probes in one line each; see `runs` for the words that are not here.
+
+    matmul-bf16:100@1 2x8 slow=*1.3/3:4-
+
+asks for a probe with a bound, of two nodes of eight GPUs that reach 120 all; GPU 3 takes longer by 1.3 from round 4 on.
+Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those between any of these and any of that node.
+
+    PROBE:BOUND@WORLD            asked; with `+` before it only measured as well
+    PROBE:peers@WORLD            asked in comparison with peers, which may differ by `limit`
+    limit= peak=                 of peers of any kind; what the hardware can reach
+    unplanned, unsupported       nobody planned what is asked, or GPUs cannot do it
+    interrupted                  the study
+    wrong                        data
+    dropped                      a round without what is asked, because that is decided
+    FIELD=VALUE FIELD=*FACTOR    of what was measured, such as seconds=0.01, of 10 iterations, or work=6e7
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.study import PROBES, Plan
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.thresholds.model import PeerLimits
+from tests.builders.judged import CONFIDENCE
+from tests.builders.measurements import ProbeMeasurement
+from tests.builders.probes import A100, measure_probe, probe_case, probe_evidence, probe_plan, steady
+from tests.judge.runs import Change, Run
+from tests.judge.told import told
+
+USUAL = 120.0  # TFLOPS or GB/s
+NO_FIELDS = {"lost", "dropped", "link", "stall"}
+
+
+def run_of(line: str) -> Run:
+    """Of a probe, whose name has a hyphen, or of training."""
+    return ProbeRun(line) if "-" in line.partition(":")[0] else Run(line)
+
+
+class ProbeRun(Run):
+    """What a line says."""
+
+    FLAGS = Run.FLAGS | {"unplanned", "unsupported", "interrupted"}
+
+    def judged(self) -> tuple[NodeCase, Evidence]:
+        """What is asked first, and what was measured."""
+        probes = [Arm(one[2], int(one[4])) for one in [*self.asked, *self.measured_as_well]]
+        limit, bound = self.option["limit"], self.asked[0][3]
+        sku = replace(A100, peers=PeerLimits(*[limit] * 5))
+        case = probe_case(probes[0], 1.0, peak=self.option["peak"], sku=sku)
+        asks = {"metric": "probe_uniformity", "bound": 1 + limit} if bound == "peers" else {"bound": float(bound)}
+        case = replace(case, requirement=replace(case.requirement, **asks))
+        return case, self._probed(probes[0], probes["unplanned" in self.flags :])
+
+    def told(self, tell: Callable[[str], str]) -> Iterator[str]:
+        """The verdict, and wrong data of other probes; `tell` shortens sentences."""
+        case, evidence = self.judged()
+        yield from told(judge(case, evidence, CONFIDENCE), tell)
+        assert case.probe is not None
+        yield from (f"@ {tell(said)}" for said in unasked_wrong_data(evidence, {case.probe.name}))
+
+    def _probed(self, asked: Arm, planned: Sequence[Arm]) -> Evidence:
+        plan = probe_plan(*planned, nodes=self.nodes, ranks_per_node=self.per_node, device_type=self.device_type)
+        dropped = [change for change in self.changes if change.what == "dropped"]
+        rounds = range(self.option["rounds"])
+        timed = dict.fromkeys((n for n in rounds if any(one.is_at(n, 0, "all", asked.name) for one in dropped)), ())
+        evidence = probe_evidence(
+            plan if planned else replace(plan, probes=None),
+            [one for probe in planned for one in self._reported(plan, probe)],
+            errors={PROBES: "rank 1 died"} if "error" in self.flags else {},
+            interrupted={PROBES: "by the user"} if "interrupted" in self.flags else {},
+            unsupported={asked.name: "too old"} if "unsupported" in self.flags else {},
+            out_of_time={PROBES} if "out-of-time" in self.flags else set(),
+            hosts=[f"n{node}" for node in range(self.nodes)],
+            timed_arms={PROBES: timed},
+        )
+        return self.with_pairs(evidence)
+
+    def _reported(self, plan: Plan, probe: Arm) -> Iterator[ProbeMeasurement]:
+        for one in measure_probe(plan, probe, steady(USUAL), self.option["rounds"]):
+            there = [change for change in self.changes if self._is_there(change, probe, one)]
+            slower = self._usual[one.rank] * math.exp(self.option["noise"] * self._chance.standard_normal())
+            one = replace(one, seconds=one.seconds * slower)
+            for change in there:
+                if change.what == "wrong":
+                    one = replace(one, is_correct=False)
+                elif change.what not in NO_FIELDS:
+                    name = "seconds" if change.what == "slow" else change.what
+                    one = replace(one, **{name: change.of(getattr(one, name), one.round)})
+            if not {"lost", "dropped"}.intersection(change.what for change in there):
+                yield one
+
+    def _is_there(self, change: Change, probe: Arm, one: ProbeMeasurement) -> bool:
+        if one.peer_rank is not None:
+            return change.is_between(one.round, (one.rank, one.peer_rank), self.per_node, probe.name)
+        return change.is_at(one.round, one.rank, "all", f"n{one.rank // self.per_node}", probe.name)
