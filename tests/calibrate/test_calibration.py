@@ -18,7 +18,7 @@ from pytest_ddpscale.calibrate.calibration import (
 )
 from pytest_ddpscale.calibrate.calibration_text import calibration_lines
 from pytest_ddpscale.calibrate.foresight import TRAINING_SPEED, Foresight, in_groups
-from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes
+from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
 from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
 from pytest_ddpscale.calibrate.random_effects import NextValue
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
@@ -27,10 +27,11 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.spread import NodeSpread
-from pytest_ddpscale.thresholds.cases import cases_for
+from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.site_file import write_overlay
 from tests.builders.clusters import thresholds
+from tests.builders.probes import measure_probe, probe_evidence, probe_plan, steady
 from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launch, launches, nodes
 
 NODES = 8
@@ -121,6 +122,17 @@ def test_what_is_exact_or_was_not_measured_keeps_its_bound(found: Calibration) -
     assert "no margin in per cent" in found.left[f"memory_spread[{WORKLOAD}-node]"]
     assert not found.left.keys() & {one.name for one in found.calibrated}
     assert found.left.keys() | {one.name for one in found.calibrated} == CASES.keys()
+
+
+def test_what_compares_places_has_no_bandwidth_to_calibrate() -> None:
+    cases = cases_for(thresholds(), "b200", Layout(4, 8))
+    case = next(one for one in cases if one.requirement.definition.compares_places)
+    assert isinstance(case, NodeCase)
+    assert case.probe is not None
+    plan = probe_plan(case.probe, nodes=4)
+    evidence = probe_evidence(plan, measure_probe(plan, case.probe, steady(1000.0), 16))
+    assert node_values(case, evidence) == {}
+    assert "under `peers`" in why_no_values(case, evidence)
 
 
 def test_bad_nodes_are_left_out_and_named(found: Calibration) -> None:

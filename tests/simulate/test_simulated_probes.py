@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.simulated_probes import measure_probes
+from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.benchmarks.scripts import benchmark
 from tests.builders.clusters import a100, quiet
@@ -48,6 +50,12 @@ def judged(cluster: SimulatedCluster, *faults: str) -> dict[str, tuple[str, floa
     verdicts = benchmark("simulated_session").decide_all(run, cluster, CONFIDENCE)
     bounded = [one for one in verdicts if one.metric in ("matmul_tflops", "busbw_gbps")]
     return {f"{one.workload}@{one.world_size}".removesuffix("@1"): (one.outcome, one.value) for one in bounded}
+
+
+def test_what_compares_places_is_no_value_to_reach(b200: SimulatedCluster) -> None:
+    compared = [one for one in b200.cases if one.requirement.definition.compares_places]
+    probes = [one.probe for one in compared if isinstance(one, NodeCase) and one.probe]
+    assert min(replace(b200, cases=tuple(compared)).probe_values(probes).values()) > 10
 
 
 LINKS = (Arm("send-recv-256mib", 8), Arm("all-reduce-32mib", 8), Arm("all-reduce-1gib", 16), Arm("host-to-device"))
