@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.run.survey_record import SurveyedGpu
 from tests.judge import checks
 from tests.judge.checks import tell
-from tests.nvml_stand_in.gpus import PlayedGpu, RemappedRows, RetiredPages
+from tests.nvml_stand_in.gpus import PlayedGpu, RetiredPages
 from tests.nvml_stand_in.machine import A100, ANY_FUNCTION, GPU_IS_LOST, PROFILES, UNKNOWN_ERROR, V100, PlayedMachine
 from tests.tables import assert_approved, each_block
 
@@ -37,7 +37,6 @@ def test_throttling_in_half_of_the_windows_fails_whatever_the_others_would_say(a
 
 READ = """
 import msgspec
-import pytest
 from pytest_ddpscale.telemetry.gpu_state import read_gpus
 print(msgspec.json.encode(read_gpus().gpus).decode())
 """
@@ -46,7 +45,6 @@ PLAYED: list[tuple[PlayedGpu, dict[str, str]]] = [
     *((gpu, {}) for gpu in PROFILES),
     (replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}), {**dict.fromkeys(OF_GPUS, "not_measured"), "gpus": "failed"}),
     (replace(A100, failures={"nvmlDeviceGetRemappedRows": UNKNOWN_ERROR}), {"ecc": "not_measured"}),
-    (replace(A100, remapped_rows=RemappedRows(pending=True)), {"ecc": "failed"}),
     (replace(V100, retired_pages=RetiredPages(pending=True)), {"ecc": "failed"}),
     (replace(A100, nvlinks=[replace(A100.nvlinks[0], active=0), *A100.nvlinks[1:]]), {"nvlink": "failed"}),
 ]
