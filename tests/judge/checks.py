@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from dataclasses import replace as replaced
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import convert
 from msgspec.structs import replace
@@ -50,15 +50,13 @@ from pytest_ddpscale.run.survey_record import ClockSkew, GpuProcess, InfiniBandP
 from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
-from pytest_ddpscale.thresholds.model import Sku, check_of_nodes
+from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.thresholds.parts import Detect, Node
 from pytest_ddpscale.thresholds.waiver import Waiver
-from tests.builders.judged import CONFIDENCE, make_case, make_measurement, make_study
+from tests.builders.judged import CONFIDENCE, check_case, make_case, make_measurement, make_study
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
-
-T = TypeVar("T")
 
 
 def beside(name: str) -> str:
@@ -153,7 +151,7 @@ class Change:
         return replace(healthy, **{name: others if value is None else others | {key: value}})
 
 
-def changed(healthy: T, changes: Iterable[Change]) -> T | None:
+def changed(healthy: Any, changes: Iterable[Change]) -> Any:
     """What changes make of it; None if it is gone."""
     for one in changes:
         if one.name in ("gone", "idle"):
@@ -206,11 +204,11 @@ class Checked:
         """A check, or the requirement."""
         if ":" in check:
             return self.training
-        asks = check_of_nodes(check, "warn" if "warn" in self.flags else "fail")
-        if "waived" in self.options:
-            days = timedelta(int(self.options["waived"]))
-            asks = replaced(asks, waiver=Waiver("A. Name", "a part is ordered", DAY + days))
-        return NodeCase(asks, check, "t.yaml:7", sku)
+        case = check_case(check, "warn" if "warn" in self.flags else "fail", sku)
+        if "waived" not in self.options:
+            return case
+        waiver = Waiver("A. Name", "a part is ordered", DAY + timedelta(int(self.options["waived"])))
+        return replaced(case, requirement=replaced(case.requirement, waiver=waiver))
 
     def evidence(self) -> Evidence:
         """What a run has when it is judged."""
@@ -233,10 +231,10 @@ class Checked:
         if not self.has_gpus:
             without = {"driver": None, "cuda_driver": None, "cuda": None, "nccl": None}
             return replace(NODE, host=host, has_driver=False, gpus=(), versions=NODE.versions | without)
-        gpus = [
+        gpus = (
             replace(NODE.gpus[0], index=i, uuid=f"GPU-{host}-{i}", pci_bus_id=f"0:{i:02}", local_rank=i)
             for i in range(self.gpus)
-        ]
+        )
         return replace(NODE, host=host, gpus=tuple(gpus))
 
     def _surveys(self, changes: list[Change], healthy: dict[int, Survey]) -> dict[int, Survey]:
