@@ -110,7 +110,7 @@ DEFECTS = (
         "thresholds/waiver.py",
         "return day <= self.until",
         "return True",
-        ("judge/test_outcomes.py", "judge/test_node_checks.py"),
+        ("judge/test_outcomes.py", "judge/test_checks.py"),
         rule="waiver's end",
         seen_by="oracle: lab-waived-more matmul_tflops[matmul-bf16] notes",
     ),

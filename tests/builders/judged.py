@@ -22,13 +22,15 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import SeededStep
-from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
+from pytest_ddpscale.thresholds.cases import Case, NodeCase
+from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Severity, Sku, Source, check_of_nodes
+from pytest_ddpscale.thresholds.parts import Detect
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of
 
 WORKLOAD = Workload("r", ImageFamily("resnet18", image_size=32), "fp32", 4, global_batch_size=8)
 IMAGES = ImageFolderData("/images")
+ANY_CPU = Sku("any", Detect(device="cpu"))
 ALONE_SAMPLES_PER_S = 100.0
 REFERENCE_SAMPLES_PER_S = 50.0
 PEAK_TFLOPS = 1.0
@@ -66,6 +68,11 @@ def make_case(
         peak_tflops=PEAK_TFLOPS if definition.takes_peak else None,
         peers=PeerLimits(computing=0.05),
     )
+
+
+def check_case(name: str, severity: Severity = "fail", sku: Sku = ANY_CPU) -> NodeCase:
+    """A check of nodes."""
+    return NodeCase(check_of_nodes(name, severity), name, "thresholds.yaml:7", sku)
 
 
 def make_measurement(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge import devices
-from pytest_ddpscale.judge.findings import GpuBlocks
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
@@ -18,8 +17,6 @@ from pytest_ddpscale.run.telemetry import (
     TelemetryColumns,
     telemetry_columns_of,
 )
-from tests.builders.measurements import Measurement
-from tests.builders.rounds import columns_of
 
 
 class Telemetry(GpuReadings, frozen=True):
@@ -32,14 +29,6 @@ class Telemetry(GpuReadings, frozen=True):
     local_rank: Count
     host: str
     device: str
-
-    @property
-    def block(self) -> Measurement:
-        """In which it was measured."""
-        return Measurement(
-            self.study, self.arm, self.round, self.rank, self.local_rank, self.host, self.device, 8, 4, 1.0,
-            self.started_unix_s,
-        )  # fmt: skip
 
 
 def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
@@ -77,12 +66,6 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
             gpu_indices=one.local_rank,
         )
     return telemetry_columns_of(blocks, gangs)
-
-
-def gpu_blocks_of(windows: Sequence[Telemetry]) -> GpuBlocks:
-    """The blocks in which they were measured."""
-    arms = columns_of(dict.fromkeys(one.block for one in windows)).arms
-    return GpuBlocks(list(arms.values()))
 
 
 def flags_of(window: Telemetry) -> tuple[str, ...]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.judge.findings import NodeEvidence
-from pytest_ddpscale.judge.node_checks import check
+from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.hardware import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
 from pytest_ddpscale.run.telemetry import telemetry_columns_of
-from pytest_ddpscale.run.transport_record import transports_of
-from pytest_ddpscale.thresholds.cases import node_expectation
 from pytest_ddpscale.thresholds.model import Sku
-from tests.builders.nodes_checked import NOT_CHECKED
+from tests.builders.judged import CONFIDENCE, check_case
 from tests.integration.gpu_run import GpuRun, TorchGpu
 
 pytestmark = pytest.mark.gpu
@@ -112,11 +112,8 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
         pytest.skip("there is no nvidia-smi here")
     records = gpu_run.directory.read_records()
     telemetry = telemetry_columns_of(gpu_run.directory.read_telemetry(), gangs_by_number(records))
-    transports = transports_of(records)
-    expectation = node_expectation(sku, gpu_run.plan)
-    found = check(
-        NOT_CHECKED, name, NodeEvidence(expectation, surveys_of(records), gpu_run.plan.nodes, telemetry, transports)
-    )
+    evidence = replace(evidence_of(gpu_run.plan, Columns(), records), telemetry=telemetry)
+    found = judge(check_case(name, sku=sku), evidence, CONFIDENCE)
     if sku.checks[name] == "fail":
         assert found.outcome == "passed", found.reason
     else:

@@ -74,9 +74,16 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import check_of_nodes
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judged import CONFIDENCE, WORKLOAD, make_case
-from tests.builders.probes import pair_columns_of, probe_columns_of, with_columns
+from tests.builders.probes import (
+    A100,
+    measure_probe,
+    pair_columns_of,
+    probe_case,
+    probe_columns_of,
+    steady,
+    with_columns,
+)
 from tests.judge import runs
-from tests.judge.probed import A100, measure_probe, probe_case, steady
 from tests.tables import assert_approved, each_block
 from tests.thresholds.sites import site
 

@@ -29,8 +29,8 @@ from pytest_ddpscale.run.record_lines import AnyRecord, Idle
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
+from tests.builders.judged import check_case
 from tests.builders.launches import playing
-from tests.judge.test_node_checks import ANY_CPU, check_case
 
 STUDIES = tuple(
     Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0)
@@ -230,7 +230,7 @@ class TestOnlyASurvey:
         assert (end.study, end.reason) == ("survey", "error")
         assert "srun: error: oh" in end.message
         assert [record for record in stage.heard if isinstance(record, StudyEnd)] == [end]
-        verdict = judge(check_case("gpus", sku=ANY_CPU), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
+        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
         assert verdict.outcome == "not_measured"
         assert end.message in verdict.reason
 
@@ -240,6 +240,6 @@ class TestOnlyASurvey:
         (end,) = stage.records
         assert isinstance(end, StudyEnd)
         assert (end.study, end.reason) == ("survey", "interrupted")
-        verdict = judge(check_case("gpus", sku=ANY_CPU), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
+        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
         assert verdict.outcome == "not_measured"
         assert end.message in verdict.reason

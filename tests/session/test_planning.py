@@ -18,9 +18,8 @@ from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
-from tests.builders.judged import WORKLOAD, make_case
+from tests.builders.judged import WORKLOAD, check_case, make_case
 from tests.builders.probes import ALL_REDUCE, MATMUL, probe_case
-from tests.judge.test_node_checks import check_case
 from tests.rows import rows
 
 GPUS, UNDER_LOAD, TRANSPORT = check_case("gpus"), check_case("ecc_under_load"), check_case("transport")
