@@ -31,19 +31,6 @@ def test_results_are_aligned_and_kept_as_strict_json_with_the_machine(tmp_path: 
     assert {"ratio", "host", "measured_at", "usable_cpus"} <= set(json.loads(kept.read_text(encoding="utf-8")))
 
 
-@pytest.mark.lab
-def test_growth_with_ranks_finds_a_line_and_the_exponent_of_a_power_law() -> None:
-    growth = benchmark("control_plane").growth
-    line = growth({n: 0.001 + 2e-5 * n for n in (64, 128, 1024)})
-    assert (line.fixed_s, line.per_rank_s) == pytest.approx((0.001, 2e-5))
-    for exponent in (0.5, 1.0, 2.0):
-        law = growth({n: 3e-6 * n**exponent for n in (2048, 64, 512)})
-        assert (law.exponent, law.last_doubling) == pytest.approx((exponent, exponent))
-    # log2 of n: 0, 1, 2; of the cost: 0, 2, 2. The slope is 1, the residuals 1/3, 2/3 and 1/3.
-    beside = growth({1: 1.0, 2: 4.0, 4: 4.0})
-    assert (beside.exponent, beside.exponent_stderr) == pytest.approx((1.0, (6 / 9 / 1 / 2) ** 0.5))
-
-
 def test_two_loops_are_compared_pair_by_pair_in_a_balanced_random_order() -> None:
     fidelity = benchmark("fidelity")
     job = fidelity.job_from(
