@@ -74,18 +74,6 @@ def test_one_gang_is_compared_with_fresh_ones_per_timed_second() -> None:
     assert reuse.wall_ratio(gang, fresh) == reuse.wall_ratio(gang, half_as_much) == 3.0
 
 
-def test_nine_of_ten_launches_have_to_hold_the_mean_of_the_others_and_half_to_be_narrow() -> None:
-    launches = benchmark("launches")
-    for half, values, expected in (
-        (0.1, [100.0] * 10, True),
-        (0.3, [100.0] * 10, False),
-        (0.2, [100.0] * 9 + [200.0], True),
-        (0.2, [100.0] * 8 + [200.0, 50.0], False),
-    ):
-        intervals = [launches.Interval(value, value * (1 - half), value * (1 + half), 0.1) for value in values]
-        assert launches.Found("throughput_per_gpu[r-1rank]", tuple(intervals)).is_as_expected is expected
-
-
 def test_a_procedure_finds_a_fault_from_the_size_on_at_which_all_are_found() -> None:
     script, procedures = benchmark("compared"), benchmark("compared_procedures")
 
