@@ -58,16 +58,6 @@ def test_the_samplers_cost_is_a_ratio_within_rounds_of_both_orders() -> None:
     assert all({orders[i][0], orders[i + 1][0]} == {True, False} for i in (0, 2, 4))
 
 
-def test_only_modules_and_time_that_the_plugin_adds_are_charged_to_it() -> None:
-    script = benchmark("plugin_load")
-    text = "import time: self [us] | cumulative | imported package\nimport time:       134 |        134 |   _io\n"
-    assert script.self_times_us(text) == {"_io": 134}
-    with_plugin = [script.Start(110, {"os": 900, "ours": 1000}), script.Start(215, {"os": 900, "ours": 3000})]
-    without = [script.Start(100, {"os": 900}), script.Start(200, {"os": 900})]
-    assert script.added_by_module_ms(with_plugin, without) == {"ours": 2.0}
-    assert script.added_cpu_ms(with_plugin, without) == 12.5
-
-
 def test_one_gang_is_compared_with_fresh_ones_per_timed_second() -> None:
     reuse = benchmark("gang_reuse")
     gang, fresh, half_as_much = reuse.Cost(1, 20, 10, 100), reuse.Cost(10, 60, 10, 100), reuse.Cost(10, 30, 5, 50)
