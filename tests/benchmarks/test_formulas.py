@@ -58,12 +58,6 @@ def test_the_samplers_cost_is_a_ratio_within_rounds_of_both_orders() -> None:
     assert all({orders[i][0], orders[i + 1][0]} == {True, False} for i in (0, 2, 4))
 
 
-def test_one_gang_is_compared_with_fresh_ones_per_timed_second() -> None:
-    reuse = benchmark("gang_reuse")
-    gang, fresh, half_as_much = reuse.Cost(1, 20, 10, 100), reuse.Cost(10, 60, 10, 100), reuse.Cost(10, 30, 5, 50)
-    assert reuse.wall_ratio(gang, fresh) == reuse.wall_ratio(gang, half_as_much) == 3.0
-
-
 def test_a_procedure_finds_a_fault_from_the_size_on_at_which_all_are_found() -> None:
     script, procedures = benchmark("compared"), benchmark("compared_procedures")
 
