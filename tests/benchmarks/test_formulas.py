@@ -91,13 +91,6 @@ def test_simulated_noise_has_variance_one_and_its_correlation_and_intervals_narr
     assert all(b.median < a.median for a, b in itertools.pairwise(width.widths(runs=200, seed=1)))
 
 
-def test_pairs_of_launches_differ_as_often_as_there_is_a_difference() -> None:
-    pairs = benchmark("ddp_benchmark_pairs")
-    for slower, least, most in ((0.0, 0, 1), (0.2, 19, 20)):
-        found = [pairs.pair(seed, 0.0, slower).result for seed in range(20)]
-        assert least <= sum(one in ("slower", "faster") for one in found) <= most
-
-
 def test_outcomes_of_fresh_nodes_are_shares_of_all_clusters() -> None:
     rehearsal = benchmark("calibrate_rehearsal")
     none: dict[str, int] = {}
