@@ -58,23 +58,6 @@ def test_the_samplers_cost_is_a_ratio_within_rounds_of_both_orders() -> None:
     assert all({orders[i][0], orders[i + 1][0]} == {True, False} for i in (0, 2, 4))
 
 
-def test_a_procedure_finds_a_fault_from_the_size_on_at_which_all_are_found() -> None:
-    script, procedures = benchmark("compared"), benchmark("compared_procedures")
-
-    def smallest(kind: str, shares: dict[float, float]) -> object:
-        cells = [script.Cell("0.3 %", "one", kind, size, 0.0, share, 1.0) for size, share in shares.items()]
-        return script.smallest_found(cells, kind)
-
-    assert smallest(script.ALL_GPUS, {2: 1.0, 3: 0.5, 4: 0.95, 5: 1.0, 6: 1.0, 8: 1.0}) == 4
-    assert smallest(script.LINK, dict(zip(script.SIZES[script.LINK], (0.0, 0.0, 1.0, 1.0), strict=True))) == 0.5
-    cluster = script.cluster_of("0.3 %")
-    learned = procedures.Superbench.learned([procedures.Node(cluster, (), seed) for seed in (100, 101, 102)])
-    said = procedures.all_procedures(procedures.Node(cluster, ("slow-gpu:5:1.04",), 3), learned)
-    rejecting = {name for name, outcome in said.items() if outcome.decision == "rejected"}
-    # Within the limit of peers a slower GPU is ordinary, which the others do not tell from a fault.
-    assert rejecting == {"16 rounds, t-test", "one shot, our bounds"}
-
-
 def test_a_slow_rank_is_counted_as_named_or_noted_by_its_gap() -> None:
     roc, noise = benchmark("straggler_roc"), RoundNoise(0.003)
     for slow, gap, expected in (([3], 0.1, (100, 0, 0)), ([3], 0.04, (0, 100, 0)), ([], 0.0, (0, 0, 0))):
