@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.benchmarks.scripts import benchmark
 
 
@@ -56,13 +55,6 @@ def test_the_samplers_cost_is_a_ratio_within_rounds_of_both_orders() -> None:
     assert (found.ratio.value, found.cpu_s_per_s) == pytest.approx((0.98, 0.005))
     orders = sampler.orders(7, seed=3)
     assert all({orders[i][0], orders[i + 1][0]} == {True, False} for i in (0, 2, 4))
-
-
-def test_a_slow_rank_is_counted_as_named_or_noted_by_its_gap() -> None:
-    roc, noise = benchmark("straggler_roc"), RoundNoise(0.003)
-    for slow, gap, expected in (([3], 0.1, (100, 0, 0)), ([3], 0.04, (0, 100, 0)), ([], 0.0, (0, 0, 0))):
-        found = roc.measure(8, 16, noise, 0.0, slow, roc.always(gap), 5)
-        assert (found.named, found.noted, found.false) == expected
 
 
 def test_simulated_noise_has_variance_one_and_its_correlation_and_intervals_narrow() -> None:
