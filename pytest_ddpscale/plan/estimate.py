@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 
-# Measured on two CPU cores (benchmarks/gang_reuse.py) and rounded up.
+# Measured on two CPU cores and rounded up.
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
 # Rounds after which most studies are decided: mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.

@@ -9,10 +9,8 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from pytest_ddpscale.simulate.round_noise import RoundNoise
 from tests.benchmarks.scripts import benchmark
 
 
@@ -29,19 +27,6 @@ def test_results_are_aligned_and_kept_as_strict_json_with_the_machine(tmp_path: 
     assert not kept.exists()
     reporting.keep(kept, "fidelity", {"ratio": 1.01})
     assert {"ratio", "host", "measured_at", "usable_cpus"} <= set(json.loads(kept.read_text(encoding="utf-8")))
-
-
-@pytest.mark.lab
-def test_growth_with_ranks_finds_a_line_and_the_exponent_of_a_power_law() -> None:
-    growth = benchmark("control_plane").growth
-    line = growth({n: 0.001 + 2e-5 * n for n in (64, 128, 1024)})
-    assert (line.fixed_s, line.per_rank_s) == pytest.approx((0.001, 2e-5))
-    for exponent in (0.5, 1.0, 2.0):
-        law = growth({n: 3e-6 * n**exponent for n in (2048, 64, 512)})
-        assert (law.exponent, law.last_doubling) == pytest.approx((exponent, exponent))
-    # log2 of n: 0, 1, 2; of the cost: 0, 2, 2. The slope is 1, the residuals 1/3, 2/3 and 1/3.
-    beside = growth({1: 1.0, 2: 4.0, 4: 4.0})
-    assert (beside.exponent, beside.exponent_stderr) == pytest.approx((1.0, (6 / 9 / 1 / 2) ** 0.5))
 
 
 def test_two_loops_are_compared_pair_by_pair_in_a_balanced_random_order() -> None:
@@ -71,72 +56,9 @@ def test_the_samplers_cost_is_a_ratio_within_rounds_of_both_orders() -> None:
     assert all({orders[i][0], orders[i + 1][0]} == {True, False} for i in (0, 2, 4))
 
 
-def test_only_modules_and_time_that_the_plugin_adds_are_charged_to_it() -> None:
-    script = benchmark("plugin_load")
-    text = "import time: self [us] | cumulative | imported package\nimport time:       134 |        134 |   _io\n"
-    assert script.self_times_us(text) == {"_io": 134}
-    with_plugin = [script.Start(110, {"os": 900, "ours": 1000}), script.Start(215, {"os": 900, "ours": 3000})]
-    without = [script.Start(100, {"os": 900}), script.Start(200, {"os": 900})]
-    assert script.added_by_module_ms(with_plugin, without) == {"ours": 2.0}
-    assert script.added_cpu_ms(with_plugin, without) == 12.5
-
-
-def test_one_gang_is_compared_with_fresh_ones_per_timed_second() -> None:
-    reuse = benchmark("gang_reuse")
-    gang, fresh, half_as_much = reuse.Cost(1, 20, 10, 100), reuse.Cost(10, 60, 10, 100), reuse.Cost(10, 30, 5, 50)
-    assert reuse.wall_ratio(gang, fresh) == reuse.wall_ratio(gang, half_as_much) == 3.0
-
-
-def test_nine_of_ten_launches_have_to_hold_the_mean_of_the_others_and_half_to_be_narrow() -> None:
-    launches = benchmark("launches")
-    for half, values, expected in (
-        (0.1, [100.0] * 10, True),
-        (0.3, [100.0] * 10, False),
-        (0.2, [100.0] * 9 + [200.0], True),
-        (0.2, [100.0] * 8 + [200.0, 50.0], False),
-    ):
-        intervals = [launches.Interval(value, value * (1 - half), value * (1 + half), 0.1) for value in values]
-        assert launches.Found("throughput_per_gpu[r-1rank]", tuple(intervals)).is_as_expected is expected
-
-
-def test_a_procedure_finds_a_fault_from_the_size_on_at_which_all_are_found() -> None:
-    script, procedures = benchmark("compared"), benchmark("compared_procedures")
-
-    def smallest(kind: str, shares: dict[float, float]) -> object:
-        cells = [script.Cell("0.3 %", "one", kind, size, 0.0, share, 1.0) for size, share in shares.items()]
-        return script.smallest_found(cells, kind)
-
-    assert smallest(script.ALL_GPUS, {2: 1.0, 3: 0.5, 4: 0.95, 5: 1.0, 6: 1.0, 8: 1.0}) == 4
-    assert smallest(script.LINK, dict(zip(script.SIZES[script.LINK], (0.0, 0.0, 1.0, 1.0), strict=True))) == 0.5
-    cluster = script.cluster_of("0.3 %")
-    learned = procedures.Superbench.learned([procedures.Node(cluster, (), seed) for seed in (100, 101, 102)])
-    said = procedures.all_procedures(procedures.Node(cluster, ("slow-gpu:5:1.04",), 3), learned)
-    rejecting = {name for name, outcome in said.items() if outcome.decision == "rejected"}
-    # Within the limit of peers a slower GPU is ordinary, which the others do not tell from a fault.
-    assert rejecting == {"16 rounds, t-test", "one shot, our bounds"}
-
-
-def test_a_slow_rank_is_counted_as_named_or_noted_by_its_gap() -> None:
-    roc, noise = benchmark("straggler_roc"), RoundNoise(0.003)
-    for slow, gap, expected in (([3], 0.1, (100, 0, 0)), ([3], 0.04, (0, 100, 0)), ([], 0.0, (0, 0, 0))):
-        found = roc.measure(8, 16, noise, 0.0, slow, roc.always(gap), 5)
-        assert (found.named, found.noted, found.false) == expected
-
-
-def test_simulated_noise_has_variance_one_and_its_correlation_and_intervals_narrow() -> None:
+def test_intervals_narrow_with_rounds() -> None:
     width = benchmark("width")
-    for correlation in (0.0, 0.5):
-        values = np.array(width.noise_of(width.random.Random(1), correlation, 20_000))
-        assert values.var() == pytest.approx(1.0, rel=0.05)
-        assert (values[1:] * values[:-1]).mean() == pytest.approx(correlation, abs=0.05)
     assert all(b.median < a.median for a, b in itertools.pairwise(width.widths(runs=200, seed=1)))
-
-
-def test_pairs_of_launches_differ_as_often_as_there_is_a_difference() -> None:
-    pairs = benchmark("ddp_benchmark_pairs")
-    for slower, least, most in ((0.0, 0, 1), (0.2, 19, 20)):
-        found = [pairs.pair(seed, 0.0, slower).result for seed in range(20)]
-        assert least <= sum(one in ("slower", "faster") for one in found) <= most
 
 
 def test_outcomes_of_fresh_nodes_are_shares_of_all_clusters() -> None:

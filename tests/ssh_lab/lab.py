@@ -21,7 +21,6 @@ from types import TracebackType
 
 import psutil
 
-from tests.slurm_lab.cgroup import CpuQuota, machine_cores
 from tests.slurm_lab.machine import Machine, lab_path, program_of
 from tests.slurm_lab.network import Network, execute
 from tests.slurm_lab.polling import wait_until
@@ -29,7 +28,6 @@ from tests.slurm_lab.polling import wait_until
 ROOT = Path(__file__).parents[2]
 UP_DEADLINE_S = 120
 NOBODY = "n99"  # has an address, at which nobody is
-USABLE_CORES = 0.9  # of the machine's, for the hosts
 _SSHD = """\
 HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/authorized_keys
@@ -72,7 +70,6 @@ class SshLab:
         self.directory = directory
         self.names = [f"n{number}" for number in range(1, hosts + 1)]
         self.hosts: dict[str, Machine] = {}
-        self.quotas: dict[str, CpuQuota] = {}
         self._cleanup = ExitStack()
 
     def __enter__(self) -> SshLab:
@@ -85,14 +82,6 @@ class SshLab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cleanup.close()
-
-    def share_cores(self, *, slow: str = "", share: float = 1.0) -> None:
-        """Give all hosts equal quotas, but for one that has a share of the others'."""
-        for quota in self.quotas.values():
-            quota.limit(None)
-        each = machine_cores() * USABLE_CORES / len(self.quotas)
-        for name, quota in self.quotas.items():
-            quota.limit(each * share if name == slow else each)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on head, in the working directory of whoever runs it."""
@@ -159,14 +148,8 @@ class SshLab:
         nobody = next(address for address in map(str, network.subnet.hosts()) if address not in network.nodes.values())
         with hosts_file.open("a") as file:
             file.write(f"{nobody} {NOBODY}\n")
-        quotas: list[CpuQuota] = []
         for name in self.names:
-            quota = CpuQuota(f"{network.outside}-{name}", quotas)
-            quotas.append(quota)
-            begun.callback(quota.remove)
-            quota.limit(None)
-            self.quotas[name] = quota
-            self.hosts[name] = Machine(name, hosts_file, own_proc=True, quota=quota)
+            self.hosts[name] = Machine(name, hosts_file, own_proc=True)
         self.head = Machine("head", hosts_file, own_proc=False)
         for machine in (self.head, *self.hosts.values()):
             begun.callback(machine.down)

@@ -1,4 +1,4 @@
-"""A rank with a fault, for `stragglers.py`: with this folder on PYTHONPATH one rank sleeps in each step.
+"""A rank with a fault, for `test_stragglers.py`: with this folder on PYTHONPATH one rank sleeps in each step.
 
 Python imports a module of this name at start-up, before the worker, so the real worker is measured.
 Local rank SLOW_RANK sleeps after the computation of each step for SLOW_SHARE of the step's time.
