@@ -1,6 +1,7 @@
 """Requirements and measurements whose values are known beforehand.
 
-Tests of other packages take types of the judge from here alone, and `judge` itself.
+Tests of other packages take types of the judge from here alone (flags of telemetry from `telemetry`), and what a
+session calls: `judge`, `slow_links`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 from pytest_ddpscale.judge.estimating import Found as Found
 from pytest_ddpscale.judge.intervals import Estimate as Estimate
 from pytest_ddpscale.judge.intervals import ValueChange as ValueChange
+from pytest_ddpscale.judge.slow_links import Rail as Rail
+from pytest_ddpscale.judge.slow_links import find_link_faults as find_link_faults
+from pytest_ddpscale.judge.slow_links import rails_of as rails_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS

@@ -11,7 +11,6 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from pytest_ddpscale.judge.slow_links import Rail, find_link_faults, rails_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.run.records import GangRecord
@@ -21,6 +20,7 @@ from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
+from tests.builders.judged import Rail, find_link_faults, rails_of
 from tests.builders.probes import pair_evidence
 
 from .kept_records import KeptRecords, context_on_cpu
