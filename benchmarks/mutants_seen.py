@@ -178,8 +178,10 @@ class Tests:
             def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
                 items[:] = [item for item in items if item.nodeid in asked]
 
-            def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-                return True if item.path.stem in seen else None
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_setup(self, item: pytest.Item) -> None:
+                if item.path.stem in seen:
+                    pytest.skip("seen already")
 
             def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
                 if report.failed:

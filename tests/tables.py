@@ -38,6 +38,28 @@ def assert_approved(path: Path, block: str, tell: Callable[[str], Iterable[str]]
         pytest.fail("\n".join(lines), pytrace=False)
 
 
+def assert_rows(block: str, why_wrong: Callable[[str], str]) -> None:
+    """Fail with each row of a block that says itself what comes of it, and is wrong."""
+    rows = [line for line in block.splitlines() if not line.startswith("#")]
+    wrong = [f"{row}\n{INDENT}{why}" for row in rows if (why := why_wrong(row))]
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+
+
+def missed(words: str, message: str) -> str:
+    """The first of a row's words that a message does not have after the others; empty if it has all."""
+    for word in words.split():
+        _, found, message = message.partition(word)
+        if not found:
+            return word
+    return ""
+
+
+def is_so(expected: str, said: str) -> bool:
+    """Whether that is said which a row expects: just that, or ``refused`` and some words."""
+    return not missed(expected, said) if expected.startswith("refused") else said == expected
+
+
 def _told(block: str, tell: Callable[[str], Iterable[str]]) -> Iterator[str]:
     for line in block.splitlines():
         if line.startswith(INDENT):

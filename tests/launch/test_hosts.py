@@ -15,76 +15,36 @@ import pytest
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.exec import ExecLauncher
-from pytest_ddpscale.launch.hosts import PerHostLauncher, expanded, read_hostfile
+from pytest_ddpscale.launch.hosts import PerHostLauncher, read_hostfile
 from pytest_ddpscale.launch.launcher import Cluster, Launch
 from pytest_ddpscale.launch.ssh import SshLauncher
 from tests.builders.launches import settings
+from tests.tables import assert_rows, each_block, is_so
 
 AGENT = [sys.executable, "-m", "pytest_ddpscale.node"]
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("", ""),
-        ("n1", "n1"),
-        ("n1, n2,", "n1 n2"),
-        ("n[1-3,7]", "n1 n2 n3 n7"),
-        ("n[08-11]", "n08 n09 n10 n11"),
-        ("r[1-2]n[1-2],gpu-a.site.org", "r1n1 r1n2 r2n1 r2n2 gpu-a.site.org"),
-        ("10.0.0.[4-5]", "10.0.0.4 10.0.0.5"),
-    ],
-)
-def test_lists_are_pdshs(text: str, hosts: str) -> None:
-    assert expanded("--ddp-hosts", text) == tuple(hosts.split())
+TABLE = Path(__file__).with_name("hosts.txt")
 
 
-@pytest.mark.parametrize(
-    "text", ["n[3-1]", "n[a]", "n[1", "n1]", "-oProxyCommand=x", "n1;reboot", "n 1", "n[1-999999999]"]
-)
-def test_what_is_no_host_is_refused(text: str) -> None:
-    with pytest.raises(
-        OptionError, match=r"^--ddp-hosts: found '.*'; expected names of hosts such as n1,n2 or n\[1-8\]"
-    ):
-        expanded("--ddp-hosts", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts", "slots"),
-    [
-        ("n1\nn2\n", "n1 n2", None),
-        ("# OpenMPI\nn1 slots=4 max_slots=8  # rack 1\n\nn2 slots=4\n", "n1 n2", 4),
-        ("n1:4\nn2:4 binding=user:0\n", "n1 n2", 4),
-        ("n[1-3] slots=8\n", "n1 n2 n3", 8),
-        ("n1\nn1\nn2\nn2\n", "n1 n2", 2),
-        ("n1 slots=2\nn2:2\n", "n1 n2", 2),
-    ],
-)
-def test_host_files_are_openmpis_and_mpichs(tmp_path: Path, text: str, hosts: str, slots: int | None) -> None:
+@each_block(TABLE)
+def test_hosts_are_as_users_name_them(block: str, tmp_path: Path) -> None:
+    """A row of hosts.txt: --ddp-hosts, or @ and what its file says; other options; hosts with slots, or a refusal."""
     path = tmp_path / "hosts"
-    path.write_text(text)
-    assert read_hostfile(path) == (tuple(hosts.split()), slots)
 
+    def why_wrong(row: str) -> str:
+        text, options, expected = (part.strip() for part in row.split("|"))
+        path.write_text(text[1:].replace("\\n", "\n"), encoding="utf-8")
+        asked = {"hosts": f"@{path}" if text.startswith("@") else text} if text else {}
+        asked |= dict(option.split("=") for option in options.split())
+        try:
+            cluster = SshLauncher(settings(**asked), {}).cluster(plans_only=True)
+            said = " ".join(cluster.hosts) + (f" with {cluster.slots}" if cluster.slots else "")
+        except OptionError as error:
+            said = f"refused {error}"
+        return "" if is_so(expected, said) else said
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"^--ddp-hosts: found no host in "),
-        ("# none\n", r"^--ddp-hosts: found no host in "),
-        (
-            "n1 slots=4\nn2 slots=2\n",
-            r"hosts: n1 has 4 slots, n2 has 2; expected the same number on every host\. Every node",
-        ),
-        ("n1 slots=4\nn2\n", r"n1 has 4 slots, n2 has 1; expected the same number"),
-        ("n1\n-x slots=4\n", r"hosts, line 2: found '-x'; expected names of hosts"),
-        ("n1 slots=0\n", r"expected the same number on every host"),
-    ],
-)
-def test_host_files_that_make_no_sense_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    with pytest.raises(OptionError, match=message):
-        read_hostfile(path)
+    assert_rows(block, why_wrong)
 
 
 def test_a_host_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -102,27 +62,6 @@ def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("n1:8\nn2:8\n")
     from_file = SshLauncher(settings(hosts=f"@{tmp_path / 'hosts'}"), {})
     assert from_file.cluster(plans_only=False) == Cluster(2, ("n1", "n2"), "ssh", is_elsewhere=True, slots=8)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"^--ddp-hosts: found no host for --ddp-launcher=ssh; expected such as n1,n2 or n\[1-8\]"),
-        ({"hosts": "n1,n2,n1"}, r"^--ddp-hosts: found n1 twice; expected each host once"),
-        ({"hosts": "n1", "nodes": "2"}, r"^--ddp-nodes: found 2, but 1 hosts are named; expected at most 1"),
-        ({"hosts": "@nowhere"}, r"^--ddp-hosts: nowhere cannot be read \(No such file or directory\); expected a file"),
-    ],
-)
-def test_what_does_not_fit_is_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        SshLauncher(settings(**options), {}).cluster(plans_only=False)
-
-
-def test_more_ranks_than_a_file_has_slots_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("n1:4\n")
-    asked = settings(hosts=f"@{tmp_path / 'hosts'}", gpus_per_node="8")
-    with pytest.raises(OptionError, match=r"^--ddp-gpus-per-node: found 8, but the host file has 4 slots"):
-        SshLauncher(asked, {}).cluster(plans_only=False)
 
 
 def test_without_ssh_or_the_command_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

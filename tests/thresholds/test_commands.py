@@ -58,7 +58,9 @@ def test_init_for_what_cannot_be_measured_makes_nothing(sku: str, words: str, tm
 def test_check_says_what_a_site_changes_and_names_both_files(tmp_path: Path, capsys: Captured) -> None:
     path = write_site(tmp_path)
     assert main(["thresholds", "check", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert said.err == "", "no remark"
+    lines = said.out.splitlines()
     assert f"{path} sha256 {load_thresholds(path).sha256}" in lines
     assert f"extends {thresholds().path} sha256 {thresholds().sha256}" in lines
     kinds = (
@@ -74,6 +76,13 @@ def test_check_says_what_a_site_changes_and_names_both_files(tmp_path: Path, cap
     idle = "throughput_per_gpu of resnet50-fp16 at world size 1 is the same in the file below"
     assert f"  {path}:10: has no effect: {idle}" in told
     assert lines[at + 7] == "16 SKUs as in the file below"
+
+
+def test_remarks_stop_nothing(tmp_path: Path, capsys: Captured) -> None:
+    row = "{throughput_per_gpu: {1: 10}, of: resnet152-fp16, published: site, bound: 11, because: stricter}"
+    path = write_site(tmp_path, f"skus: {{a100-sxm4-80gb: {{requirements: [{row}]}}}}\n")
+    assert main(["thresholds", "check", str(path)]) == 0
+    assert f"ddpscale: remark: {path}:4: the bound 11 of throughput_per_gpu of" in capsys.readouterr().err
 
 
 def test_check_tells_every_problem(tmp_path: Path, capsys: Captured) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement, Sku
@@ -18,12 +19,12 @@ from pytest_ddpscale.thresholds.site_file import json_schema_text
 from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.rows import rows
-from tests.thresholds.conftest import ONE_NODE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "thresholds.yaml").read_text(encoding="utf-8")
 LONGEST_LINE = 110
 FILE = packaged_thresholds()
+ONE_NODE = Layout(1, 8)
 SKUS = FILE.thresholds.skus
 ALL_GPUS = {name: sku for name, sku in SKUS.items() if sku.detect.device == "cuda"}
 GPUS = {name: sku for name, sku in ALL_GPUS.items() if name not in WHOLE_RUNS_ONLY}
@@ -34,81 +35,9 @@ PUBLISHERS = r"^((willgpaik|lambdal)/\S+@[0-9a-f]{7,}|pytorch/pytorch|Oneflow-In
 RESNET152_FLOPS = 68.85e9
 PUBLISHED_RUNS = ROOT / "tests" / "data" / "paik_a100_80gb"
 
-# Name, PCI device id and the SKU they are; None: no SKU of the file.
-DEVICES = [
-    ("Tesla V100-SXM2-16GB", "1db1", "v100-sxm2-16gb"),
-    ("NVIDIA Tesla V100-SXM2-16GB", "1db1", "v100-sxm2-16gb"),
-    ("Tesla V100-SXM2-32GB", "1db5", "v100-sxm2-32gb"),
-    ("NVIDIA A100-SXM4-80GB", "20b2", "a100-sxm4-80gb"),
-    ("A100-SXM4-80GB", "20b2", "a100-sxm4-80gb"),
-    ("NVIDIA A100-SXM-80GB", "20b2", "a100-sxm4-80gb"),
-    ("NVIDIA A100-SXM4-40GB", "20b0", "a100-sxm4-40gb"),
-    ("A100-SXM4-40GB", "20b0", "a100-sxm4-40gb"),
-    ("NVIDIA A100 80GB PCIe", "20b5", "a100-pcie-80gb"),
-    ("NVIDIA A100-PCIE-40GB", "20f1", "a100-pcie-40gb"),
-    ("A100-PCIE-40GB", "20f1", "a100-pcie-40gb"),
-    ("NVIDIA H100 80GB HBM3", "2330", "h100"),
-    ("NVIDIA H100 PCIe", "2331", "h100-pcie"),
-    ("NVIDIA H100", "2337", "h100-64gb"),
-    ("NVIDIA H100 64GB HBM2", "2337", "h100-64gb"),
-    ("NVIDIA H200", "2335", "h200"),
-    ("NVIDIA B200", "2901", "b200"),
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "2bb5", "rtx-pro-6000-server"),
-    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "2bb1", "rtx-pro-6000-workstation"),
-    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "2bb4", "rtx-pro-6000-max-q"),
-    ("NVIDIA RTX A6000", "2230", "a6000"),
-    ("NVIDIA RTX PRO 6000D", "2bb2", None),
-    ("NVIDIA RTX 6000D", "2bb9", None),
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition D", "2bb2", None),
-    ("NVIDIA RTX Pro 6000 Blackwell DC-48Q", "2bb5", None),
-    ("NVIDIA RTX 6000 Ada Generation", "26b1", None),
-    ("Quadro RTX 6000", "1e30", None),
-    ("NVIDIA H200 NVL", "233b", None),
-    ("NVIDIA H100 NVL", "2321", None),
-    ("NVIDIA GH200 480GB", "2342", None),
-    ("NVIDIA GB200", "2941", None),
-    ("NVIDIA A100-SXM-64GB", "20b3", None),
-    ("Tesla V100-PCIE-16GB", "1db4", None),
-    ("Tesla V100S-PCIE-32GB", "1df6", None),
-    ("NVIDIA Graphics Device", "2901", None),
-]
-
-
-def matching(name: str, pci_device_id: str | None = None) -> list[str]:
-    return [
-        sku
-        for sku, entry in ALL_GPUS.items()
-        if re.fullmatch(entry.detect.name or "", name) and pci_device_id in (None, *entry.detect.pci_device_ids)
-    ]
-
 
 def requirements(sku: str, **fields: Any) -> list[Requirement]:
     return [r for r in SKUS[sku].requirements if all(getattr(r, field) == value for field, value in fields.items())]
-
-
-ALIASES = {"v100": "v100-sxm2-16gb", "a100": "a100-sxm4-80gb", "rtx-pro-6000": "rtx-pro-6000-server"}
-NAMES = [
-    "v100-sxm2-16gb", "v100-sxm2-32gb", "a100-sxm4-80gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-pcie-40gb",
-    "h100", "h100-pcie", "h200", "b200", "rtx-pro-6000-server", "rtx-pro-6000-workstation", "rtx-pro-6000-max-q",
-    "a6000", "cpu",
-]  # fmt: skip
-
-
-@rows(("asked", "sku"), [*ALIASES.items(), *zip(NAMES, NAMES, strict=True)])
-def test_every_sku_that_can_be_asked_for_is_there(asked: str, sku: str) -> None:
-    assert FILE.sku_name(asked) == sku
-    assert SKUS[sku].requirements
-
-
-@rows(("name", "pci_device_id", "sku"), DEVICES)
-def test_a_device_is_the_sku_its_driver_says_and_no_other(name: str, pci_device_id: str, sku: str | None) -> None:
-    expected = [] if sku is None else [sku]
-    assert matching(name, pci_device_id) == expected
-    assert matching(name) == expected, "the PCI id alone must not be what keeps it out"
-
-
-def test_every_gpu_has_a_device_in_the_table_above() -> None:
-    assert {sku for _, _, sku in DEVICES} - {None} == set(ALL_GPUS)
 
 
 def test_no_pci_device_id_belongs_to_two_skus() -> None:
@@ -478,3 +407,27 @@ def test_a_mistake_in_one_sku_leaves_the_others_usable_and_is_told_to_who_asks_f
     with pytest.raises(ThresholdsError, match="did you mean 'weak_scaling_efficiency'") as raised:
         file.sku_name("b200")
     assert line < int(raised.value.where.rpartition(":")[2]) < line + section.count("\n")
+
+
+def test_names_of_cases_are_unique_within_a_sku_and_need_no_quoting_by_pytest() -> None:
+    for sku in SKUS:
+        cases = cases_for(FILE, sku, ONE_NODE)
+        assert len({case.id for case in cases}) == len(cases), sku
+        assert all(case.name.isascii() and not set(case.name) & set(" []:/'\"") for case in cases)
+
+
+def test_no_bound_of_one_node_is_asked_across_the_network() -> None:
+    for sku, said in SKUS.items():
+        assert said.beyond_node == ("dropped" if sku == "cpu" else "missing")
+        for case in cases_for(FILE, sku, Layout(2, 4)):
+            size = case.requirement.world_size
+            assert bool(case.missing) == (isinstance(size, int) and size > 4), (sku, case.id)
+
+
+def test_nobody_waives_anything_for_all_sites_and_the_how_to_shows_how_a_site_does(tmp_path: Path) -> None:
+    assert [one for sku in SKUS.values() for one in sku.requirements if one.waiver is not None] == []
+    how_to = (ROOT / "docs" / "how-to" / "waiver.md").read_text(encoding="utf-8")
+    (tmp_path / "site.yaml").write_text(how_to.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    requirements = load_thresholds(tmp_path / "site.yaml").thresholds.skus["b200"].requirements
+    waived = [(one.subject, one.severity) for one in requirements if one.waiver is not None]
+    assert sorted(waived) == [("matmul-bf16", "fail"), ("nvlink", "fail")]

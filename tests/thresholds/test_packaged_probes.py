@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import TimeEstimate, estimate
@@ -10,14 +11,22 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import PACES, build_plan
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.thresholds.cases import NodeCase, cases_for, device_type, nightly_uniformity, training_cases
+from pytest_ddpscale.thresholds.cases import (
+    NodeCase,
+    cases_for,
+    device_type,
+    nightly_uniformity,
+    node_expectation,
+    training_cases,
+)
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.thresholds.parts import Node
 from tests.builders.clusters import WHOLE_RUNS_ONLY
 from tests.builders.clusters import thresholds as packaged_thresholds
 from tests.rows import rows
-from tests.thresholds.conftest import ONE_NODE
 
 FILE = packaged_thresholds()
+ONE_NODE = Layout(1, 8)
 MEASURED = {
     name: sku
     for name, sku in FILE.thresholds.skus.items()
@@ -57,6 +66,22 @@ def test_every_gpu_is_checked_for_all_that_it_has(sku: Sku) -> None:
     if not any(workload.precision == "bf16" for workload in sku.workloads.values()):
         lacks.add("bf16")
     assert set(sku.checks) == set(NODE_CHECKS) - lacks
+
+
+def test_every_sku_with_a_check_says_what_it_needs() -> None:
+    for name, sku in FILE.thresholds.skus.items():
+        node = node_expectation(sku, Plan(name, "cuda", ()))
+        assert "pcie" not in sku.checks or None not in (node.pcie_width, node.pcie_generation), name
+        assert "nvlink" not in sku.checks or node.nvlinks is not None, name
+
+
+@rows(("in_file", "asked", "least"), [(None, None, None), (8, None, 8), (None, 8, 8), (4, 8, 8)])
+def test_gpus_that_should_be_there_are_those_of_the_file_or_those_asked_for(
+    in_file: int | None, asked: int | None, least: int | None
+) -> None:
+    """A plan that asks for GPUs which are not there comes from a session, and not from a line of compiled.txt."""
+    sku = replace(MEASURED["cpu"], node=Node.model_validate({"gpus": in_file}))
+    assert node_expectation(sku, Plan("cpu", "cpu", (), gpus_asked=asked)).gpus_installed == least
 
 
 def test_a_cpu_is_checked_for_what_means_something_there() -> None:
@@ -107,6 +132,19 @@ def test_messages_fit_the_memory(sku: str) -> None:
     assert memory_gib is not None
     sizes = [probe.operation.message_bytes for probe in probes_of(sku, Layout(2, 8))]
     assert max(size or 0 for size in sizes) <= LARGEST_SHARE_OF_MEMORY * memory_gib * 2**30
+
+
+def test_probes_are_compared_with_peers_only_if_a_row_asks_for_them() -> None:
+    for name, sku in FILE.thresholds.skus.items():
+        asked = {one.probe for one in sku.requirements if one.probe and not one.definition.compares_places}
+        assert {one.probe for one in sku.requirements if one.definition.compares_places} <= asked, name
+
+
+def test_what_peers_are_compared_by_rejects_but_cannot_accept() -> None:
+    found = [(name, one) for name, sku in MEASURED.items() for one in sku.requirements if one.definition.reads_own_pace]
+    assert {(one.severity, one.provisional) for _, one in found} == {("fail", True)}
+    assert {one.bound for name, one in found if name != "cpu"} == {1.05, 1.03}
+    assert {one.bound for name, one in found if name == "cpu"} == {2.0}
 
 
 def test_only_the_newest_have_fp8_and_no_v100_bf16() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.reading import ExactLoader
 from pytest_ddpscale.util.packaged import packaged
-from tests.thresholds.conftest import LINES
+from tests.thresholds.edited import BASE
 
 if not yaml.__with_libyaml__:
     pytest.skip("PyYAML was built without libyaml", allow_module_level=True)
@@ -48,9 +48,9 @@ def test_the_packaged_file() -> None:
     assert read(FastLoader, PACKAGED) == read(ExactLoader, PACKAGED) is not None
 
 
-@given(st.lists(st.tuples(st.integers(0, len("\n".join(LINES))), st.integers(0, 5), st.sampled_from(ODD)), max_size=3))
+@given(st.lists(st.tuples(st.integers(0, len(BASE)), st.integers(0, 5), st.sampled_from(ODD)), max_size=3))
 def test_a_file_that_somebody_edited(edits: list[tuple[int, int, str]]) -> None:
-    text = "\n".join(LINES)
+    text = BASE
     for at, deleted, typed in edits:
         text = text[:at] + typed + text[at + deleted :]
     fast, exact = read(FastLoader, text), read(ExactLoader, text)
