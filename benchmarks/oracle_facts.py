@@ -33,7 +33,7 @@ NAMES_OF_ROWS = (
 # Sentences, settings of the command, and numbers that follow from others.
 NO_FACTS_OF_SUITE = {
     "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
-    "folder", "not_measured", "snippet_python", "snippet_environment", "document_parameters_per_epoch",
+    "folder", "not_measured", "snippet_environment", "document_parameters_per_epoch",
     "document_bytes_per_epoch", "sent_bytes_per_rank_and_step", "sent_bytes_per_rank_and_epoch",
 }  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
