@@ -18,7 +18,6 @@ from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
 
 COLUMNS = 100  # of a line
-EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
     "generations": ("WORKLOAD", "A {unit}/s/GPU", "B {unit}/s/GPU", "RATIO", "INTERVAL", "RESULT"),
@@ -27,7 +26,7 @@ _HEADERS = {
 
 def compared_lines(found: ComparedRuns) -> Iterator[str]:
     """The answer, the runs, differences of configuration, each requirement, and step times."""
-    yield counts_line(found.requirements, "in B")
+    yield counts_line(found.requirements)
     for letter, run in (("A", found.a), ("B", found.b)):
         yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
     yield ""
@@ -46,7 +45,7 @@ def compared_json(found: ComparedRuns) -> dict[str, Any]:
         "a": _run_json(found.a),
         "b": _run_json(found.b),
         "configuration": [asdict(one) for one in found.configuration],
-        "requirements": [requirement_json(one) for one in found.requirements],
+        "requirements": [_requirement_json(one) for one in found.requirements],
         "only_a": found.only_a,
         "only_b": found.only_b,
         "steps": [
@@ -75,7 +74,7 @@ def _run_json(run: ComparedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def requirement_json(one: ComparedRequirement) -> dict[str, Any]:
+def _requirement_json(one: ComparedRequirement) -> dict[str, Any]:
     """One requirement as JSON types."""
     said = asdict(one)
     for name in ("a", "b", "change"):
@@ -97,14 +96,14 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
     """Requirements: worse ones first, then better ones, then those without a difference."""
     told = [one for one in found.requirements if one.change]
     unit = found.a.evidence.plan.unit
-    yield from requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
+    yield from _requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
     for letter, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:
             yield from wrapped(f"only in {letter}: {text.one_line(', '.join(ids))}")
     yield from _provisos(found, told)
 
 
-def requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
+def _requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
     """A table of compared requirements by metric, the worse ones first, and why the others were not compared."""
     told = sorted((one for one in requirements if one.change), key=_most_telling_first)
     by_metric: dict[tuple[bool, bool, str], list[ComparedRequirement]] = {}
@@ -138,8 +137,6 @@ def _rows(of_metric: Sequence[ComparedRequirement]) -> Iterator[tuple[str, ...]]
 
 def _row(one: ComparedRequirement, name: str) -> tuple[str, ...]:
     values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in _values(one)]
-    if one.earlier_runs:
-        values[0] += f" ({one.earlier_runs})"
     result = digits.ABSENT if one.difference == "no difference shown" else one.difference
     return (name, *values, *_change_texts(one), result)
 
@@ -225,7 +222,7 @@ def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
     return (how, f"{first.b_s_per_iter:.4f}", f"{first.b_examples_per_s:.1f}", *differences)
 
 
-def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
+def counts_line(requirements: Sequence[ComparedRequirement]) -> str:
     """The answer, and how many requirements are worse, better, or neither.
 
     Those with the same evidence count once, as the worst.
@@ -234,7 +231,7 @@ def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
     worse = sum(any(one.is_worse for one in group) for group in told)
     same = sum(all(one.difference == "no difference shown" for one in group) for group in told)
     better = len(told) - worse - same
-    counted = f"of {len(told)} requirements {worse} are worse {where}, {better} better, {same} show no difference"
+    counted = f"of {len(told)} requirements {worse} are worse in B, {better} better, {same} show no difference"
     answers = [word for word, number in (("worse", worse), ("better", better)) if number]
     answer = " and ".join(answers) or ("no difference shown" if told else "nothing to compare")
     return f"{answer.capitalize()}: {counted}."

@@ -43,7 +43,6 @@ class ComparedRequirement:
         knows_launches: whether both intervals include differences between launches.
         why_not: why it was not compared; empty if it was.
         is_lost: whether the first run has a value but the second has none to compare with it.
-        earlier_runs: number of earlier runs in the mean `a` when comparing with a history; 0 for a single run.
         counts_with: id of the requirement that it is counted with (`run.counting`); empty for itself.
     """
 
@@ -67,7 +66,6 @@ class ComparedRequirement:
     knows_launches: bool = False
     why_not: str = ""
     is_lost: bool = False
-    earlier_runs: int = 0
     counts_with: str = ""
 
     def is_worse_by(self, share: float) -> bool:

@@ -26,14 +26,12 @@ class EarlierRun:
         id: unique digest.
         path: of its directory when it was added.
         began: ISO 8601 in UTC.
-        is_norm: whether it may serve as a baseline: neither rejected nor accepted by a waiver.
     """
 
     id: str
     path: str
     began: str
     outcome: RunOutcome
-    is_norm: bool
 
 
 def runs_of_exactly(
@@ -48,15 +46,14 @@ def runs_of_exactly(
         before_iso: when this run started, ISO 8601 in UTC.
     """
     rows = connection.execute(
-        "SELECT id, run_path, started_at, outcome, outcome != 'rejected' AND NOT EXISTS (SELECT 1 FROM verdicts "
-        "WHERE run = runs.id AND outcome = 'failed' AND severity = 'fail') "
-        "FROM runs WHERE sku = ? AND started_at < ? ORDER BY started_at DESC, id",
+        "SELECT id, run_path, started_at, outcome FROM runs WHERE sku = ? AND started_at < ? "
+        "ORDER BY started_at DESC, id",
         (sku, before_iso),
     ).fetchall()
-    for run, path, began, outcome, is_norm in rows:
+    for run, path, began, outcome in rows:
         took_part = connection.execute("SELECT host FROM hosts WHERE run = ?", (run,))
         if {host for (host,) in took_part} == set(hosts):
-            yield EarlierRun(run, path, began, outcome, bool(is_norm))
+            yield EarlierRun(run, path, began, outcome)
 
 
 def reached_by(connection: sqlite3.Connection, run: EarlierRun) -> dict[RequirementKey, Estimate]:
@@ -91,12 +88,6 @@ def done_otherwise(connection: sqlite3.Connection, run: EarlierRun, now: Sequenc
     ours = _work((one.subject, one.arm, one.world_size, one.definition) for one in now)
     # Weak and strong scaling share a name, and a run may have measured only one of them.
     return {key[0] for key in ours.keys() & then.keys() if not (ours[key] <= then[key] or then[key] <= ours[key])}
-
-
-def fallen_subjects(connection: sqlite3.Connection, run: EarlierRun) -> set[str]:
-    """Names of the workloads and probes in which a place of the run regressed, or which no longer count."""
-    rows = connection.execute("SELECT DISTINCT subject FROM key_values WHERE run = ? AND standing != 'norm'", (run.id,))
-    return {subject for (subject,) in rows}
 
 
 def _work(rows: Iterator[tuple[str, str, int, str]] | sqlite3.Cursor) -> _Work:

@@ -1,0 +1,5 @@
+"""Options and keys that went: each is refused by name for this version, with what to use instead."""
+
+REMOVED: dict[str, str] = {
+    "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
+}
