@@ -10,8 +10,6 @@ from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
-from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.util import tables
@@ -25,7 +23,7 @@ _HEADERS = {
 
 
 def compared_lines(found: ComparedRuns) -> Iterator[str]:
-    """The answer, the runs, differences of configuration, each requirement, and step times."""
+    """The answer, the runs, differences of configuration, and each requirement."""
     yield counts_line(found.requirements)
     for letter, run in (("A", found.a), ("B", found.b)):
         yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
@@ -33,13 +31,12 @@ def compared_lines(found: ComparedRuns) -> Iterator[str]:
     yield from _configuration(found)
     yield ""
     yield from _requirements(found)
-    yield from _steps(found.steps, found.a.evidence.plan)
 
 
 def compared_json(found: ComparedRuns) -> dict[str, Any]:
     """One JSON object; shares and ratios are numbers, not per cent."""
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": found.kind,
         "confidence": found.confidence,
         "a": _run_json(found.a),
@@ -48,10 +45,6 @@ def compared_json(found: ComparedRuns) -> dict[str, Any]:
         "requirements": [_requirement_json(one) for one in found.requirements],
         "only_a": found.only_a,
         "only_b": found.only_b,
-        "steps": [
-            one._asdict() | {"percentiles": [percentile._asdict() for percentile in one.percentiles]}
-            for one in found.steps
-        ],
     }
 
 
@@ -200,26 +193,6 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
         yield text.one_line(f"{of_a} in A, {of_b} in B: {', '.join(ids)}")
     if found.a.is_simulated != found.b.is_simulated:
         yield "One run was simulated: the difference says nothing about a machine."
-
-
-def _steps(steps: Sequence[StepPercentiles], plan: Plan) -> Iterator[str]:
-    if not steps:
-        return
-    yield ""
-    yield from wrapped(
-        f"Step time in B, {plan.samples}/s per GPU, and the difference from A (+ is faster); raw steps of all ranks "
-        "pooled:"
-    )
-    first, *others = PERCENTS_COMPARED
-    header = ("", f"p{first} sec/iter", "ex/sec", "diff", *(f"p{percent} diff" for percent in others))
-    yield from table_lines_of([header, *map(_steps_row, steps)], indent="  ")
-
-
-def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
-    how = f"{one.scaling} {one.workload} {one.arm}"
-    differences = [f"{100 * p.difference:+.1f} %".replace("-", "−") for p in one.percentiles]
-    first = one.percentiles[0]
-    return (how, f"{first.b_s_per_iter:.4f}", f"{first.b_examples_per_s:.1f}", *differences)
 
 
 def counts_line(requirements: Sequence[ComparedRequirement]) -> str:
