@@ -97,13 +97,9 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
 
 
 def _requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
-    """A table of compared requirements by metric, the worse ones first, and why the others were not compared."""
+    """A table of compared requirements, the worse ones first, and why the others were not compared."""
     told = sorted((one for one in requirements if one.change), key=_most_telling_first)
-    by_metric: dict[tuple[bool, bool, str], list[ComparedRequirement]] = {}
-    for one in told:
-        by_metric.setdefault((*_most_telling_first(one)[:2], one.metric), []).append(one)
-    rows = [row for of_metric in by_metric.values() for row in _rows(of_metric)]
-    yield from table_lines_of([header, *rows])
+    yield from table_lines_of([header, *map(_row, told)], shrinking=())
     yield ""
     why_not: dict[str, list[str]] = {}
     for one in requirements:
@@ -118,20 +114,10 @@ def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
     return not one.is_worse, one.difference == "no difference shown", -size
 
 
-def _rows(of_metric: Sequence[ComparedRequirement]) -> Iterator[tuple[str, ...]]:
-    """Rows of one metric below its name, in which only the names of its requirements differ."""
-    metric = of_metric[0].id.partition("[")[0]
-    if all(one.id.startswith(f"{metric}[") for one in of_metric):
-        yield (metric, "", "", "", "", "")
-        yield from (_row(one, f"  {one.id.removeprefix(metric)[1:-1]}") for one in of_metric)
-    else:
-        yield from (_row(one, one.id) for one in of_metric)
-
-
-def _row(one: ComparedRequirement, name: str) -> tuple[str, ...]:
+def _row(one: ComparedRequirement) -> tuple[str, ...]:
     values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in _values(one)]
     result = digits.ABSENT if one.difference == "no difference shown" else one.difference
-    return (name, *values, *_change_texts(one), result)
+    return (one.id, *values, *_change_texts(one), result)
 
 
 def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
