@@ -53,7 +53,7 @@ NO_FACTS_OF_RUN = {"basis", "extends", "schema_version", "source", "verdicts", "
 def judged_run(folder: Path, *, with_sentences: bool) -> Facts:
     """Facts of verdicts.json: the run, what was tested, each cause and each verdict."""
     said = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
-    dropped = NO_FACTS_OF_RUN | {"last_acceptance"} | (set() if with_sentences else {"reason"})
+    dropped = NO_FACTS_OF_RUN | (set() if with_sentences else {"reason"})
     facts: Facts = {"run": {key: value for key, value in said.items() if key not in dropped}}
     facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in said["blockers"]]
     facts |= _coverage(said["coverage"])
