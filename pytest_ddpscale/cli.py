@@ -322,9 +322,8 @@ def _add_history(commands: Commands) -> None:
     command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
     command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
         help="add judged runs, each once; print only what was added")  # fmt: skip
-    command.add_argument("--accept", action="store_true",
-        help="accept NODE's latest values as its new baseline where they are worse than before, for example after an "
-             "update; otherwise regressed values are not used as a baseline")  # fmt: skip
+    command.add_argument("--forget", metavar="NODE",
+        help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
 
 
 def _history(arguments: argparse.Namespace) -> None:
@@ -336,8 +335,8 @@ def _history(arguments: argparse.Namespace) -> None:
     if arguments.add:
         _add_to_history(file, arguments)
         return
-    if arguments.accept:
-        _accept(file, arguments)
+    if arguments.forget is not None:
+        _forget(file, arguments)
         return
     nodes = read_histories(file, arguments.gpu_sku, arguments.node)
     if arguments.format == "json":
@@ -350,20 +349,20 @@ def _history(arguments: argparse.Namespace) -> None:
         print(line)
 
 
-def _accept(file: Path, arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.accepting import accept_losses
+def _forget(file: Path, arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.history.recording import forget
 
-    if arguments.node is None:
-        raise OptionError("--accept", "found no NODE", "the node whose loss is accepted")
-    number = accept_losses(file, arguments.node, arguments.gpu_sku)
-    print(f"{arguments.node}: {number} {'value' if number == 1 else 'values'} accepted as they are now")
+    if arguments.node is not None:
+        raise OptionError("--forget", f"found {arguments.node!r} beside it", "one node")
+    number = forget(file, arguments.forget, arguments.gpu_sku)
+    print(f"{arguments.forget}: {number} {'run' if number == 1 else 'runs'} forgotten")
 
 
 def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.recording import add_run
 
-    if arguments.node is not None or arguments.gpu_sku is not None or arguments.accept:
-        raise OptionError("--add", "found NODE, --gpu-sku or --accept with it", "run directories only")
+    if arguments.node is not None or arguments.gpu_sku is not None or arguments.forget is not None:
+        raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")
     words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
     _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))
 

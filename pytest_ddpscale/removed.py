@@ -2,4 +2,5 @@
 
 REMOVED: dict[str, str] = {
     "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
+    "ddpscale history --accept": "--forget NODE, after which its next runs become a new baseline",
 }

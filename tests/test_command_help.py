@@ -49,6 +49,7 @@ def test_a_wrong_option_is_one_line_and_the_same_exit_code_everywhere(capsys: py
         ("culprits --format=txv x", "argument --format: found 'txv'; did you mean 'tsv'?"),
         ("runs a b", "found 'b', one argument too many."),
         ("report", "the following arguments are required: RUN_DIR."),
+        ("history n --accept", "--accept was removed; instead: --forget NODE, after which its next runs"),
         ("compare a --history=b", "--history was removed; instead: pytest --ddp-history=FILE, which judges"),
         ("suite tune", "found 'tune'; expected one of pytorch-ddp, collectives,"),
     ],

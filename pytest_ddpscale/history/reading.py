@@ -26,7 +26,7 @@ class HostRun:
         started_at: ISO 8601 in UTC.
         failed: ids of the requirements that failed, on any host.
         is_waived: whether a failure that can reject was waived.
-        values: of the host and its GPUs, without those that stopped counting when a later run was accepted.
+        values: of the host and its GPUs.
         worse: those of the values that had regressed from the runs before it.
     """
 
@@ -107,7 +107,7 @@ def _values(connection: sqlite3.Connection, host: str, run: str) -> tuple[tuple[
     rows = connection.execute(
         "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
         "batch_size, standing "
-        "FROM key_values WHERE host = ? AND run = ? AND standing != 'former' ORDER BY rowid",
+        "FROM key_values WHERE host = ? AND run = ? ORDER BY rowid",
         (host, run),
     )
     found = [(KeyValue(*row[:-1]), row[-1]) for row in rows]
