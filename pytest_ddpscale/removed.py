@@ -1,6 +1,7 @@
 """Options and keys that went: each is refused by name for this version, with what to use instead."""
 
 REMOVED: dict[str, str] = {
+    "ddpscale calibrate --history": "the run directories of those nights, which have every value",
     "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
     "ddpscale history --accept": "--forget NODE, after which its next runs become a new baseline",
 }

@@ -138,7 +138,6 @@ def calibrate(
     runs: Sequence[TrustedRun],
     false_reject_rate: float,
     max_excluded: float,
-    past: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> Calibration:
     """Bounds for the requirements that a single node can decide.
 
@@ -148,8 +147,6 @@ def calibrate(
         runs: of trusted nodes, on the same software.
         false_reject_rate: highest chance that a healthy node fails its whole run, 0 … 0.5.
         max_excluded: largest share of nodes that may be left out.
-        past: values of the same nodes in other launches from the site's history, by the requirement's name and host,
-            in the metric's unit.
 
     Raises:
         OptionError: too many nodes are outliers, or too few nodes or launches remain.
@@ -169,8 +166,7 @@ def calibrate(
     }
     spreads: dict[str, NextValue] = {}
     for case in cases:
-        earlier = [values for host, values in (past or {}).get(case.id, {}).items() if host not in gone]
-        spread = _spread(case, kept[case.id], earlier)
+        spread = _spread(case, kept[case.id])
         if isinstance(spread, NextValue):
             spreads[case.id] = spread
         else:
@@ -334,7 +330,7 @@ def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max
         raise OptionError("RUN_DIR", f"{left} nodes remain", f"at least {FEWEST_NODES}")
 
 
-def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> NextValue | str:
+def _spread(case: AnyCase, kept: ByLaunch) -> NextValue | str:
     """Prediction for a further node, or why there is none."""
     if len(kept) < FEWEST_NODES:
         return f"measured on {len(kept)} nodes; expected at least {FEWEST_NODES}"
@@ -342,9 +338,8 @@ def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> N
         host: {launch: _transformed(case, one.value) for launch, one in by_launch.items()}
         for host, by_launch in kept.items()
     }
-    earlier = [[_transformed(case, value) for value in of_node] for of_node in past if len(of_node) > 1]
     repeated = sum(len(by_launch) >= FEWEST_LAUNCHES for by_launch in logs.values())
-    if 2 * repeated < len(logs) and not earlier:
+    if 2 * repeated < len(logs):
         if isinstance(case, NodeCase):
             return (
                 f"a run probes its nodes once, however many its launches: only {repeated} of {len(logs)} nodes had "
@@ -354,8 +349,7 @@ def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> N
             f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
             "launches; add a run, or measure with --ddp-launches=3"
         )
-    deviations = [value - math.fsum(of_node) / len(of_node) for of_node in earlier for value in of_node]
-    return next_value(logs, deviations, len(earlier))
+    return next_value(logs)
 
 
 def _reach(kept: ByLaunch) -> float:

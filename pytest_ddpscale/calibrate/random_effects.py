@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.judge.intervals import t_quantile
@@ -93,25 +93,21 @@ class _MeanSquare:
         return _MeanSquare(self.squares + other.squares, self.degrees + other.degrees)
 
 
-def next_value(values: Mapping[str, Mapping[str, float]], deviations: Sequence[float] = (), lost: int = 0) -> NextValue:
+def next_value(values: Mapping[str, Mapping[str, float]]) -> NextValue:
     """Predict the value of a new node in a new launch.
 
     Args:
         values: by node and launch, of at least two nodes; nodes may share launches or not.
-        deviations: of further values of such nodes from their own means, in other launches.
-        lost: degrees of freedom used by those means.
 
     Raises:
         ValueError: fewer than two nodes, or no data on how much launches differ.
     """
     means = {node: statistics.fmean(of_node.values()) for node, of_node in values.items()}
     nodes, number = len(values), sum(map(len, values.values()))
-    own = number - nodes
-    if nodes < 2 or own + len(deviations) - lost < 1:
+    if nodes < 2 or number - nodes < 1:
         raise ValueError(f"{number} values of {nodes} nodes; expected at least 2 nodes and a node with 2 launches")
     mean = statistics.fmean(means.values())
     launches, of_launches, rest = _within_nodes(values, means)
-    rest = rest.pooled(_MeanSquare(math.fsum(one * one for one in deviations), len(deviations) - lost))
     between = _MeanSquare(number / nodes * math.fsum((one - mean) ** 2 for one in means.values()), nodes - 1)
     return _predicted(mean, (nodes, len(launches), number), between, of_launches, rest)
 
