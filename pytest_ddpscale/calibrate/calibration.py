@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_ddpscale.calibrate.excluding import FEWEST_OTHERS, Deviation, ValueSet, deviating_nodes
-from pytest_ddpscale.calibrate.foresight import Foresight, group_of
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
 from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
 from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES, TrustedRun
@@ -109,7 +108,6 @@ class Calibration:
         calibrated: requirements with new bounds, in the order of the file.
         excluded: nodes that were left out.
         left: requirements that keep their bounds, by name, with the reason.
-        foresight: of requirements on speed whose spread is known, with a new bound or not.
         unseen: names of measured requirements on speed that keep a provisional bound.
     """
 
@@ -119,7 +117,6 @@ class Calibration:
     calibrated: tuple[CalibratedRequirement, ...]
     excluded: tuple[ExcludedNode, ...]
     left: Mapping[str, str] = field(default_factory=dict)
-    foresight: tuple[Foresight, ...] = ()
     unseen: tuple[str, ...] = ()
 
     def accepts_by(self, one: CalibratedRequirement) -> bool:
@@ -172,7 +169,6 @@ def calibrate(
         else:
             reasons[case.id] = spread if kept[case.id] else why_no_values(case, runs[0].evidence)
     calibrated: list[CalibratedRequirement] = []
-    foresight: list[Foresight] = []
     for case in cases:
         if case.id in spreads:
             chance = false_reject_rate / len(spreads)
@@ -181,20 +177,11 @@ def calibrate(
                 calibrated.append(bounded)
             else:
                 reasons[case.id] = bounded
-            foresight += _foreseen(case, spreads[case.id], kept[case.id], chance)
     remaining = tuple(host for host in hosts if host not in gone)
     return Calibration(
-        sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons, tuple(foresight),
+        sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons,
         _unseen(cases, kept, calibrated),
     )  # fmt: skip
-
-
-def _foreseen(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) -> Iterator[Foresight]:
-    group = group_of(case)
-    if group is not None:
-        launches = sum(map(len, kept.values())) / len(kept)
-        least_sd, upper = _least_sd(case, spread.mean), case.requirement.definition.upper_bound
-        yield Foresight(case.id, group, spread, chance, _reach(kept), least_sd, upper, len(kept), launches)
 
 
 def _unseen(
@@ -205,7 +192,8 @@ def _unseen(
     return tuple(
         case.id
         for case in cases
-        if case.requirement.provisional and group_of(case) and measured[case.id] and case.id not in bounded
+        if case.requirement.provisional and case.requirement.definition.tells_speed
+        if measured[case.id] and case.id not in bounded
     )
 
 

@@ -77,20 +77,3 @@ def test_equal_values_are_granted_a_spread() -> None:
     found = next_value({f"n{i}": {"a": 1.0, "b": 1.0} for i in range(3)})
     assert found == NextValue(1.0, 0.0, 0.0, 0.0, 5)
     assert found.bound(0.05, 0.1, upper=False) == pytest.approx(1 - 0.1 * t_quantile(0.95, 5))
-
-
-@rows(("nodes", "launches"), [(3, 3), (8, 3), (20, 5), (8, 10)])
-def test_another_design_is_foreseen(nodes: int, launches: int) -> None:
-    """From one large sample, the standard deviation and degrees of freedom that samples of other sizes have."""
-    chance = np.random.default_rng(11)
-    known = next_value(drawn(chance, 400, 40, 0.5, 0.0, 0.2))
-    foreseen = known.with_design(nodes, launches)
-    found = [next_value(drawn(chance, nodes, launches, 0.5, 0.0, 0.2)) for _ in range(300)]
-    assert foreseen.sd**2 == pytest.approx(statistics.fmean(one.sd**2 for one in found), rel=0.15)
-    assert foreseen.degrees == pytest.approx(statistics.median(one.degrees for one in found), abs=2)
-    assert foreseen.mean == known.mean
-
-
-def test_a_design_of_alike_nodes_uses_all_values() -> None:
-    alike = NextValue(1.0, 0.0, 0.2, 0.2, 5)
-    assert alike.with_design(4, 3).degrees == 4 * 3 - 1
