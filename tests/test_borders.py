@@ -43,7 +43,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "torch": {"worker"},
     "torchvision": {"worker"},
     "pydantic": {"thresholds"},
-    "yaml": {"thresholds", "suites"},
+    "yaml": {"thresholds"},
     "jinja2": {"report"},
     "matplotlib": {"report"},
     "PIL": {"datasets", "worker"},
