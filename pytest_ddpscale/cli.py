@@ -33,7 +33,7 @@ _NOT_ALL_WELL = "something failed or could not be measured"
 EXAMPLES = {
     "init": "init --gpu-sku b200 site",
     "import paik": "import paik results --out ddpscale-runs/imported",
-    "import pytorch-ddp": "import pytorch-ddp baseline.json --out ddpscale-runs/imported",
+    "import pytorch-ddp": "import pytorch-ddp baseline.json",
     "thresholds show": "thresholds show --gpu-sku b200 --metric weak_scaling",
     "thresholds check": "thresholds check thresholds.yaml",
     "thresholds schema": "thresholds schema > thresholds.schema.json",
@@ -108,7 +108,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND")
     add_init(commands)
-    of_tool = commands.add_parser("import", help="import another tool's result files into a run directory")
+    of_tool = commands.add_parser("import", help="read another tool's result files")
     tools = of_tool.add_subparsers(metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
@@ -117,7 +117,6 @@ def parser_of_commands() -> argparse.ArgumentParser:
     add_thresholds(paik)
     benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
     benchmark.add_argument("file", type=Path, metavar="FILE", help="file written by its --json")
-    benchmark.add_argument("--out", type=Path, metavar="RUN_DIR", help="run directory to make; default: print only")
     file = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
     actions = file.add_subparsers(metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
@@ -220,9 +219,9 @@ def _import_paik(arguments: argparse.Namespace) -> None:
 
 
 def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.suites.ddp_benchmark_import import import_ddp_benchmark
+    from pytest_ddpscale.suites.ddp_benchmark_import import print_ddp_benchmark
 
-    import_ddp_benchmark(arguments.file, arguments.out)
+    print_ddp_benchmark(arguments.file)
 
 
 def _runs(arguments: argparse.Namespace) -> None:
