@@ -33,7 +33,7 @@ NAMES_OF_ROWS = (
 # Sentences, settings of the command, and numbers that follow from others.
 NO_FACTS_OF_SUITE = {
     "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
-    "folder", "not_measured", "snippet_python", "snippet_environment", "document_parameters_per_epoch",
+    "folder", "not_measured", "snippet_environment", "document_parameters_per_epoch",
     "document_bytes_per_epoch", "sent_bytes_per_rank_and_step", "sent_bytes_per_rank_and_epoch",
 }  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
@@ -53,7 +53,7 @@ NO_FACTS_OF_RUN = {"basis", "extends", "schema_version", "source", "verdicts", "
 def judged_run(folder: Path, *, with_sentences: bool) -> Facts:
     """Facts of verdicts.json: the run, what was tested, each cause and each verdict."""
     said = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
-    dropped = NO_FACTS_OF_RUN | {"last_acceptance"} | (set() if with_sentences else {"reason"})
+    dropped = NO_FACTS_OF_RUN | (set() if with_sentences else {"reason"})
     facts: Facts = {"run": {key: value for key, value in said.items() if key not in dropped}}
     facts["run"]["blockers"] = [f"{one['kind']} {one['name']}" for one in said["blockers"]]
     facts |= _coverage(said["coverage"])

@@ -33,7 +33,7 @@ _NOT_ALL_WELL = "something failed or could not be measured"
 EXAMPLES = {
     "init": "init --gpu-sku b200 site",
     "import paik": "import paik results --out ddpscale-runs/imported",
-    "import pytorch-ddp": "import pytorch-ddp baseline.json --out ddpscale-runs/imported",
+    "import pytorch-ddp": "import pytorch-ddp baseline.json",
     "thresholds show": "thresholds show --gpu-sku b200 --metric weak_scaling",
     "thresholds check": "thresholds check thresholds.yaml",
     "thresholds schema": "thresholds schema > thresholds.schema.json",
@@ -108,7 +108,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND")
     add_init(commands)
-    of_tool = commands.add_parser("import", help="import another tool's result files into a run directory")
+    of_tool = commands.add_parser("import", help="read another tool's result files")
     tools = of_tool.add_subparsers(metavar="TOOL")
     paik = _command(tools, "paik", _import_paik, "result files of willgpaik/pytorch-ddp-scaling-benchmark")
     paik.add_argument("directory", type=Path, metavar="DIR", help="folder of its JSON files")
@@ -117,7 +117,6 @@ def parser_of_commands() -> argparse.ArgumentParser:
     add_thresholds(paik)
     benchmark = _command(tools, "pytorch-ddp", _import_pytorch_ddp, "a JSON report of PyTorch's DDP benchmark")
     benchmark.add_argument("file", type=Path, metavar="FILE", help="file written by its --json")
-    benchmark.add_argument("--out", type=Path, metavar="RUN_DIR", help="run directory to make; default: print only")
     file = commands.add_parser("thresholds", help="show and check thresholds, print their JSON schema")
     actions = file.add_subparsers(metavar="ACTION")
     add_show(actions, os.environ.get(OPTIONS["thresholds"].variable))
@@ -220,9 +219,9 @@ def _import_paik(arguments: argparse.Namespace) -> None:
 
 
 def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.suites.ddp_benchmark_import import import_ddp_benchmark
+    from pytest_ddpscale.suites.ddp_benchmark_import import print_ddp_benchmark
 
-    import_ddp_benchmark(arguments.file, arguments.out)
+    print_ddp_benchmark(arguments.file)
 
 
 def _runs(arguments: argparse.Namespace) -> None:
@@ -322,9 +321,8 @@ def _add_history(commands: Commands) -> None:
     command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
     command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
         help="add judged runs, each once; print only what was added")  # fmt: skip
-    command.add_argument("--accept", action="store_true",
-        help="accept NODE's latest values as its new baseline where they are worse than before, for example after an "
-             "update; otherwise regressed values are not used as a baseline")  # fmt: skip
+    command.add_argument("--forget", metavar="NODE",
+        help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
 
 
 def _history(arguments: argparse.Namespace) -> None:
@@ -336,8 +334,8 @@ def _history(arguments: argparse.Namespace) -> None:
     if arguments.add:
         _add_to_history(file, arguments)
         return
-    if arguments.accept:
-        _accept(file, arguments)
+    if arguments.forget is not None:
+        _forget(file, arguments)
         return
     nodes = read_histories(file, arguments.gpu_sku, arguments.node)
     if arguments.format == "json":
@@ -350,20 +348,20 @@ def _history(arguments: argparse.Namespace) -> None:
         print(line)
 
 
-def _accept(file: Path, arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.accepting import accept_losses
+def _forget(file: Path, arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.history.recording import forget
 
-    if arguments.node is None:
-        raise OptionError("--accept", "found no NODE", "the node whose loss is accepted")
-    number = accept_losses(file, arguments.node, arguments.gpu_sku)
-    print(f"{arguments.node}: {number} {'value' if number == 1 else 'values'} accepted as they are now")
+    if arguments.node is not None:
+        raise OptionError("--forget", f"found {arguments.node!r} beside it", "one node")
+    number = forget(file, arguments.forget, arguments.gpu_sku)
+    print(f"{arguments.forget}: {number} {'run' if number == 1 else 'runs'} forgotten")
 
 
 def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.recording import add_run
 
-    if arguments.node is not None or arguments.gpu_sku is not None or arguments.accept:
-        raise OptionError("--add", "found NODE, --gpu-sku or --accept with it", "run directories only")
+    if arguments.node is not None or arguments.gpu_sku is not None or arguments.forget is not None:
+        raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")
     words = {"added": "added", "replaced": "replaced the earlier version", "known": "already in the history"}
     _raise(_errors(arguments.add, lambda directory: print(f"{directory}: {words[add_run(file, directory)]}")))
 

@@ -49,6 +49,11 @@ def test_a_wrong_option_is_one_line_and_the_same_exit_code_everywhere(capsys: py
         ("culprits --format=txv x", "argument --format: found 'txv'; did you mean 'tsv'?"),
         ("runs a b", "found 'b', one argument too many."),
         ("report", "the following arguments are required: RUN_DIR."),
+        ("history n --accept", "--accept was removed; instead: --forget NODE, after which its next runs"),
+        ("import pytorch-ddp a --out b", "--out was removed; instead: the file itself, which import prints and"),
+        ("suite whole-run --bounds=a", "--bounds was removed; instead: --at-most-time-to-train and --at-least"),
+        ("calibrate a --history b", "--history was removed; instead: the run directories of those nights"),
+        ("compare a --history=b", "--history was removed; instead: pytest --ddp-history=FILE, which judges"),
         ("suite tune", "found 'tune'; expected one of pytorch-ddp, collectives,"),
     ],
 )

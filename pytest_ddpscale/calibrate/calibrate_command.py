@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.util.packaged import usual_thresholds
@@ -29,8 +29,6 @@ def add_calibrate(commands: Commands) -> None:
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
         help="runs of trusted nodes: at least 3 nodes, 2 launches of each, those of --ddp-launches too, one driver, "
              "torch and NCCL")  # fmt: skip
-    add("--history", type=Path, metavar="FILE",
-        help="the site's history, for differences of the same nodes between runs")  # fmt: skip
     add("--gpu-sku", metavar="SKU", help="SKU to calibrate; default: that of the runs")
     add(
         "--thresholds",
@@ -68,8 +66,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     runs = [read_trusted_run(directory) for directory in arguments.directories]
     refuse_unlike_runs(runs, simulated_too=arguments.allow_simulated)
     sku = _sku(file, runs[0], arguments.gpu_sku)
-    past = _past(file, sku, runs, arguments.history)
-    calibration = calibrate(file, sku, runs, rate, most_excluded, past)
+    calibration = calibrate(file, sku, runs, rate, most_excluded)
     provenance = provenance_of(calibration, runs)
     overlay = overlay_of(calibration, provenance, file)
     if arguments.json:
@@ -111,14 +108,3 @@ def _sku(file: ThresholdsFile, run: TrustedRun, asked: str | None) -> str:
     if measured not in (None, name):
         raise OptionError("--gpu-sku", f"found {asked!r}, but the runs measured {run.sku}", f"--gpu-sku={run.sku}")
     return name
-
-
-def _past(file: ThresholdsFile, sku: str, runs: list[TrustedRun], history: Path | None) -> Any:
-    from pytest_ddpscale.calibrate.from_history import past_values
-    from pytest_ddpscale.plan.layout import Layout
-    from pytest_ddpscale.thresholds.cases import cases_for
-
-    if history is None:
-        return None
-    layout = Layout(1, runs[0].evidence.plan.layout.ranks_per_node)
-    return past_values(history, sku, runs, cases_for(file, sku, layout))

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_ddpscale.calibrate.excluding import FEWEST_OTHERS, Deviation, ValueSet, deviating_nodes
-from pytest_ddpscale.calibrate.foresight import Foresight, group_of
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
 from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
 from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES, TrustedRun
@@ -109,7 +108,6 @@ class Calibration:
         calibrated: requirements with new bounds, in the order of the file.
         excluded: nodes that were left out.
         left: requirements that keep their bounds, by name, with the reason.
-        foresight: of requirements on speed whose spread is known, with a new bound or not.
         unseen: names of measured requirements on speed that keep a provisional bound.
     """
 
@@ -119,7 +117,6 @@ class Calibration:
     calibrated: tuple[CalibratedRequirement, ...]
     excluded: tuple[ExcludedNode, ...]
     left: Mapping[str, str] = field(default_factory=dict)
-    foresight: tuple[Foresight, ...] = ()
     unseen: tuple[str, ...] = ()
 
     def accepts_by(self, one: CalibratedRequirement) -> bool:
@@ -138,7 +135,6 @@ def calibrate(
     runs: Sequence[TrustedRun],
     false_reject_rate: float,
     max_excluded: float,
-    past: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> Calibration:
     """Bounds for the requirements that a single node can decide.
 
@@ -148,8 +144,6 @@ def calibrate(
         runs: of trusted nodes, on the same software.
         false_reject_rate: highest chance that a healthy node fails its whole run, 0 … 0.5.
         max_excluded: largest share of nodes that may be left out.
-        past: values of the same nodes in other launches from the site's history, by the requirement's name and host,
-            in the metric's unit.
 
     Raises:
         OptionError: too many nodes are outliers, or too few nodes or launches remain.
@@ -169,14 +163,12 @@ def calibrate(
     }
     spreads: dict[str, NextValue] = {}
     for case in cases:
-        earlier = [values for host, values in (past or {}).get(case.id, {}).items() if host not in gone]
-        spread = _spread(case, kept[case.id], earlier)
+        spread = _spread(case, kept[case.id])
         if isinstance(spread, NextValue):
             spreads[case.id] = spread
         else:
             reasons[case.id] = spread if kept[case.id] else why_no_values(case, runs[0].evidence)
     calibrated: list[CalibratedRequirement] = []
-    foresight: list[Foresight] = []
     for case in cases:
         if case.id in spreads:
             chance = false_reject_rate / len(spreads)
@@ -185,20 +177,11 @@ def calibrate(
                 calibrated.append(bounded)
             else:
                 reasons[case.id] = bounded
-            foresight += _foreseen(case, spreads[case.id], kept[case.id], chance)
     remaining = tuple(host for host in hosts if host not in gone)
     return Calibration(
-        sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons, tuple(foresight),
+        sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons,
         _unseen(cases, kept, calibrated),
     )  # fmt: skip
-
-
-def _foreseen(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) -> Iterator[Foresight]:
-    group = group_of(case)
-    if group is not None:
-        launches = sum(map(len, kept.values())) / len(kept)
-        least_sd, upper = _least_sd(case, spread.mean), case.requirement.definition.upper_bound
-        yield Foresight(case.id, group, spread, chance, _reach(kept), least_sd, upper, len(kept), launches)
 
 
 def _unseen(
@@ -209,7 +192,8 @@ def _unseen(
     return tuple(
         case.id
         for case in cases
-        if case.requirement.provisional and group_of(case) and measured[case.id] and case.id not in bounded
+        if case.requirement.provisional and case.requirement.definition.tells_speed
+        if measured[case.id] and case.id not in bounded
     )
 
 
@@ -334,7 +318,7 @@ def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max
         raise OptionError("RUN_DIR", f"{left} nodes remain", f"at least {FEWEST_NODES}")
 
 
-def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> NextValue | str:
+def _spread(case: AnyCase, kept: ByLaunch) -> NextValue | str:
     """Prediction for a further node, or why there is none."""
     if len(kept) < FEWEST_NODES:
         return f"measured on {len(kept)} nodes; expected at least {FEWEST_NODES}"
@@ -342,9 +326,8 @@ def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> N
         host: {launch: _transformed(case, one.value) for launch, one in by_launch.items()}
         for host, by_launch in kept.items()
     }
-    earlier = [[_transformed(case, value) for value in of_node] for of_node in past if len(of_node) > 1]
     repeated = sum(len(by_launch) >= FEWEST_LAUNCHES for by_launch in logs.values())
-    if 2 * repeated < len(logs) and not earlier:
+    if 2 * repeated < len(logs):
         if isinstance(case, NodeCase):
             return (
                 f"a run probes its nodes once, however many its launches: only {repeated} of {len(logs)} nodes had "
@@ -354,8 +337,7 @@ def _spread(case: AnyCase, kept: ByLaunch, past: Sequence[Sequence[float]]) -> N
             f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
             "launches; add a run, or measure with --ddp-launches=3"
         )
-    deviations = [value - math.fsum(of_node) / len(of_node) for of_node in earlier for value in of_node]
-    return next_value(logs, deviations, len(earlier))
+    return next_value(logs)
 
 
 def _reach(kept: ByLaunch) -> float:

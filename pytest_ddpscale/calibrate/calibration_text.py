@@ -9,18 +9,14 @@ from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
-from pytest_ddpscale.calibrate.foresight import MOST_NODES, GroupForesight, in_groups
 from pytest_ddpscale.calibrate.provenance import Provenance, source_text
-from pytest_ddpscale.plan.study import MOST_LAUNCHES
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.tables import Column, Table, table, text_lines
+from pytest_ddpscale.util.tables import Column, Table, text_lines
 
 _HEADER = ("requirement", "value", "node SD", "launch SD", "found from", "bound", "", "new")
 _COLUMNS = 100  # of a line
 _NAMED = 3
-_NODES = (3, 5, 8, 10, 20)  # of other calibrations
-_LOSSES = (0.1, 0.05)
 
 
 def calibration_lines(calibration: Calibration, provenance: Provenance) -> Iterator[str]:
@@ -41,54 +37,13 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
 
 
 def _sentences(calibration: Calibration) -> Iterator[str]:
-    """What else to know, and the table of `_foresight_lines`."""
+    """What else to know."""
     yield f"A healthy node fails a run with these bounds with a chance of at most {calibration.rate:.3g}."
     if calibration.calibrated:
         yield "Found from: a node with this loss fails this requirement in 19 of 20 runs."
     weaker = [one.name for one in calibration.calibrated if one.is_weaker]
     if weaker:
         yield f"Weaker than published bounds: {first_few(weaker, _NAMED)}. Find out why before you use them."
-    yield from _foresight_lines(calibration)
-    for one in calibration.excluded:
-        yield f"Left out: {one.node}. {one.reason}"
-    if not calibration.excluded:
-        yield "No node was left out."
-    for reason, names in _by_reason(calibration.left).items():
-        yield f"Not calibrated: {first_few(names, _NAMED)}: {reason}"
-
-
-def _foresight_lines(calibration: Calibration) -> Iterator[str]:
-    """What these numbers of nodes and launches are worth, and what others would be, by the same variances."""
-    groups = list(in_groups(calibration.foresight))
-    if not groups:
-        return
-    bounded = {one.name for one in calibration.calibrated}
-    header = (
-        "smallest loss", "bounds", "now", f"{MOST_LAUNCHES} launches", f"{_NODES[0]} nodes", *map(str, _NODES[1:]),
-        *(f"{percent(loss)} from" for loss in _LOSSES),
-    )  # fmt: skip
-    rows: list[tuple[str, ...]] = []
-    for group in groups:
-        has_bound = [one.name in bounded for one in group.members]
-        fewest = [group.fewest_nodes(loss) for loss in _LOSSES]
-        rows.append(
-            (
-                group.group,
-                f"{sum(has_bound)}/{len(has_bound)}",
-                percent(group.loss(), 1),
-                percent(group.loss(launches=MOST_LAUNCHES), 1),
-                *(percent(group.loss(nodes), 1) for nodes in _NODES),
-                *("–" if nodes is None else f"{nodes} nodes" for nodes in fewest),
-            )
-        )
-    nodes, launches = len(calibration.nodes), max(one.usual_launches for group in groups for one in group.members)
-    yield ""
-    yield from text_lines(table(header, rows, of_numbers=True))
-    yield (
-        f"Now: {nodes} nodes, {launches} launches; the other columns change one of the two, by the same variances. "
-        "Each loss is what the weakest bound of the group finds in 19 of 20 runs, whether it is written or not. "
-        f"–: not with {MOST_NODES} nodes."
-    )
     unseen = calibration.unseen
     if unseen and not all(map(calibration.accepts_by, calibration.calibrated)):
         yield (
@@ -96,6 +51,12 @@ def _foresight_lines(calibration: Calibration) -> Iterator[str]:
             f"{'have' if len(unseen) > 1 else 'has'} none, so a node slow in that would be accepted. Add nodes or "
             "launches."
         )
+    for one in calibration.excluded:
+        yield f"Left out: {one.node}. {one.reason}"
+    if not calibration.excluded:
+        yield "No node was left out."
+    for reason, names in _by_reason(calibration.left).items():
+        yield f"Not calibrated: {first_few(names, _NAMED)}: {reason}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -140,27 +101,14 @@ def _by_reason(left: Mapping[str, str]) -> dict[str, list[str]]:
 def calibration_json(calibration: Calibration, provenance: Provenance, rows: Sequence[Mapping[str, Any]]) -> Any:
     """The whole calibration as JSON types, with every UUID."""
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "sku": calibration.sku,
         "false_reject_rate": calibration.rate,
         "provenance": asdict(provenance),
         "calibrated": [_one_json(one) for one in calibration.calibrated],
         "excluded": [asdict(one) for one in calibration.excluded],
         "not_calibrated": dict(calibration.left),
-        "smallest_losses": [_losses_json(group) for group in in_groups(calibration.foresight)],
         "requirements": _with_text_keys(rows),
-    }
-
-
-def _losses_json(group: GroupForesight) -> dict[str, Any]:
-    """Losses as fractions, by the number of nodes or launches; fewest nodes by the loss in per cent."""
-    return {
-        "group": group.group,
-        "requirements": [one.name for one in group.members],
-        "now": group.loss(),
-        "by_nodes": {str(nodes): group.loss(nodes) for nodes in _NODES},
-        "by_launches": {str(MOST_LAUNCHES): group.loss(launches=MOST_LAUNCHES)},
-        "fewest_nodes": {f"{100 * loss:g}": group.fewest_nodes(loss) for loss in _LOSSES},
     }
 
 

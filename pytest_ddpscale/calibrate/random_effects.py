@@ -9,20 +9,16 @@ about the mean of I nodes, J launches and N values is
 
 This is a sum of mean squares, with the degrees of freedom of Satterthwaite (1946), Biometrics Bulletin 2(6):
 V² over the sum of (each term)² ÷ (its degrees). Unbalanced designs use the mean numbers of values per node and launch.
-The same formulas with the expected mean squares give V and its degrees for other numbers of nodes and launches
-(`NextValue.with_design`).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pytest_ddpscale.judge.intervals import t_quantile
-
-_EQUAL = 1 + 1e-9  # expected mean squares of parts that do not vary differ by rounding
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,6 @@ class NextValue:
         launch_sd: standard deviation of one node between launches.
         sd: standard deviation of the new value about `mean`, including the error of `mean`.
         degrees: degrees of freedom of `sd`, rounded down.
-        common_sd: part of `launch_sd` that all nodes of a launch share.
     """
 
     mean: float
@@ -43,7 +38,6 @@ class NextValue:
     launch_sd: float
     sd: float
     degrees: int
-    common_sd: float = 0.0
 
     def bound(self, chance: float, least_sd: float, *, upper: bool) -> float:
         """One-sided prediction bound, mean ± t · sd: the new value lies beyond it with this chance at most.
@@ -58,21 +52,6 @@ class NextValue:
         reach = t_quantile(1 - chance, self.degrees) * max(self.sd, least_sd)
         return self.mean + reach if upper else self.mean - reach
 
-    def with_design(self, nodes: int, launches: int) -> NextValue:
-        """The prediction that is to be expected from other numbers, if nodes and launches differ as these do.
-
-        Args:
-            nodes: at least 2, all in every launch.
-            launches: at least 2.
-        """
-        common = self.common_sd**2
-        rest = max(0.0, self.launch_sd**2 - common)
-        of_nodes = _MeanSquare.expected(rest + launches * self.node_sd**2, nodes - 1)
-        of_launches = _MeanSquare.expected(rest + nodes * common, launches - 1)
-        of_rest = _MeanSquare.expected(rest, (nodes - 1) * (launches - 1))
-        found = _predicted(self.mean, (nodes, launches, nodes * launches), of_nodes, of_launches, of_rest)
-        return replace(found, node_sd=self.node_sd, launch_sd=self.launch_sd, common_sd=self.common_sd)
-
 
 @dataclass(frozen=True)
 class _MeanSquare:
@@ -85,33 +64,25 @@ class _MeanSquare:
     def value(self) -> float:
         return self.squares / self.degrees if self.degrees else 0.0
 
-    @classmethod
-    def expected(cls, value: float, degrees: int) -> _MeanSquare:
-        return cls(value * degrees, degrees)
-
     def pooled(self, other: _MeanSquare) -> _MeanSquare:
         return _MeanSquare(self.squares + other.squares, self.degrees + other.degrees)
 
 
-def next_value(values: Mapping[str, Mapping[str, float]], deviations: Sequence[float] = (), lost: int = 0) -> NextValue:
+def next_value(values: Mapping[str, Mapping[str, float]]) -> NextValue:
     """Predict the value of a new node in a new launch.
 
     Args:
         values: by node and launch, of at least two nodes; nodes may share launches or not.
-        deviations: of further values of such nodes from their own means, in other launches.
-        lost: degrees of freedom used by those means.
 
     Raises:
         ValueError: fewer than two nodes, or no data on how much launches differ.
     """
     means = {node: statistics.fmean(of_node.values()) for node, of_node in values.items()}
     nodes, number = len(values), sum(map(len, values.values()))
-    own = number - nodes
-    if nodes < 2 or own + len(deviations) - lost < 1:
+    if nodes < 2 or number - nodes < 1:
         raise ValueError(f"{number} values of {nodes} nodes; expected at least 2 nodes and a node with 2 launches")
     mean = statistics.fmean(means.values())
     launches, of_launches, rest = _within_nodes(values, means)
-    rest = rest.pooled(_MeanSquare(math.fsum(one * one for one in deviations), len(deviations) - lost))
     between = _MeanSquare(number / nodes * math.fsum((one - mean) ** 2 for one in means.values()), nodes - 1)
     return _predicted(mean, (nodes, len(launches), number), between, of_launches, rest)
 
@@ -122,9 +93,9 @@ def _predicted(
     """The prediction from mean squares; `counts` are those of nodes, launches and values."""
     nodes, launches, number = counts
     per_node, per_launch = number / nodes, number / launches
-    if of_launches.value <= rest.value * _EQUAL:
+    if of_launches.value <= rest.value:
         rest, of_launches = rest.pooled(of_launches), _MeanSquare(0.0, 0)
-    if between.value <= rest.value * _EQUAL:
+    if between.value <= rest.value:
         rest, between = rest.pooled(between), _MeanSquare(0.0, 0)
     terms = []
     if between.degrees:
@@ -142,7 +113,6 @@ def _predicted(
         math.sqrt(common_variance + rest.value),
         math.sqrt(variance),
         max(1, math.floor(variance**2 / share)) if share > 0 else number - 1,
-        math.sqrt(common_variance),
     )
 
 

@@ -24,13 +24,10 @@ WORSE = 1  # exit code if something is worse than --fail-below allows
 
 def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
     """Add `ddpscale compare`; `judgement_of` finds the verdicts of a run."""
-    command = commands.add_parser(
-        "compare", help="compare a run with another one, or with earlier runs, requirement by requirement"
-    )
+    command = commands.add_parser("compare", help="compare a run with another one, requirement by requirement")
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
-        help="A and B: runs, or JSON reports of PyTorch's DDP benchmark; with --history one run")  # fmt: skip
-    add("--history", type=Path, metavar="FILE", help="compare one run with earlier runs of the same nodes")
+        help="A and B: runs, or JSON reports of PyTorch's DDP benchmark")  # fmt: skip
     add(
         "--fail-below", metavar="5%",
         help="exit 1 if anything is certainly worse by more than that, or was measured before but not now",
@@ -47,7 +44,9 @@ def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
 
 def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
+    from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
     from pytest_ddpscale.compare.compared_run import read_compared_run
+    from pytest_ddpscale.compare.comparing import compare_runs
     from pytest_ddpscale.compare.gate import Gate
     from pytest_ddpscale.run.ddp_benchmark_file import report_at
 
@@ -56,22 +55,12 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
         raise OptionError("--allow-missing", "found without --fail-below", "both: without --fail-below nothing fails")
     gate = Gate(fail_below, arguments.allow_missing)
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
-    expected = 1 if arguments.history is not None else 2
-    if len(arguments.directories) != expected:
-        found = f"found {len(arguments.directories)}{' and --history' if expected == 1 else ''}"
-        raise OptionError("RUN_DIR", found, "two runs, or one and --history FILE")
+    if len(arguments.directories) != 2:
+        raise OptionError("RUN_DIR", f"found {len(arguments.directories)}", "two runs")
     if any(map(report_at, arguments.directories)):
         return _of_ddp_benchmark(arguments, confidence, gate)
     runs = [read_compared_run(directory, judgement_of) for directory in arguments.directories]
-    if arguments.history is None:
-        from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
-        from pytest_ddpscale.compare.comparing import compare_runs
-
-        return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, gate, arguments.format)
-    from pytest_ddpscale.compare.against_history import beside_past
-    from pytest_ddpscale.compare.history_lines import past_json, past_lines
-
-    return _print(beside_past(runs[0], arguments.history, confidence), past_lines, past_json, gate, arguments.format)
+    return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, gate, arguments.format)
 
 
 def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Gate) -> int:
@@ -79,8 +68,6 @@ def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Ga
     from pytest_ddpscale.compare.ddp_benchmark_lines import benchmark_comparison_json, benchmark_comparison_lines
     from pytest_ddpscale.run.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
 
-    if arguments.history is not None:
-        raise OptionError("--history", "found with a report of PyTorch's DDP benchmark", "a judged run")
     expected = f"two reports of PyTorch's DDP benchmark, or run directories with {FILE_NAME}"
     found_at = [report_at(path) for path in arguments.directories]
     for path, report in zip(arguments.directories, found_at, strict=True):

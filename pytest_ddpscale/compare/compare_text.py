@@ -10,15 +10,12 @@ from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
-from pytest_ddpscale.compare.step_percentiles import PERCENTS_COMPARED, StepPercentiles
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
 
 COLUMNS = 100  # of a line
-EARLIER_HEADER = ("REQUIREMENT", "EARLIER", "NOW", "NOW ÷ EARLIER", "INTERVAL", "RESULT")
 _HEADERS = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
     "generations": ("WORKLOAD", "A {unit}/s/GPU", "B {unit}/s/GPU", "RATIO", "INTERVAL", "RESULT"),
@@ -26,33 +23,28 @@ _HEADERS = {
 
 
 def compared_lines(found: ComparedRuns) -> Iterator[str]:
-    """The answer, the runs, differences of configuration, each requirement, and step times."""
-    yield counts_line(found.requirements, "in B")
+    """The answer, the runs, differences of configuration, and each requirement."""
+    yield counts_line(found.requirements)
     for letter, run in (("A", found.a), ("B", found.b)):
         yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
     yield ""
     yield from _configuration(found)
     yield ""
     yield from _requirements(found)
-    yield from _steps(found.steps, found.a.evidence.plan)
 
 
 def compared_json(found: ComparedRuns) -> dict[str, Any]:
     """One JSON object; shares and ratios are numbers, not per cent."""
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": found.kind,
         "confidence": found.confidence,
         "a": _run_json(found.a),
         "b": _run_json(found.b),
         "configuration": [asdict(one) for one in found.configuration],
-        "requirements": [requirement_json(one) for one in found.requirements],
+        "requirements": [_requirement_json(one) for one in found.requirements],
         "only_a": found.only_a,
         "only_b": found.only_b,
-        "steps": [
-            one._asdict() | {"percentiles": [percentile._asdict() for percentile in one.percentiles]}
-            for one in found.steps
-        ],
     }
 
 
@@ -75,7 +67,7 @@ def _run_json(run: ComparedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def requirement_json(one: ComparedRequirement) -> dict[str, Any]:
+def _requirement_json(one: ComparedRequirement) -> dict[str, Any]:
     """One requirement as JSON types."""
     said = asdict(one)
     for name in ("a", "b", "change"):
@@ -97,21 +89,17 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
     """Requirements: worse ones first, then better ones, then those without a difference."""
     told = [one for one in found.requirements if one.change]
     unit = found.a.evidence.plan.unit
-    yield from requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
+    yield from _requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
     for letter, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:
             yield from wrapped(f"only in {letter}: {text.one_line(', '.join(ids))}")
     yield from _provisos(found, told)
 
 
-def requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
-    """A table of compared requirements by metric, the worse ones first, and why the others were not compared."""
+def _requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
+    """A table of compared requirements, the worse ones first, and why the others were not compared."""
     told = sorted((one for one in requirements if one.change), key=_most_telling_first)
-    by_metric: dict[tuple[bool, bool, str], list[ComparedRequirement]] = {}
-    for one in told:
-        by_metric.setdefault((*_most_telling_first(one)[:2], one.metric), []).append(one)
-    rows = [row for of_metric in by_metric.values() for row in _rows(of_metric)]
-    yield from table_lines_of([header, *rows])
+    yield from table_lines_of([header, *map(_row, told)], shrinking=())
     yield ""
     why_not: dict[str, list[str]] = {}
     for one in requirements:
@@ -126,22 +114,10 @@ def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
     return not one.is_worse, one.difference == "no difference shown", -size
 
 
-def _rows(of_metric: Sequence[ComparedRequirement]) -> Iterator[tuple[str, ...]]:
-    """Rows of one metric below its name, in which only the names of its requirements differ."""
-    metric = of_metric[0].id.partition("[")[0]
-    if all(one.id.startswith(f"{metric}[") for one in of_metric):
-        yield (metric, "", "", "", "", "")
-        yield from (_row(one, f"  {one.id.removeprefix(metric)[1:-1]}") for one in of_metric)
-    else:
-        yield from (_row(one, one.id) for one in of_metric)
-
-
-def _row(one: ComparedRequirement, name: str) -> tuple[str, ...]:
+def _row(one: ComparedRequirement) -> tuple[str, ...]:
     values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in _values(one)]
-    if one.earlier_runs:
-        values[0] += f" ({one.earlier_runs})"
     result = digits.ABSENT if one.difference == "no difference shown" else one.difference
-    return (name, *values, *_change_texts(one), result)
+    return (one.id, *values, *_change_texts(one), result)
 
 
 def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
@@ -205,27 +181,7 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
         yield "One run was simulated: the difference says nothing about a machine."
 
 
-def _steps(steps: Sequence[StepPercentiles], plan: Plan) -> Iterator[str]:
-    if not steps:
-        return
-    yield ""
-    yield from wrapped(
-        f"Step time in B, {plan.samples}/s per GPU, and the difference from A (+ is faster); raw steps of all ranks "
-        "pooled:"
-    )
-    first, *others = PERCENTS_COMPARED
-    header = ("", f"p{first} sec/iter", "ex/sec", "diff", *(f"p{percent} diff" for percent in others))
-    yield from table_lines_of([header, *map(_steps_row, steps)], indent="  ")
-
-
-def _steps_row(one: StepPercentiles) -> tuple[str, ...]:
-    how = f"{one.scaling} {one.workload} {one.arm}"
-    differences = [f"{100 * p.difference:+.1f} %".replace("-", "−") for p in one.percentiles]
-    first = one.percentiles[0]
-    return (how, f"{first.b_s_per_iter:.4f}", f"{first.b_examples_per_s:.1f}", *differences)
-
-
-def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
+def counts_line(requirements: Sequence[ComparedRequirement]) -> str:
     """The answer, and how many requirements are worse, better, or neither.
 
     Those with the same evidence count once, as the worst.
@@ -234,7 +190,7 @@ def counts_line(requirements: Sequence[ComparedRequirement], where: str) -> str:
     worse = sum(any(one.is_worse for one in group) for group in told)
     same = sum(all(one.difference == "no difference shown" for one in group) for group in told)
     better = len(told) - worse - same
-    counted = f"of {len(told)} requirements {worse} are worse {where}, {better} better, {same} show no difference"
+    counted = f"of {len(told)} requirements {worse} are worse in B, {better} better, {same} show no difference"
     answers = [word for word, number in (("worse", worse), ("better", better)) if number]
     answer = " and ".join(answers) or ("no difference shown" if told else "nothing to compare")
     return f"{answer.capitalize()}: {counted}."

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.configuration import ConfigurationDifference, configuration_differences
-from pytest_ddpscale.compare.step_percentiles import StepPercentiles, step_percentiles
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
 from pytest_ddpscale.judge.values import values, worst_value
@@ -43,7 +42,6 @@ class ComparedRequirement:
         knows_launches: whether both intervals include differences between launches.
         why_not: why it was not compared; empty if it was.
         is_lost: whether the first run has a value but the second has none to compare with it.
-        earlier_runs: number of earlier runs in the mean `a` when comparing with a history; 0 for a single run.
         counts_with: id of the requirement that it is counted with (`run.counting`); empty for itself.
     """
 
@@ -67,7 +65,6 @@ class ComparedRequirement:
     knows_launches: bool = False
     why_not: str = ""
     is_lost: bool = False
-    earlier_runs: int = 0
     counts_with: str = ""
 
     def is_worse_by(self, share: float) -> bool:
@@ -96,7 +93,6 @@ class ComparedRuns:
         only_a: ids of requirements that only the first run was judged by.
         only_b: likewise for the second run.
         lost: ids of requirements with a value in the first run but none to compare with it in the second.
-        steps: percentiles of the step time of both.
     """
 
     a: ComparedRun
@@ -108,7 +104,6 @@ class ComparedRuns:
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    steps: tuple[StepPercentiles, ...] = ()
 
     def worse_by(self, share: float) -> list[str]:
         """Ids of the requirements in which the second run is certainly worse by more than `share`."""
@@ -144,7 +139,7 @@ def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedR
     lost = [one.id for one in found if one.is_lost] + [name for name in only_a if _has_value(asked_a[name])]
     return ComparedRuns(
         a, b, "same SKU" if is_same_sku else "generations", confidence, configuration_differences(a, b), found,
-        only_a, only_b, tuple(lost), step_percentiles(a, b),
+        only_a, only_b, tuple(lost),
     )  # fmt: skip
 
 

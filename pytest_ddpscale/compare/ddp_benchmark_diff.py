@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pytest_ddpscale.compare.step_percentiles import StepPercentile, step_percentile
 from pytest_ddpscale.judge.estimating import estimate_of
 from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
 from pytest_ddpscale.judge.metrics import percentile
@@ -19,6 +18,21 @@ from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFil
 
 PERCENTS_OF_DIFF = (75, 95)
 ABSENT_KEY = "-"
+
+
+class StepPercentile(NamedTuple):
+    """One percentile in both reports.
+
+    Attributes:
+        difference: share by which a step takes less time in the test than in the baseline; positive is faster.
+    """
+
+    per_cent: int
+    a_s_per_iter: float
+    b_s_per_iter: float
+    a_examples_per_s: float
+    b_examples_per_s: float
+    difference: float
 
 
 class ComparedSize(NamedTuple):
@@ -135,18 +149,17 @@ def _benchmark(baseline: DdpBenchmark, test: DdpBenchmark, confidence: float) ->
 def _size(
     gpus: int, baseline: DdpBenchmarkResult, test: DdpBenchmarkResult, batch: int, confidence: float
 ) -> ComparedSize:
-    percentiles = tuple(
-        step_percentile(per_cent, percentile(baseline.measurements, per_cent), percentile(test.measurements, per_cent),
-                        batch)
-        for per_cent in PERCENTS_OF_DIFF
-    )  # fmt: skip
+    percentiles = []
+    for per_cent in PERCENTS_OF_DIFF:
+        a_s, b_s = (percentile(one.measurements, per_cent) for one in (baseline, test))
+        percentiles.append(StepPercentile(per_cent, a_s, b_s, batch / a_s, batch / b_s, (a_s - b_s) / a_s))
     of = "rounds" if baseline.steps_per_round and test.steps_per_round else "steps"
     numbers = len(baseline.separate_s), len(test.separate_s)
     a, b = _mean_step(baseline, confidence), _mean_step(test, confidence)
     if isinstance(a, str) or isinstance(b, str):
         why = f"baseline: {a}" if isinstance(a, str) else f"test: {b}"
-        return ComparedSize(gpus, percentiles, None, f"no interval: {why}", of, numbers, not isinstance(a, str))
-    return ComparedSize(gpus, percentiles, change_between(a, b, by_factors=True), "", of, numbers)
+        return ComparedSize(gpus, tuple(percentiles), None, f"no interval: {why}", of, numbers, not isinstance(a, str))
+    return ComparedSize(gpus, tuple(percentiles), change_between(a, b, by_factors=True), "", of, numbers)
 
 
 def _mean_step(result: DdpBenchmarkResult, confidence: float) -> Estimate | str:

@@ -1,4 +1,4 @@
-"""Memory that processes of this machine may use: the limit of their memory cgroup (version 1 or 2), or free memory."""
+"""Memory that processes of this machine may use: the limit of their memory cgroup (version 2), or free memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 _PROCESS = Path("/proc/self")
 _MEMINFO = Path("/proc/meminfo")
 _KIB = 1024
-# Version 1 represents "no limit" as the largest number of whole pages.
-_UNLIMITED_BYTES = 2**60
 
 
 @dataclass(frozen=True)
@@ -20,33 +18,26 @@ class MemoryCgroup:
     Attributes:
         folder: of its files.
         mount: of its hierarchy: the folder itself, or one above it.
-        version: 1 or 2.
     """
 
     folder: Path
     mount: Path
-    version: int
 
     @property
     def limit_bytes(self) -> int | None:
         """The least limit of this cgroup and its parents; None without any."""
-        if self.version == 1:
-            found = [_number_in(self.folder / "memory.stat", "hierarchical_memory_limit")]
-        else:
-            found = [_number(folder / "memory.max") for folder in self._lineage()]
-        limits = [limit for limit in found if limit is not None and limit < _UNLIMITED_BYTES]
-        return min(limits, default=None)
+        found = [_number(folder / "memory.max") for folder in self._lineage()]
+        return min((limit for limit in found if limit is not None), default=None)
 
     @property
     def oom_kills(self) -> int | None:
         """Processes of it that the kernel has killed for lack of memory; None if the kernel does not count them."""
-        file = "memory.oom_control" if self.version == 1 else "memory.events"
-        return _number_in(self.folder / file, "oom_kill")
+        return _number_in(self.folder / "memory.events", "oom_kill")
 
     @property
     def ends_as_one(self) -> bool:
         """Whether the kernel kills all of its processes at once, including this one."""
-        return self.version == 2 and any(_number(folder / "memory.oom.group") == 1 for folder in self._lineage())
+        return any(_number(folder / "memory.oom.group") == 1 for folder in self._lineage())
 
     def _lineage(self) -> Iterator[Path]:
         yield self.folder
@@ -72,15 +63,13 @@ def own_cgroup(process: Path = _PROCESS) -> MemoryCgroup | None:
         mounts = (process / "mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    paths = {tuple(controllers.split(",")): path for _, controllers, path in (m.split(":", 2) for m in memberships)}
-    of_memory = next((path for controllers, path in paths.items() if "memory" in controllers), None)
-    version, path = (2, paths.get(("",), "/")) if of_memory is None else (1, of_memory)
-    for mount, root in _mounts(mounts, version):
+    path = next((path for _, controllers, path in (m.split(":", 2) for m in memberships) if not controllers), "/")
+    for mount, root in _mounts(mounts):
         inside = path.removeprefix(root.rstrip("/")).lstrip("/")
         # In a container the path may be the host's, and the container sees only its own part.
         folder = mount / inside if (mount / inside).is_dir() else mount
-        if (folder / ("memory.stat" if version == 1 else "memory.max")).exists():
-            return MemoryCgroup(folder, mount, version)
+        if (folder / "memory.max").exists():
+            return MemoryCgroup(folder, mount)
     return None
 
 
@@ -93,13 +82,11 @@ def memory_limit(cgroup: MemoryCgroup | None, meminfo: Path = _MEMINFO) -> Memor
     return min(limits, key=lambda limit: limit.limit_bytes, default=None)
 
 
-def _mounts(lines: list[str], version: int) -> Iterator[tuple[Path, str]]:
+def _mounts(lines: list[str]) -> Iterator[tuple[Path, str]]:
     """Mount points and roots of cgroup hierarchies that may count memory: proc_pid_mountinfo(5)."""
     for line in lines:
         before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        is_wanted = kind == "cgroup2" if version == 2 else kind == "cgroup" and "memory" in options.split(",")
-        if is_wanted:
+        if after.startswith("cgroup2 "):
             root, mount = before.split(" ")[3:5]
             yield Path(mount), root
 

@@ -18,7 +18,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.util.regular_file import refuse_irregular
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x64647073  # "ddps": marks the file as ours in SQLite's header
 BUSY_S = 60.0
 
@@ -36,7 +36,7 @@ _SCHEMA = (
         run TEXT NOT NULL REFERENCES runs (id), host TEXT NOT NULL, gpu_index INTEGER, gpu_uuid TEXT,
         metric TEXT NOT NULL, subject TEXT NOT NULL, world_size INTEGER NOT NULL, arm TEXT NOT NULL,
         definition TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL, batch_size INTEGER,
-        standing TEXT NOT NULL CHECK (standing IN ('norm', 'worse', 'former')))""",
+        standing TEXT NOT NULL CHECK (standing IN ('norm', 'worse')))""",
     "CREATE INDEX runs_by_time ON runs (sku, started_at)",
     "CREATE INDEX verdicts_of_run ON verdicts (run)",
     "CREATE INDEX key_values_of_host ON key_values (host, run)",

@@ -18,7 +18,7 @@ from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
-_HOW_TO_ACCEPT = "ddpscale history NODE --accept"
+_HOW_TO_BEGIN_ANEW = "ddpscale history --forget NODE"
 
 
 def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
@@ -63,13 +63,13 @@ def _against_bound(blank: Verdict, bound: float, found: Regression, missing: Seq
     if fallen:
         reason = f"fell below {bound:g} of earlier runs: {first_few(list(map(_in_words, fallen)), separator='; ')}"
         culprits = tuple(dict.fromkeys(_culprit(one) for one in fallen))
-        notes.append(f"regressed values are not used as a baseline for later runs until accepted ({_HOW_TO_ACCEPT})")
+        notes.append(f"regressed values do not enter the baseline; {_HOW_TO_BEGIN_ANEW} begins a new one")
         flags: tuple[Flag, ...] = (PARTLY_KNOWN,) if missing or _without_any_past(found) else ()
         return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes), flags=flags)
     if missing:
         gone = first_few([f"{gpu} on {host}" for host, gpu in missing])
         reason = f"{gone} reached values in earlier runs and {'have' if len(missing) > 1 else 'has'} none now"
-        notes.append(f"missing GPUs are expected until you accept the loss ({_HOW_TO_ACCEPT})")
+        notes.append(f"missing GPUs stay expected; {_HOW_TO_BEGIN_ANEW} begins a new baseline")
         return replace(verdict, outcome="inconclusive", reason=reason, notes=tuple(notes))
     strangers = _without_any_past(found)
     if strangers:

@@ -1,4 +1,4 @@
-"""Nodes of a site compared with their past and their peers, for `ddpscale history`."""
+"""Nodes of a site compared with their past, for `ddpscale history`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ from pytest_ddpscale.history.prediction import (
     reference_of,
     shared_confidence,
 )
-from pytest_ddpscale.history.reading import MOST_RUNS, HostRun, host_runs, skus_and_hosts
+from pytest_ddpscale.history.reading import HostRun, host_runs, skus_and_hosts
 from pytest_ddpscale.util.listing import first_few
 
-# A peer that was last measured longer ago may have had other software.
-PEERS_WITHIN = timedelta(days=7)
+# A place that was last measured longer ago is told of no more.
+_TOLD_WITHIN = timedelta(days=7)
 _MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The latest value of a series with the values to compare it with.
+    """The latest value of a series with the earlier ones.
 
     Attributes:
         value: the latest value.
         at: when its run started, ISO 8601 in UTC.
         past: earlier values of the same series, oldest first; the latest twenty count.
-        peers: latest values of the same place on other hosts, one for each host.
     """
 
     value: KeyValue
     at: str
     past: tuple[float, ...] = ()
-    peers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,25 +62,23 @@ class ValueComparison:
 
 @dataclass(frozen=True)
 class Drift:
-    """A value compared with its own past and with its peers; None for a comparison without others."""
+    """A value compared with its own past; None without any."""
 
     value: KeyValue
     at: str
     past: ValueComparison | None
-    peers: ValueComparison | None
 
     @property
     def is_worse(self) -> bool:
-        """Whether the value is worse than its own past or than its peers."""
-        return any(one is not None and one.standing == "worse" for one in (self.past, self.peers))
+        """Whether the value is worse than its own past."""
+        return self.past is not None and self.past.standing == "worse"
 
     @property
     def loss(self) -> float:
-        """Share by which it is worse than its own past, or than its peers without a past; negative if better."""
-        one = self.past or self.peers
-        if one is None:
+        """Share by which it is worse than its own past; negative if better."""
+        if self.past is None:
             return 0.0
-        return (1 - 1 / one.ratio) if is_lower_better(self.value.metric) else 1 - one.ratio
+        return (1 - 1 / self.past.ratio) if is_lower_better(self.value.metric) else 1 - self.past.ratio
 
 
 @dataclass(frozen=True)
@@ -125,17 +121,16 @@ Places = Mapping[KeyValueSeries, Sequence[_Told]]  # by the series without host 
 
 
 def drifts_of(observed: Sequence[Observed]) -> list[Drift]:
-    """Compare all values with their past and their peers.
+    """Compare all values with their past.
 
     A value is worse or better if it is outside the prediction interval of the others. The intervals hold jointly: if
     nothing changed, the probability that any value is flagged is at most 5 %, and half of that for worse.
     """
-    references = [(reference_of(one.past[-MOST_VALUES:]), reference_of(one.peers)) for one in observed]
-    number = sum(one is not None and one.is_enough for pair in references for one in pair)
-    each = shared_confidence(CONFIDENCE, number)
+    references = [reference_of(one.past[-MOST_VALUES:]) for one in observed]
+    each = shared_confidence(CONFIDENCE, sum(one is not None and one.is_enough for one in references))
     return [
-        Drift(one.value, one.at, _compared(one.value, past, each), _compared(one.value, peers, each))
-        for one, (past, peers) in zip(observed, references, strict=True)
+        Drift(one.value, one.at, _compared(one.value, past, each))
+        for one, past in zip(observed, references, strict=True)
     ]
 
 
@@ -166,21 +161,9 @@ def read_histories(history_file: Path, sku: str | None = None, node: str | None 
         asked = [one for one in nodes if node in (None, one[1])]
         if not asked:
             raise OptionError("NODE", f"found {node!r}", f"one of {_names(host for _, host in nodes)}")
-        skus = {its_sku for its_sku, _ in asked}
-        runs = {
-            (its_sku, host): host_runs(
-                connection, its_sku, host, limit=MOST_RUNS if node in (None, host) else MOST_VALUES
-            )
-            for its_sku, host in nodes
-            if its_sku in skus
-        }
-        norms = {one: _norm(of_host) for one, of_host in runs.items()}
-        found = []
-        for its_sku, host in asked:
-            of_host = runs[its_sku, host]
-            if of_host:  # empty if its only run is being replaced at this moment
-                others = [norm for one, norm in norms.items() if one[0] == its_sku and one[1] != host]
-                found.append((its_sku, host, of_host, _observed(of_host, others)))
+        runs = [(*one, host_runs(connection, *one)) for one in asked]
+        # Without runs where the only one is being replaced at this moment.
+        found = [(its_sku, host, of_host, _observed(of_host)) for its_sku, host, of_host in runs if of_host]
     drifts = iter(drifts_of([one for *_, theirs in found for one in theirs]))
     return [
         NodeHistory(its_sku, host, tuple(of_host), tuple(next(drifts) for _ in theirs), _changes(of_host))
@@ -206,29 +189,19 @@ def _told(runs: Iterable[HostRun]) -> Places:
     return found
 
 
-def _norm(runs: Iterable[HostRun]) -> dict[KeyValueSeries, _Told]:
-    """The latest value of each place of a host that may serve as a baseline."""
-    return {place: one for place, told in _told(runs).items() for one in told if one.counts}
-
-
-def _observed(runs: Sequence[HostRun], others: Iterable[Mapping[KeyValueSeries, _Told]]) -> list[Observed]:
-    """A node's values of its last week, with their past and the same places on other hosts."""
+def _observed(runs: Sequence[HostRun]) -> list[Observed]:
+    """A node's values of its last week, with their past."""
     last_at = datetime.fromisoformat(runs[-1].started_at)
     # ISO 8601 in UTC sorts as the times that it means.
-    since, until = (last_at - PEERS_WITHIN).isoformat(), (last_at + PEERS_WITHIN).isoformat()
-    peers: dict[KeyValueSeries, list[float]] = {}
-    for norm in others:
-        for place, told in norm.items():
-            if since <= told.at <= until:
-                peers.setdefault(place, []).append(told.value.value)
+    since = (last_at - _TOLD_WITHIN).isoformat()
     found = []
-    for place, told_of in _told(runs).items():
+    for told_of in _told(runs).values():
         *earlier, last = told_of
         if since <= last.at:
             # Only values of the GPU that is there now; another one may have been in its place.
             uuid = last.value.gpu_uuid
             past = [one.value.value for one in earlier if one.counts and one.value.gpu_uuid == uuid]
-            found.append(Observed(last.value, last.at, tuple(past), tuple(peers.get(place, ()))))
+            found.append(Observed(last.value, last.at, tuple(past)))
     return found
 
 

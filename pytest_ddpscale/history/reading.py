@@ -26,7 +26,7 @@ class HostRun:
         started_at: ISO 8601 in UTC.
         failed: ids of the requirements that failed, on any host.
         is_waived: whether a failure that can reject was waived.
-        values: of the host and its GPUs, without those that stopped counting when a later run was accepted.
+        values: of the host and its GPUs.
         worse: those of the values that had regressed from the runs before it.
     """
 
@@ -63,12 +63,10 @@ def skus_and_hosts(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     return [(str(sku), str(host)) for sku, host in rows]
 
 
-def host_runs(
-    connection: sqlite3.Connection, sku: str, host: str, before: str | None = None, limit: int = MOST_RUNS
-) -> list[HostRun]:
+def host_runs(connection: sqlite3.Connection, sku: str, host: str, before: str | None = None) -> list[HostRun]:
     """The latest runs of a host, oldest first; with `before`, only those that started before it (ISO 8601).
 
-    The result goes back as far as needed for `limit` runs that serve as a baseline. Runs in between that do not,
+    The result goes back as far as needed for `MOST_RUNS` runs that serve as a baseline. Runs in between that do not,
     because they were rejected, waived or only surveyed the node, are included and do not count towards the limit.
     """
     # If a failure could reject but the run is not rejected, it was waived.
@@ -82,7 +80,7 @@ def host_runs(
         (_REJECTED, host, sku, before, before),
     ).fetchall()
     norms = [number for number, row in enumerate(rows) if row[3] != _REJECTED and row[-1] and not row[-2]]
-    first = norms[-limit] if len(norms) > limit else 0
+    first = norms[-MOST_RUNS] if len(norms) > MOST_RUNS else 0
     return [
         HostRun(
             identity, path, started_at, outcome, _versions(versions), _failed(connection, identity),
@@ -107,7 +105,7 @@ def _values(connection: sqlite3.Connection, host: str, run: str) -> tuple[tuple[
     rows = connection.execute(
         "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
         "batch_size, standing "
-        "FROM key_values WHERE host = ? AND run = ? AND standing != 'former' ORDER BY rowid",
+        "FROM key_values WHERE host = ? AND run = ? ORDER BY rowid",
         (host, run),
     )
     found = [(KeyValue(*row[:-1]), row[-1]) for row in rows]

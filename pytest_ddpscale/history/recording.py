@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.history.database import reading, writing
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import Reference
@@ -74,6 +74,25 @@ def record_run(
     return recorded
 
 
+def forget(history_file: Path, node: str, sku: str | None = None) -> int:
+    """Remove what a node reached; without `sku`, of all SKUs. Returns the number of its runs.
+
+    Raises:
+        HistoryError: the history does not exist or cannot be used.
+        OptionError: it has no run of the node.
+    """
+    with reading(history_file):
+        pass  # fails if there is no history; writing would create one
+    with writing(history_file) as connection:
+        of_sku = [run for (run,) in connection.execute("SELECT id FROM runs WHERE ? IN (sku, '')", (sku or "",))]
+        pairs = [(node, run) for run in of_sku]
+        connection.executemany("DELETE FROM key_values WHERE host = ? AND run = ?", pairs)
+        runs = connection.executemany("DELETE FROM hosts WHERE host = ? AND run = ?", pairs).rowcount
+    if not runs:
+        raise OptionError("--forget", f"found {node!r}, of which the history has no run", "a node that it has")
+    return runs
+
+
 def history_sku(sku: str, *, is_simulated: bool) -> str:
     """The SKU under which the history stores a run."""
     return f"simulated {sku}" if is_simulated else sku
@@ -134,10 +153,7 @@ def _regressed(connection: sqlite3.Connection, sku: str, started_at: str, values
 
 
 def _mark_later(connection: sqlite3.Connection, sku: str, started_at: str, hosts: set[str]) -> None:
-    """Mark the regressed values of later runs anew, in the order of time: their past has changed on these hosts.
-
-    Where a loss was accepted, marks stay.
-    """
+    """Mark the regressed values of later runs anew, in the order of time: their past has changed on these hosts."""
     later = connection.execute(
         "SELECT id, started_at, host FROM runs JOIN hosts ON runs.id = run WHERE sku = ? AND started_at > ? "
         "ORDER BY started_at, id",
@@ -150,8 +166,7 @@ def _mark_later(connection: sqlite3.Connection, sku: str, started_at: str, hosts
         hosts |= took_part  # all values of a run are marked together
         stored = connection.execute(
             "SELECT rowid, host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, value, unit, "
-            "batch_size FROM key_values WHERE run = ? AND NOT EXISTS (SELECT 1 FROM key_values AS old WHERE "
-            "old.host = key_values.host AND old.subject = key_values.subject AND old.standing = 'former')",
+            "batch_size FROM key_values WHERE run = ?",
             (run,),
         )
         values = {number: KeyValue(*fields) for number, *fields in stored}

@@ -14,7 +14,7 @@ from pytest_ddpscale.report import coverage_text, digits, profile_text, text
 from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, last_acceptance_lines, not_tested_lines
+from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, not_tested_lines
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text, waived_groups
 from pytest_ddpscale.run.cause_kinds import NextStep
@@ -161,7 +161,6 @@ def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str]) -> lis
     devices = ", ".join(f"{count} × {name}" for name, count in names.items())
     hosts = sorted((host.host for host in run.hosts), key=by_number)
     nodes = f"{len(hosts)}: {first_few(hosts, 4)}" if hosts else ""
-    last = last_acceptance_lines(judgement) or ["no earlier acceptance of these nodes to compare with"]
     found = [
         ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
         ("Nodes", nodes),
@@ -169,7 +168,6 @@ def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str]) -> lis
         ("Software", software_line(versions)),
         ("When", _when(run)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
-        *(("Before", line) for line in last),
     ]
     people = [
         ("Site", run.noted.get(SITE) or digits.ABSENT),

@@ -18,7 +18,6 @@ from pytest_ddpscale.util.tables import table, text_lines
 TSV_HEADER = (
     "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",
     "batch_size", "past_ratio", "past_spread", "past_runs", "past_standing",
-    "peers_ratio", "peers_spread", "peers_hosts", "peers_standing",
 )  # fmt: skip
 
 _NONE = "-"
@@ -34,7 +33,7 @@ def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
 
 
 def node_lines(node: NodeHistory) -> Iterator[str]:
-    """One node: its last runs, and every value beside its own past and its peers."""
+    """One node: its last runs, and every value beside its own past."""
     yield f"{text.one_line(node.host)}, {text.one_line(node.sku)}: {text.count_text(len(node.runs), 'run')}"
     yield ""
     for run in reversed(node.runs[-_RUNS_SHOWN:]):
@@ -49,18 +48,14 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     if not node.drifts:
         yield "The last run has no value to compare."
         return
-    judged = any(one is not None and one.interval for drift in node.drifts for one in (drift.past, drift.peers))
-    if judged:
-        yield f"{len(worse)} of {values} worse than predicted from the node's own past or its peers."
+    if any(drift.past is not None and drift.past.interval for drift in node.drifts):
+        yield f"{len(worse)} of {values} worse than predicted from the node's own past."
     else:
-        yield f"{values} not judged yet: that takes {FEWEST_VALUES} earlier runs, or {FEWEST_VALUES} peers."
+        yield f"{values} not judged yet: that takes {FEWEST_VALUES} earlier runs."
     yield ""
     inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
-    rows = [
-        (*_named(d.value), f"{d.value.value:.4g} {d.value.unit}", _beside(d.past, "run"), _beside(d.peers, "node"))
-        for d in inorder
-    ]
-    yield from text_lines(table(("VALUE", "PLACE", "NOW", "OWN PAST", "PEERS"), rows))
+    rows = [(*_named(d.value), f"{d.value.value:.4g} {d.value.unit}", _beside(d.past)) for d in inorder]
+    yield from text_lines(table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows))
 
 
 def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
@@ -71,7 +66,7 @@ def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
             one = drift.value
             fields = (
                 node.sku, node.host, drift.at, one.metric, one.subject, one.world_size, one.arm, one.gpu_index,
-                one.gpu_uuid, one.value, one.unit, one.batch_size, *_tsv(drift.past), *_tsv(drift.peers),
+                one.gpu_uuid, one.value, one.unit, one.batch_size, *_tsv(drift.past),
             )  # fmt: skip
             yield "\t".join(_NONE if field is None else text.one_line(str(field)) or _NONE for field in fields)
 
@@ -94,12 +89,10 @@ def _worst(node: NodeHistory) -> str:
     worst = node.worst
     if worst is None:
         return "nothing was compared"
-    others = ((worst.past, "its own past"), (worst.peers, "its peers"))
-    parts = [f"{_percent(one)} from {of}{_word(one)}" for one, of in others if one is not None]
-    if not parts:
+    if worst.past is None:
         return "none yet: nothing to compare with"
     what, place = _named(worst.value)
-    return f"{what} of {place}: {', '.join(parts)}"
+    return f"{what} of {place}: {_percent(worst.past)} from its own past{_word(worst.past)}"
 
 
 def _named(value: KeyValue) -> tuple[str, str]:
@@ -110,11 +103,11 @@ def _named(value: KeyValue) -> tuple[str, str]:
     return what, short_gpu_name(value.gpu_index, text.one_line(value.gpu_uuid))
 
 
-def _beside(one: ValueComparison | None, noun: str) -> str:
+def _beside(one: ValueComparison | None) -> str:
     if one is None:
         return "none"
     spread = digits.number_text(one.reference.spread, "fraction")
-    others = f"{one.reference.median:.4g} ± {spread} of {text.count_text(one.reference.number, noun)}"
+    others = f"{one.reference.median:.4g} ± {spread} of {text.count_text(one.reference.number, 'run')}"
     return f"{_percent(one)} from {others}{_word(one)}"
 
 

@@ -1,4 +1,4 @@
-"""Sentences about a whole run: its certainty, launches, ratios, what was not tested, the last acceptance."""
+"""Sentences about a whole run: its certainty, launches, ratios, what was not tested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from decimal import ROUND_FLOOR
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.digits import has_interval, number_text
-from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss, Verdict
 from pytest_ddpscale.util.digits import rounded
@@ -149,29 +148,6 @@ def launch_sd_text(verdict: Verdict) -> str:
         return ""
     which = "earlier" if verdict.launches == 1 else verdict.launches
     return f"standard deviation of {which} launches {number_text(verdict.launch_sd, 'fraction')} of the value"
-
-
-def last_acceptance_lines(judgement: Judgement) -> list[str]:
-    """One line; none if the history has no acceptance of these nodes.
-
-    ``compared with the acceptance of 2026-10-02 (run runs/x): throughput 0.99 … 1.01×, nothing worse``.
-    """
-    last = judgement.last_acceptance
-    if last is None:
-        return []
-    waivers = " with waivers" if last.outcome == "accepted_with_waivers" else ""
-    said = []
-    if last.least_throughput is not None and last.most_throughput is not None:
-        least, most = f"{last.least_throughput:.2f}", f"{last.most_throughput:.2f}"
-        said.append(f"throughput {least if least == most else f'{least} … {most}'}×")
-    if not last.compared:
-        said.append("no requirement in common")
-    elif last.worse:
-        said.append(f"worse: {len(last.worse)} of {count_text(last.compared, 'requirement')}, {first_few(last.worse)}")
-    else:
-        said.append(f"nothing worse among {count_text(last.compared, 'requirement')}")
-    which = f"compared with the acceptance{waivers} of {last.began[:10]} (run {last.run})"
-    return [one_line(f"{which}: {', '.join(said)}")]
 
 
 def not_tested_lines(judgement: Judgement) -> list[str]:

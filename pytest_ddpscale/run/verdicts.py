@@ -290,28 +290,6 @@ class UniformLoss:
 
 
 @dataclass(frozen=True)
-class LastAcceptance:
-    """The latest accepted earlier run of the same nodes, compared with this one.
-
-    Attributes:
-        began: start of that run, ISO 8601 in UTC.
-        run: path of its directory.
-        compared: number of requirements with a value and an interval in both runs.
-        least_throughput: smallest ratio of throughput per GPU, this run ÷ that one; None if nothing can be compared.
-        most_throughput: largest ratio.
-        worse: ids of the requirements that are certainly worse now.
-    """
-
-    began: str
-    run: str
-    outcome: RunOutcome
-    compared: int
-    least_throughput: float | None = None
-    most_throughput: float | None = None
-    worse: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Judgement:
     """All verdicts of a run and its outcome: the content of verdicts.json.
 
@@ -329,7 +307,6 @@ class Judgement:
         altered: other changes to the SKU, described.
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on throughput with
             a reference passed, or if any shows such a loss.
-        last_acceptance: of the same nodes; None if the history has none.
         not_selected: number of the SKU's requirements that no selected test item judges.
         not_selected_ratios: how many of these are counted with another one that is not selected either.
         unfinished: whether measuring was interrupted or killed, so that ``--ddp-resume`` can measure the rest.
@@ -352,7 +329,6 @@ class Judgement:
     lowered: tuple[LoweredBound, ...] = ()
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
-    last_acceptance: LastAcceptance | None = None
     not_selected: int = 0
     not_selected_ratios: int = 0
     unfinished: bool = False

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_ddpscale.errors import BadInput, HistoryError
+from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
-from pytest_ddpscale.history.key_values import key_values_of
-from pytest_ddpscale.history.last_acceptance import last_acceptance
-from pytest_ddpscale.history.recording import history_sku, record_run, started_at_of
+from pytest_ddpscale.history.recording import record_run, started_at_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory, read_file
-from pytest_ddpscale.run.verdicts import Judgement, LastAcceptance, Verdict
+from pytest_ddpscale.run.verdicts import Judgement
 
 
 def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> Baseline | None:
@@ -29,22 +26,6 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
     if kept is not None or history_file is None or not history_file.exists():
         return kept
     return read_baseline(history_file, sku, _hosts(evidence), started_at_of(measured.read_run()))
-
-
-def acceptance_before(
-    measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence, verdicts: Sequence[Verdict]
-) -> LastAcceptance | None:
-    """The last acceptance of a run's nodes, for comparison; None without one or without a readable history."""
-    if history_file is None or not history_file.exists():
-        return None
-    record = measured.read_run()
-    kept_as = history_sku(sku, is_simulated=record.is_simulated(evidence.columns.devices))
-    try:
-        return last_acceptance(
-            history_file, kept_as, _hosts(evidence), started_at_of(record), verdicts, key_values_of(evidence)
-        )
-    except HistoryError:  # reported by the requirements that need the history
-        return None
 
 
 def _hosts(evidence: Evidence) -> frozenset[str]:

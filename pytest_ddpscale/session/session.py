@@ -29,7 +29,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, Verdict
 from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.past_runs import acceptance_before, baseline_of
+from pytest_ddpscale.session.past_runs import baseline_of
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import today
@@ -142,7 +142,6 @@ class AcceptanceSession:
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
-            acceptance_before(source.measured_run, self.history_file, self.sku, evidence, verdicts),
             *not_selected, source.measured_run.read_run().is_unfinished,
         )  # fmt: skip
 

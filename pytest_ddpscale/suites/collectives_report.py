@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.collective_sweep import size_text
 from pytest_ddpscale.plan.operation import COLLECTIVES
-from pytest_ddpscale.report.digits import ABSENT, bound_text, value_text
-from pytest_ddpscale.report.figures.drawing import Drawing, svg_of
+from pytest_ddpscale.report.digits import bound_text, value_text
+from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.report.figures.maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.text import one_line, verdict_word
@@ -68,58 +68,24 @@ def _headline(rows: Sequence[CollectiveRow], judged: Judged) -> str:
 
 
 def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -> SuiteSection:
-    """One world size: curves and tables."""
+    """One world size: curves and the table of nccl-tests."""
     world_size, nodes = rows[0].probe.world_size, rows[0].expected_places
     where = f"{world_size} ranks of each node" if nodes > 1 else f"{world_size} ranks"
-    key = f"sweep-{world_size}"
     curves = [_bandwidths(theirs, judged) for theirs in grouped(rows)]
-    times = [_times(theirs) for theirs in grouped(rows)]
-    figures = (
-        svg_of(key, f"Bus bandwidth over {where}", _sweep("busbw (GB/s)", curves)),
-        svg_of(f"{key}-time", f"Time over {where}", _sweep("time (us)", times, "log 10")),
-    )
+    axes = LineAxes("message size", "busbw (GB/s)", x_is_log=True, x_name=lambda size: size_text(int(size)))
+    figure = svg_of(f"sweep-{world_size}", f"Bus bandwidth over {where}", line_chart(axes, curves))
     how = (
         "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, for the slowest rank"
         + (" on the slowest node" if nodes > 1 else "")
         + f"; ± is half of the {interval_title(confidence)} over the rounds. #wrong counts results (one per rank and "
         "round) that differ from the known values."
     )
-    return SuiteSection(
-        f"Over {where}", [how], [_summary(rows)], ["\n".join(nccl_lines(rows))], [one for one in figures if one]
-    )
-
-
-def _summary(rows: Sequence[CollectiveRow]) -> SuiteTable:
-    """One row for each operation: latency of the smallest message, bandwidth of the largest."""
-    lines = []
-    for theirs in grouped(rows):
-        there = [row for row in theirs if row.busbw_gbps is not None]
-        if not there:
-            lines.append((theirs[0].operation.kind, *[ABSENT] * 5))
-            continue
-        small, large = there[0], there[-1]
-        lines.append((
-            small.operation.kind, size_text(small.operation.message_bytes or 0), f"{small.time_us:.1f}",
-            size_text(large.operation.message_bytes or 0), _gbps(large.busbw_gbps or 0.0), _interval(large),
-        ))  # fmt: skip
-    columns = ("operation", "smallest", "time (us)", "largest", "busbw", "interval")
-    return SuiteTable(columns, lines, "Latency of the smallest message and bandwidth of the largest")
-
-
-def _interval(row: CollectiveRow) -> str:
-    if row.interval is None:
-        return ABSENT
-    low, high = row.interval
-    return f"{low:.3g} to {_gbps(high)}"
+    listing = "\n".join(nccl_lines(rows))
+    return SuiteSection(f"Over {where}", [how], listings=[listing], figures=[figure] if figure else [])
 
 
 def _gbps(value: float) -> str:
     return f"{value:.3g} GB/s"
-
-
-def _sweep(title: str, curves: Sequence[Curve], values: Literal["from zero", "log 10"] = "from zero") -> Drawing | None:
-    axes = LineAxes("message size", title, x_is_log=True, values=values, x_name=lambda size: size_text(int(size)))
-    return line_chart(axes, curves)
 
 
 def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> Curve:
@@ -132,15 +98,6 @@ def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> Curve:
             bounds += [Bound(size, bound)] if bound is not None else []
     kind = rows[0].operation.kind
     return Curve(kind, points, bounds, place=COLLECTIVES.index(kind))
-
-
-def _times(rows: Sequence[CollectiveRow]) -> Curve:
-    points = [
-        Point(row.operation.message_bytes or 0, row.time_us, row.time_interval_us)
-        for row in rows
-        if row.time_us is not None
-    ]
-    return Curve(rows[0].operation.kind, points, place=COLLECTIVES.index(rows[0].operation.kind))
 
 
 def _bounds(judged: Judged, why_none: str) -> SuiteSection:

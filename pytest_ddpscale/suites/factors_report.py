@@ -1,13 +1,13 @@
-"""Report of the sweep of factors: tables and bars by factor, data moved, and the paper's conclusions beside ours."""
+"""Report of the sweep of factors: tables and bars by factor, and data moved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
 from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps, trend
+from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
@@ -38,7 +38,7 @@ def factors_report(measured: MeasuredSuite) -> SuiteReport:
     filled = [sweep for sweep in found if sweep.measured]
     sections = [_section(sweep, measured.confidence) for sweep in filled]
     if filled:
-        sections = [SuiteSection("Method", [_METHOD, _LOSS]), *sections, _data_section(filled), *_claims(filled)]
+        sections = [SuiteSection("Method", [_METHOD, _LOSS]), *sections, _data_section(filled)]
     problems = [f"{_name(cell)}: {cell.problem}" for cell in cells if cell.problem]
     values = {"factors": {sweep.factor: [_values(cell) for cell in sweep.cells] for sweep in found}}
     return SuiteReport(_headline(measured, cells), sections, problems, values)
@@ -123,32 +123,6 @@ def _data_cells(cell: Cell) -> list[str]:
         f"{data.parameters:,}", f"{data.document_parameters:.4g}", f"{data.document_bytes / 1e9:.4g}",
         f"{data.sent_bytes / 1e9:.4g}", f"{data.sent_bytes_per_step / 1e6:.4g}",
     ]  # fmt: skip
-
-
-def _claims(found: Sequence[Sweep]) -> Iterator[SuiteSection]:
-    """The document's conclusions, what DDP's algorithm predicts, and what was measured here."""
-    by_factor = {sweep.factor: sweep.measured for sweep in found}
-    claims: tuple[tuple[Factor, str, str, str], ...] = (
-        ("world size", "communication", "falls, as less data is sent", "rises: a rank sends more per step"),
-        ("batch", "communication", "rises, as more data is sent", "constant: the data per step does not depend on it"),
-        ("trained parameters", "communication", "rises", "rises in proportion to the parameters"),
-        ("trained parameters", "computation", "rises", "rises"),
-        ("batch", "computation", "(figure 2b)", "rises"),
-    )
-    rows = []
-    for factor, time, document, expected in claims:
-        cells = [cell for cell in by_factor.get(factor, []) if factor != "world size" or cell.world_size > 1]
-        if len(cells) > 1:
-            ends = [getattr(cell, f"{time}_ms") for cell in (cells[0], cells[-1])]
-            between = f"{cells[0].label(factor)} to {cells[-1].label(factor)}"
-            rows.append((f"{time} by {factor}", document, expected, trend(*ends), between))
-    columns = ("time", "the document", "expected", "measured here", "from")
-    if not rows:
-        return
-    yield SuiteSection(
-        "What the document concludes", ["A change is shown if the intervals of both ends do not overlap."],
-        [SuiteTable(columns, rows)],
-    )  # fmt: skip
 
 
 def _values(cell: Cell) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
 EPOCH_IMAGES = 60_000  # of MNIST's training split
 Factor = Literal["batch", "world size", "model", "trained parameters"]
 FACTORS: tuple[Factor, ...] = ("batch", "world size", "model", "trained parameters")
-Trend = Literal["rises", "falls", "no difference shown"]
 
 
 @dataclass(frozen=True)
@@ -153,14 +152,6 @@ def all_cells(found: Sequence[Sweep]) -> Iterator[Cell]:
             if key not in seen:
                 seen.add(key)
                 yield cell
-
-
-def trend(first: Found | None, last: Found | None) -> Trend:
-    """Whether a value certainly changed: the intervals do not overlap."""
-    if not (first and last and first.interval and last.interval):
-        return "no difference shown"
-    (low, high), (least, most) = first.interval, last.interval
-    return "rises" if high < least else "falls" if most < low else "no difference shown"
 
 
 def _place(cell: Cell) -> tuple[int, int, int, str]:

@@ -108,10 +108,6 @@ def report_suite(run: RunDirectory) -> int:
     known = measuring_commands()
     if not isinstance(name, str) or name not in known:
         raise broken_file(run.suite_json, f"suite {name!r}; expected one of {', '.join(known)}")
-    if run.read_run().is_imported:
-        from pytest_ddpscale.suites.ddp_benchmark_import import report_imported
-
-        return report_imported(run)
     try:
         confidence = confidence_level(str(said.get("confidence", OPTIONS["confidence"].default)))
     except ValueError as error:

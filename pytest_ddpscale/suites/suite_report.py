@@ -22,7 +22,7 @@ class SuiteSection:
 
     Attributes:
         paragraphs: of plain text.
-        listings: preformatted text, such as another tool's output or settings to paste.
+        listings: preformatted text, such as another tool's output or settings to export.
         figures: of `pytest_ddpscale.report.figures.drawing.svg_of`; empty ones are left out.
     """
 

@@ -135,9 +135,7 @@ def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     facts = (
         ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more),
-        ("Imported" if record.is_imported else "Began", f"{record.began:%Y-%m-%d %H:%M} UTC"),
-        ("Measured by", ": ".join(filter(None, (record.source, record.imported_from)))),
-        ("Notes", "; ".join(record.notes)),
+        ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"), ("Notes", "; ".join(record.notes)),
         ("Site", record.noted.get(SITE, "")), ("By", ", ".join(record.operators)),
         ("Ticket", record.noted.get(TICKET, "")), *record.further_notes.items(), ("Versions", versions),
         ("Command", shlex.join(record.argv)),

@@ -85,7 +85,7 @@ class Tune(Suite):
         return replace(nodes.empty_plan(), studies=tuple(studies), launches=LAUNCHES) if studies else None
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
-        """Report recommendations, settings without effect, and settings to paste."""
+        """Report recommendations, and settings without effect."""
         from pytest_ddpscale.suites.tune_report import tune_report
 
         return tune_report(measured)

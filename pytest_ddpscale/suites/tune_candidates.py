@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -154,57 +154,11 @@ def _value(name: str, value: str) -> Any:
         raise ValueError(f"{name} as a number, not {value!r}") from None
 
 
-def snippet(chosen: Sequence[Candidate]) -> Mapping[str, str]:
-    """Settings to paste, as Python and as shell exports; an empty text for a kind without settings.
+def exports(chosen: Sequence[Candidate]) -> str:
+    """Environment variables as shell commands; empty without any.
 
     Args:
-        chosen: largest gain first; the first wins if two are values of one setting.
+        chosen: largest gain first; the first wins if two are values of one variable.
     """
-    merged = {one.name: getattr(c.variant, one.name) for c in reversed(chosen) for one in fields(Variant)
-              if getattr(c.variant, one.name) != one.default}  # fmt: skip
-    ddp = [f"{n}={merged[n]!r}" for n in ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph",
-                                           "broadcast_buffers") if n in merged]  # fmt: skip
-    lines = []
-    if "memory_format" in merged:
-        form = "channels_last" if merged["memory_format"] == "channels_last" else "contiguous_format"
-        lines.append(f"model = model.to(memory_format=torch.{form})")
-    if "high_priority_stream" in merged:
-        lines += ["options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)",
-                  "group = torch.distributed.new_group(pg_options=options)"]  # fmt: skip
-        ddp.append("process_group=group")
-    if ddp or "hook" in merged:
-        lines.append(f"model = DistributedDataParallel({', '.join(['model', *ddp])})")
-    if "hook" in merged:
-        lines.append(_HOOKS[merged["hook"]])
-    if merged.get("compile", "no") != "no":
-        lines.append(f"model = torch.compile(model, mode={merged['compile']!r})")
-    if "fused_optimizer" in merged:
-        lines.append("optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)")
-    lines += [_AUTOCAST[merged["precision"]]] if "precision" in merged else []
-    lines += [f"batch_size = {merged[BATCH]}  # per GPU"] if BATCH in merged else []
-    if "accumulation_steps" in merged:
-        lines += [f"# {merged['accumulation_steps']} passes a step, all but the last one inside model.no_sync()"]
-    code = [line for line in lines if not line.startswith("#")]
-    imports = [line for name, line in _IMPORTS.items() if any(name in one for one in code)]
     variables = {name: value for c in reversed(chosen) for name, value in c.environment}
-    environment = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    return {"python": "\n".join([*imports, *lines]), "environment": "\n".join(environment)}
-
-
-_IMPORTS = {
-    "torch": "import torch",
-    "default_hooks": "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
-    "PowerSGDState":
-        "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook",
-    "DistributedDataParallel": "from torch.nn.parallel import DistributedDataParallel",
-}  # fmt: skip
-_HOOKS = {
-    "fp16": "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
-    "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
-    "powersgd": "model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)",
-}
-_AUTOCAST = {
-    "fp32": "# without torch.autocast",
-    "fp16": "# forward inside torch.autocast(device, torch.float16), with torch.amp.GradScaler",
-    "bf16": "# forward inside torch.autocast(device, torch.bfloat16)",
-}
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())

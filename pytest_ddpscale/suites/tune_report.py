@@ -1,4 +1,4 @@
-"""Report of tuning: gains confirmed by further launches, settings without effect, and settings to paste."""
+"""Report of tuning: gains confirmed by further launches, settings without effect, and what goes with a gain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.suites.ratio_text import estimate_texts, ratio_values
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.suites.tune_candidates import Candidate, snippet
+from pytest_ddpscale.suites.tune_candidates import Candidate, exports
 from pytest_ddpscale.suites.tune_judge import WORTH
 
 _RULES = (
@@ -112,7 +112,7 @@ def tune_report(measured: MeasuredSuite) -> SuiteReport:
     values = {
         "settings": [_json(one) for one in tried],
         "recommended": [one.candidate.name for one in chosen],
-        **{f"snippet_{name}": text for name, text in snippet([one.candidate for one in chosen]).items()},
+        "snippet_environment": exports([one.candidate for one in chosen]),
     }
     return SuiteReport(headline, sections, problems, values)
 
@@ -179,7 +179,7 @@ def _says(one: TriedSetting) -> str:
 
 
 def _settings(chosen: Sequence[TriedSetting], plan: Plan) -> SuiteSection:
-    text = snippet([one.candidate for one in chosen])
+    variables = exports([one.candidate for one in chosen])
     said = ["Use settings that change training only if training may change."]
     usual, ranks = plan.studies[0].workload.batch_size, plan.layout.world_size
     for one in chosen:
@@ -190,7 +190,7 @@ def _settings(chosen: Sequence[TriedSetting], plan: Plan) -> SuiteSection:
                               factor=factor, root=math.sqrt(factor))
             )  # fmt: skip
     said += ["With world size k, the global batch is k times that of one GPU, and the same rules hold."]
-    return SuiteSection("Settings to paste", said, listings=[one for one in text.values() if one])
+    return SuiteSection("With these settings", said, listings=[variables] if variables else [])
 
 
 def _percent(found: Estimate | None) -> str:

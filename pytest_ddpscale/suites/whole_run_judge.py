@@ -1,11 +1,10 @@
-"""Bounds of whole runs, from options and rows of whole_runs.yaml, and verdicts on them. plan.json stores the bounds."""
+"""Bounds of whole runs, from options, and verdicts on them. plan.json stores the bounds."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pytest_ddpscale.plan.training_run import RunBounds, TrainingRun
@@ -21,18 +20,14 @@ Outcome = Literal["passed", "failed", "inconclusive", "not_measured"]
 
 
 def add_bound_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for bounds on the largest world size, and for a file with bounds on each."""
+    """Add options for bounds on the largest world size."""
     add = parser.add_argument
     add("--at-most-time-to-train", metavar="S", help="most seconds of complete time for the largest world size")
     add("--at-least-accuracy", metavar="SHARE", help="least accuracy of its last validation, such as 0.4")
-    add("--bounds", type=Path, metavar="FILE", help="rows as in the packaged whole_runs.yaml; default: that file")
 
 
-def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace, sku: str) -> list[TrainingRun]:
-    """Runs with their bounds; an option overrides a row. Raises BadInput."""
-    from pytest_ddpscale.suites.whole_run_bounds import PACKAGED, read_whole_run_bounds
-
-    rows = read_whole_run_bounds(arguments.bounds or PACKAGED)
+def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace) -> list[TrainingRun]:
+    """Runs with their bounds. Raises OptionError."""
     time, accuracy = arguments.at_most_time_to_train, arguments.at_least_accuracy
     most_s = None if time is None else read_value("--at-most-time-to-train", time, above_zero)
     least = None if accuracy is None else read_value("--at-least-accuracy", accuracy, _share)
@@ -40,12 +35,6 @@ def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace, sku: str
     found = []
     for run in runs:
         bounds, size = RunBounds(), run.world_size
-        for row in (row for row in rows if row.is_about(sku, run)):
-            why = row.published or row.provisional
-            if (asked_s := row.most_s(size)) is not None:
-                bounds = replace(bounds, most_s=asked_s, most_s_from=why)
-            if (asked := row.least_accuracy(size)) is not None:
-                bounds = replace(bounds, least_accuracy=asked, least_accuracy_from=why)
         if most_s is not None and size == largest:
             bounds = replace(bounds, most_s=most_s, most_s_from="--at-most-time-to-train")
         if least is not None and size == largest:

@@ -70,7 +70,7 @@ class WholeRun(Suite):
                 compile_mode=arguments.compile, loader_workers=workers,
             )
         ]  # fmt: skip
-        return plan_of_runs(bounded(runs, arguments, nodes.subject.sku), options.launches, nodes)
+        return plan_of_runs(bounded(runs, arguments), options.launches, nodes)
 
     def conclude(self, measured: MeasuredSuite) -> SuiteReport:
         """Report tables, figures and conclusions."""

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.util.nearest import did_you_mean
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
@@ -37,6 +38,8 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         command: argparse.ArgumentParser = found.parser
         flag, what, near = unknown[0].partition("=")[0], "one argument too many", ""
         if flag.startswith("-"):
+            if instead := REMOVED.get(f"{command.prog} {flag}"):
+                command.error(f"{flag} was removed; instead: {instead}")
             taken = [action for action in command._actions if action.help != argparse.SUPPRESS]
             what, near = "an unknown option", did_you_mean(flag, (one for a in taken for one in a.option_strings))
         command.error(f"found {flag!r}, {what}{near}")

@@ -91,6 +91,5 @@ def test_what_cannot_be_is_refused_in_words(
     assert "a share such as 1%" in refused(capsys, *simulated, "--false-reject-rate=2")
     assert "a share such as 1%" in refused(capsys, *simulated, "--false-reject-rate=1e-300")
     assert "--max-excluded" in refused(capsys, *simulated, "--max-excluded=much")
-    assert "does not exist" in refused(capsys, *simulated, "--history", tmp_path / "none.sqlite")
     assert "nothing could be calibrated" in refused(capsys, runs[0], "--allow-simulated", "--write", overlay)
     assert not overlay.exists()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.util.command_parser import USER_ERROR
@@ -78,7 +75,7 @@ def test_what_is_no_share_or_not_two_runs_is_refused(runs: dict[str, str], capsy
         assert "--fail-below" in capsys.readouterr().err
     for number in (1, 3):
         assert main(["compare", *[runs["first"]] * number]) == USER_ERROR
-        assert "two runs, or one and --history FILE" in capsys.readouterr().err
+        assert f"found {number}; expected two runs" in capsys.readouterr().err
 
 
 def test_runs_without_a_common_requirement_say_so_in_a_sentence(tmp_path: Path, capsys: Printed) -> None:
@@ -143,43 +140,3 @@ def test_what_was_not_measured_before_either_is_not_lost(vanished: list[str]) ->
     gone = verdict("not_measured", value=None, interval=None, id="throughput_per_gpu[gone]")
     write_verdicts(Path(vanished[0]), verdict(), gone)
     assert main(["compare", *vanished, "--fail-below", "5%"]) == 0
-
-
-def nights(tmp_path: Path, last: float) -> list[str]:
-    """Six nights in a history, and a later run."""
-    for night, pace in enumerate((100.0, 100.4, 99.7, 100.1, 99.8, 100.2)):
-        run = judged_run(tmp_path / f"night{night}", night, {"n1": [pace] * 2})
-        add_run(tmp_path / "history.sqlite", run.path)
-    run = judged_run(tmp_path / "last", 9, {"n1": [last] * 2})
-    return ["compare", str(run.path), "--history", str(tmp_path / "history.sqlite"), "--fail-below", "5%"]
-
-
-def test_a_gpu_that_told_something_before_and_not_now_fails_the_gate(tmp_path: Path, capsys: Printed) -> None:
-    arguments = nights(tmp_path, 100.0)
-    with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection, connection:
-        connection.execute(
-            "INSERT INTO key_values SELECT run, host, 2, 'GPU-n1-2', metric, subject, world_size, arm, definition, "
-            "value, unit, batch_size, standing FROM key_values WHERE arm = 'each' AND gpu_index = 1"
-        )
-    assert main(arguments) == 1
-    assert "nothing to compare with it now: 1: GPU GPU-n1-2 of n1 (" in capsys.readouterr().out
-    assert main([*arguments, "--allow-missing"]) == 0
-
-
-def test_a_run_is_compared_with_the_history_of_its_places(tmp_path: Path, capsys: Printed) -> None:
-    assert main(nights(tmp_path, 100.0)) == 0
-    assert "0 of 4 values slower" in capsys.readouterr().out
-
-
-def test_a_run_that_fell_fails_beside_the_history(tmp_path: Path, capsys: Printed) -> None:
-    assert main(nights(tmp_path, 85.0)) == 1
-    printed = capsys.readouterr().out
-    assert "FAIL: worse by more than 5 %" in printed
-    assert "GPU 0 of n1" in printed
-
-
-def test_without_enough_nights_nothing_is_compared(tmp_path: Path, capsys: Printed) -> None:
-    first, second = pair(tmp_path)
-    add_run(tmp_path / "history.sqlite", Path(first))
-    assert main(["compare", second, "--history", str(tmp_path / "history.sqlite")]) == USER_ERROR
-    assert "none of its values has 5 earlier runs" in capsys.readouterr().err

@@ -201,12 +201,3 @@ def test_other_skus_are_compared_by_throughput() -> None:
     assert found.kind == "generations"
     assert {one.metric for one in found.requirements} == {"throughput_per_gpu"}
     assert {one.world_size for one in found.requirements} >= {1, 8}
-
-
-def test_steps_are_compared_percentile_by_percentile() -> None:
-    steps = {one.arm: one for one in compared(run(1), run(3, "slow-gpu:3:1.1")).steps if one.scaling == "weak"}
-    together = steps["ddp@8"]
-    assert [one.per_cent for one in together.percentiles] == [50, 75, 90, 95]
-    assert all(-0.11 < one.difference < -0.08 for one in together.percentiles)
-    median = together.percentiles[0]
-    assert median.b_examples_per_s == pytest.approx(together.batch_size / median.b_s_per_iter)

@@ -154,7 +154,6 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, capsys: Printed
         ([run, a], f"{run}: is missing or has no report of PyTorch's DDP benchmark; the other"),
         ([a, str(tmp_path / "none.json")], "none.json: is missing or has no report"),
         ([a], "found 1; expected two runs"),
-        ([a, "--history", str(tmp_path / "h.sqlite")], "--history: found with a report of PyTorch's DDP benchmark"),
     ):
         assert main(["compare", *arguments]) == USER_ERROR
         told = capsys.readouterr().err

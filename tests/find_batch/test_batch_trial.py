@@ -94,15 +94,15 @@ def test_a_study_that_has_no_end_does_not_fit_in_silence(tmp_path: Path) -> None
 @pytest.fixture
 def counting_cgroup(tmp_path: Path) -> MemoryCgroup:
     """One in which the kernel has ended 7 processes so far."""
-    (tmp_path / "memory.oom_control").write_text("oom_kill 7\n")
-    return MemoryCgroup(tmp_path, tmp_path, 1)
+    (tmp_path / "memory.events").write_text("oom_kill 7\n")
+    return MemoryCgroup(tmp_path, tmp_path)
 
 
 def test_processes_that_the_kernel_ended_before_do_not_count(tmp_path: Path, counting_cgroup: MemoryCgroup) -> None:
     bounds = MemoryBounds(0.9, TOGETHER.together, counting_cgroup)
     with pytest.raises(GangError):
         tried(FAILED.format(type="ValueError", message="x"), tmp_path, bounds)
-    kill = f"open({str(tmp_path / 'memory.oom_control')!r}, 'w').write('oom_kill 8')\n"
+    kill = f"open({str(tmp_path / 'memory.events')!r}, 'w').write('oom_kill 8')\n"
     gone = 'say("gone", rank=1, local_rank=1, pid=9)\norder()\nsay("exit", code=1)\n'
     assert tried(kill + gone, tmp_path, bounds).why_not == "the kernel ended rank 1 on n1 for lack of memory"
 

@@ -148,7 +148,7 @@ def test_a_cgroup_that_ends_as_one_is_refused(
     tried: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "memory.oom.group").write_text("1\n")
-    monkeypatch.setattr(memory_limit, "own_cgroup", lambda: MemoryCgroup(tmp_path, tmp_path, 2))
+    monkeypatch.setattr(memory_limit, "own_cgroup", lambda: MemoryCgroup(tmp_path, tmp_path))
     assert run("--gpu-sku=cpu", "--ranks=1") == 4
     assert f"memory.oom.group of {tmp_path}: found 1, there or above: the kernel would kill" in capsys.readouterr().err
     assert tried == []

@@ -1,4 +1,4 @@
-"""Memory cgroups of both versions, as their files are laid out."""
+"""Memory cgroups, as their files are laid out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit, memory_limit, own_cgroup
 
-NO_LIMIT = 9223372036854771712
 GIB = 2**30
 
 
@@ -21,17 +20,9 @@ def process(folder: Path, cgroup: str, mounts: list[str]) -> Path:
     return found
 
 
-def mount_of(version: int, mount: Path, root: str = "/") -> str:
+def mount_of(mount: Path, root: str = "/") -> str:
     """A line of mountinfo."""
-    kind = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,memory"
-    return f"35 31 0:32 {root} {mount} rw,relatime shared:9 - {kind}"
-
-
-def v1(folder: Path, limit: int = NO_LIMIT, kills: int = 0) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.stat").write_text(f"cache 0\nhierarchical_memory_limit {limit}\ntotal_rss 5\n")
-    (folder / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
-    return folder
+    return f"35 31 0:32 {root} {mount} rw,relatime shared:9 - cgroup2 cgroup2 rw"
 
 
 def v2(folder: Path, limit: str = "max", kills: int = 0, group: int = 0) -> Path:
@@ -40,21 +31,6 @@ def v2(folder: Path, limit: str = "max", kills: int = 0, group: int = 0) -> Path
     (folder / "memory.events").write_text(f"low 0\noom 3\noom_kill {kills}\n")
     (folder / "memory.oom.group").write_text(f"{group}\n")
     return folder
-
-
-def test_version_1_says_the_least_limit_of_its_hierarchy(tmp_path: Path) -> None:
-    group = v1(tmp_path / "memory" / "job" / "step", 3 * GIB, kills=2)
-    mine = process(tmp_path, "4:memory:/job/step\n3:cpuset:/\n0::/\n", [mount_of(1, tmp_path / "memory")])
-    found = own_cgroup(mine)
-    assert found == MemoryCgroup(group, tmp_path / "memory", 1)
-    assert (found.limit_bytes, found.oom_kills, found.ends_as_one) == (3 * GIB, 2, False)
-
-
-def test_version_1_without_a_limit(tmp_path: Path) -> None:
-    v1(tmp_path / "memory")
-    found = own_cgroup(process(tmp_path, "4:memory:/\n0::/\n", [mount_of(1, tmp_path / "memory")]))
-    assert found is not None
-    assert found.limit_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -66,42 +42,40 @@ def test_version_2_has_the_limits_of_all_above(tmp_path: Path, above: str, below
     root.mkdir()  # which has no memory.max
     v2(root / "slice", above)
     group = v2(root / "slice" / "unit", below, kills=7)
-    found = own_cgroup(process(tmp_path, "0::/slice/unit\n", [mount_of(2, root)]))
-    assert found == MemoryCgroup(group, root, 2)
+    found = own_cgroup(process(tmp_path, "0::/slice/unit\n", [mount_of(root)]))
+    assert found == MemoryCgroup(group, root)
     assert (found.limit_bytes, found.oom_kills) == (limit, 7)
 
 
 def test_a_cgroup_above_may_end_all_below(tmp_path: Path) -> None:
     v2(tmp_path / "cgroup" / "pod", group=1)
     below = v2(tmp_path / "cgroup" / "pod" / "c1")
-    assert MemoryCgroup(below, tmp_path / "cgroup", 2).ends_as_one
-    assert not MemoryCgroup(below, below, 2).ends_as_one
+    assert MemoryCgroup(below, tmp_path / "cgroup").ends_as_one
+    assert not MemoryCgroup(below, below).ends_as_one
 
 
 def test_in_a_container_a_path_of_the_host_is_the_mount(tmp_path: Path) -> None:
     root = v2(tmp_path / "cgroup", str(GIB), group=1)
-    found = own_cgroup(process(tmp_path, "0::/kubepods/pod7/c1\n", [mount_of(2, root)]))
-    assert found == MemoryCgroup(root, root, 2)
+    found = own_cgroup(process(tmp_path, "0::/kubepods/pod7/c1\n", [mount_of(root)]))
+    assert found == MemoryCgroup(root, root)
     assert (found.limit_bytes, found.ends_as_one) == (GIB, True)
 
 
 def test_a_mount_of_a_part_of_the_hierarchy(tmp_path: Path) -> None:
-    group = v1(tmp_path / "memory" / "step", GIB)
-    mounts = [mount_of(1, tmp_path / "memory", "/docker/c1")]
-    assert own_cgroup(process(tmp_path, "4:memory:/docker/c1/step\n", mounts)) == MemoryCgroup(
-        group, tmp_path / "memory", 1
-    )
+    group = v2(tmp_path / "memory" / "step", str(GIB))
+    mounts = [mount_of(tmp_path / "memory", "/docker/c1")]
+    assert own_cgroup(process(tmp_path, "0::/docker/c1/step\n", mounts)) == MemoryCgroup(group, tmp_path / "memory")
 
 
 def test_without_cgroups_there_is_none(tmp_path: Path) -> None:
     assert own_cgroup(tmp_path / "nowhere") is None
-    assert own_cgroup(process(tmp_path, "0::/\n", [mount_of(2, tmp_path / "nowhere")])) is None
+    assert own_cgroup(process(tmp_path, "0::/\n", [mount_of(tmp_path / "nowhere")])) is None
 
 
 def test_the_limit_is_what_is_free_or_less_by_a_cgroup(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9000000 kB\nMemFree: 100 kB\nMemAvailable: 2097152 kB\n")
-    wide, narrow = (MemoryCgroup(v1(tmp_path / name, limit), tmp_path, 1) for name, limit in
+    wide, narrow = (MemoryCgroup(v2(tmp_path / name, str(limit)), tmp_path) for name, limit in
                     (("wide", 3 * GIB), ("narrow", GIB)))  # fmt: skip
     free = MemoryLimit(2 * GIB, "that is free on this machine")
     assert memory_limit(None, meminfo) == memory_limit(wide, meminfo) == free

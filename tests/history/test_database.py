@@ -107,7 +107,7 @@ def test_there_is_no_write_ahead_log_which_nfs_cannot_share(tmp_path: Path) -> N
         (other_database, "is another program's database"),
         (other_application, "is another program's database"),
         (newer, f"has schema version {SCHEMA_VERSION + 1}; expected at most {SCHEMA_VERSION}"),
-        (older, "has schema version 1; expected 2. An earlier pytest-ddpscale wrote it: remove it, or keep using"),
+        (older, "has schema version 1; expected 3. An earlier pytest-ddpscale wrote it: remove it, or keep using"),
         (damaged, "is not a history file, or is damaged"),
         (cut_short, "is not a history file, or is damaged"),
         (without_a_table, "is not a history file, or is damaged"),

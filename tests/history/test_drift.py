@@ -17,12 +17,11 @@ SEEDS = st.integers(0, 2**32)
 
 
 def node(random_: random.Random, number: int, sd: float, change: float = 1.0) -> list[Drift]:
-    """A node of many places of which the first may have changed, beside past and peers that did not."""
+    """A node of many places of which the first may have changed, beside a past that did not."""
     observed = [
         Observed(
             key_value(100 * random_.lognormvariate(0.0, sd) * (change if place == 0 else 1.0), gpu_index=place),
             ROUND_THE_CLOCK,
-            stable(random_, number, sd),
             stable(random_, number, sd),
         )
         for place in range(PLACES)
@@ -72,24 +71,16 @@ def test_what_is_worse_depends_on_the_metric() -> None:
 
 
 def test_fewer_than_five_others_are_told_and_not_judged() -> None:
-    [drift] = drifts_of([Observed(key_value(50.0), ROUND_THE_CLOCK, PAST[:4], PAST[:1])])
-    for one, number in ((drift.past, 4), (drift.peers, 1)):
-        assert one is not None
-        assert (one.standing, one.interval, one.reference.number) == ("unknown", None, number)
-        assert one.ratio == pytest.approx(0.5, rel=0.02)
+    [drift] = drifts_of([Observed(key_value(50.0), ROUND_THE_CLOCK, PAST[:4])])
+    assert drift.past is not None
+    assert (drift.past.standing, drift.past.interval, drift.past.reference.number) == ("unknown", None, 4)
+    assert drift.past.ratio == pytest.approx(0.5, rel=0.02)
     assert not drift.is_worse
-
-
-def test_a_place_without_past_is_held_against_its_peers() -> None:
-    [drift] = drifts_of([Observed(key_value(90.0), ROUND_THE_CLOCK, (), PAST)])
-    assert drift.past is None
-    assert drift.is_worse
-    assert drift.loss == pytest.approx(0.1)
 
 
 def test_with_nothing_to_compare_there_is_no_drift() -> None:
     [drift] = drifts_of([Observed(key_value(90.0), ROUND_THE_CLOCK)])
-    assert (drift.past, drift.peers, drift.loss, drift.is_worse) == (None, None, 0.0, False)
+    assert (drift.past, drift.loss, drift.is_worse) == (None, 0.0, False)
 
 
 def test_the_latest_twenty_values_count() -> None:

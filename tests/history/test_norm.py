@@ -1,4 +1,4 @@
-"""What later runs are held against, night after night: not what fell, until somebody accepts it."""
+"""What later runs are held against, night after night: not what fell, until the node is forgotten."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def baseline(history: Path, number: int) -> Baseline:
     return read_baseline(history, SKU, ["n1"], at(number))
 
 
-def accept(history: Path, *more: str) -> int:
-    return main(["history", "n1", "--accept", "--history", str(history), *more])
+def forget(history: Path, *more: str) -> int:
+    return main(["history", "--forget", "n1", "--history", str(history), *more])
 
 
 def test_a_gpu_that_fell_fails_every_night_and_not_only_the_first(history: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_gpu_that_fell_fails_every_night_and_not_only_the_first(history: Path)
     assert {one.outcome for one in verdicts} == {"failed"}
     assert {round(one.value or 0, 2) for one in verdicts} == {0.9}
     note = verdicts[-1].notes[-1]
-    assert "not used as a baseline for later runs until accepted (ddpscale history NODE --accept)" in note
+    assert note == "regressed values do not enter the baseline; ddpscale history --forget NODE begins a new one"
 
 
 def test_what_fell_is_kept_and_shown(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,42 +90,36 @@ def test_a_gpu_that_is_repaired_passes_by_its_norm_of_before(history: Path) -> N
     assert verdict.value == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_loss_that_is_accepted_is_the_norm_from_then_on(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in range(6):
-        assert night(history, GOOD + number, FELL).outcome == "failed"
-    assert accept(history) == 0
-    assert capsys.readouterr().out == "n1: 2 values accepted as they are now\n"
-    accepted = night(history, GOOD + 6, FELL)
-    assert (accepted.outcome, accepted.rounds) == ("passed", 6)
+def test_a_node_that_is_forgotten_has_a_new_norm_after_five_nights(
+    history: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert night(history, GOOD, FELL).outcome == "failed"
+    assert forget(history) == 0
+    assert capsys.readouterr().out == "n1: 7 runs forgotten\n"
+    outcomes = [night(history, GOOD + 1 + number, FELL).outcome for number in range(6)]
+    assert outcomes == ["inconclusive"] * 5 + ["passed"]
     fallen_again = night(history, GOOD + 7, (100.0, 80.0))
     assert fallen_again.outcome == "failed"
     assert fallen_again.value == pytest.approx(80 / 90, abs=0.01)
 
 
-def test_a_loss_that_is_accepted_at_once_has_to_be_known_first(history: Path) -> None:
-    night(history, GOOD, FELL)
-    accept(history)
-    assert [night(history, GOOD + 1 + number, FELL).outcome for number in range(5)] == ["inconclusive"] * 4 + ["passed"]
-
-
-def test_a_loss_stays_accepted_when_nights_before_it_are_added(history: Path) -> None:
-    for number in range(6):
-        night(history, 20 + number, FELL)
-    accept(history)
-    for number in range(GOOD, GOOD + 6):
-        night(history, number, SOUND)
+def test_only_that_node_of_that_sku_is_forgotten(history: Path) -> None:
+    add_run(history, judged_run(history.parent / "both", GOOD, {"n1": SOUND, "n2": SOUND}).path)
+    for arguments, code in ((("--gpu-sku=b200",), 4), (("--gpu-sku", SKU), 0), ((), 4)):
+        assert forget(history, *arguments) == code
     with reading(history) as connection:
-        assert not any(one.worse for one in host_runs(connection, SKU, "n1"))
+        assert [len(host_runs(connection, SKU, host)) for host in ("n1", "n2")] == [0, 1]
 
 
-def test_nothing_is_accepted_where_nothing_fell(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert accept(history) == 4
-    assert "for which the history has no regressed or missing value" in capsys.readouterr().err
-    assert accept(history, "--add", ".") == 4
-    assert "found NODE, --gpu-sku or --accept with it" in capsys.readouterr().err
-    assert main(["history", "--accept", "--history", str(history)]) == 4
-    assert "found no NODE" in capsys.readouterr().err
-    assert main(["history", "n1", "--accept", "--history", str(history.parent / "none")]) == 4
+def test_what_cannot_be_forgotten_is_a_sentence(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        (("--forget", "n9"), "--forget: found 'n9', of which the history has no run"),
+        (("--forget", "n1", "--add", "."), "found NODE, --gpu-sku or --forget with it"),
+        (("n1", "--forget", "n1"), "--forget: found 'n1' beside it; expected one node"),
+    ):
+        assert main(["history", *arguments, "--history", str(history)]) == 4
+        assert said in capsys.readouterr().err
+    assert main(["history", "--forget", "n1", "--history", str(history.parent / "none")]) == 4
     assert not (history.parent / "none").exists()
 
 
@@ -141,14 +135,14 @@ def lose_gpu(history: Path, number: int) -> Verdict:
     return verdict
 
 
-def test_a_gpu_that_tells_nothing_any_more_is_no_pass_until_it_is_accepted(history: Path) -> None:
+def test_a_gpu_that_tells_nothing_any_more_is_no_pass_until_its_node_is_forgotten(history: Path) -> None:
     """Neither does the next night take its absence for the norm."""
     for number in range(2):
         verdict = lose_gpu(history, GOOD + number)
         assert verdict.outcome == "inconclusive"
         assert verdict.reason == "GPU-n1-1 on n1 reached values in earlier runs and has none now"
-    assert accept(history) == 0
-    assert lose_gpu(history, GOOD + 2).outcome == "passed"
+    assert forget(history) == 0
+    assert [lose_gpu(history, GOOD + 2 + number).outcome for number in range(6)] == ["inconclusive"] * 5 + ["passed"]
 
 
 def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:

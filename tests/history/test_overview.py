@@ -1,4 +1,4 @@
-"""Nodes beside their past and their peers, from the file."""
+"""Nodes beside their past, from the file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pytest_ddpscale.history.database import writing
 from pytest_ddpscale.history.overview import NodeHistory, read_histories
 from pytest_ddpscale.history.recording import add_run
 from tests.builders.nights import SKU, at, conclude, judged_run
-
-HOSTS = [f"n{number}" for number in range(1, 8)]
 
 
 @pytest.fixture
@@ -33,14 +31,8 @@ def only(found: list[NodeHistory]) -> NodeHistory:
     return node
 
 
-def standings(node: NodeHistory) -> dict[tuple[int | None, str], tuple[str | None, str | None]]:
-    return {
-        (drift.value.gpu_index, drift.value.arm): (
-            drift.past.standing if drift.past else None,
-            drift.peers.standing if drift.peers else None,
-        )
-        for drift in node.drifts
-    }
+def standings(node: NodeHistory) -> dict[tuple[int | None, str], str | None]:
+    return {(one.value.gpu_index, one.value.arm): one.past.standing if one.past else None for one in node.drifts}
 
 
 def test_a_gpu_that_fell_is_worse_than_its_past_and_the_others_are_not(history: Path) -> None:
@@ -49,36 +41,14 @@ def test_a_gpu_that_fell_is_worse_than_its_past_and_the_others_are_not(history: 
     night(history, 6, {"n1": [100.0, 90.0]}, outcome="rejected")
     node = only(read_histories(history, node="n1"))
     assert standings(node) == {
-        (0, "alone"): ("usual", None),
-        (0, "each"): ("usual", None),
-        (1, "each"): ("worse", None),
-        (None, "ddp"): ("worse", None),
+        (0, "alone"): "usual",
+        (0, "each"): "usual",
+        (1, "each"): "worse",
+        (None, "ddp"): "worse",
     }
     assert (node.sku, node.host, node.last.outcome, len(node.runs)) == (SKU, "n1", "rejected", 7)
     assert node.worst is not None
     assert node.worst.loss == pytest.approx(0.1, abs=0.01)
-
-
-def test_peers_are_the_latest_values_of_the_same_slot_of_other_hosts(history: Path) -> None:
-    night(history, 0, {host: [50.0, 50.0] for host in HOSTS})
-    night(history, 1, {host: [100.0, 80.0] for host in HOSTS} | {"n1": [100.0, 70.0]})
-    found = {node.host: node for node in read_histories(history)}
-    assert list(found) == HOSTS
-    assert standings(found["n1"])[1, "each"] == ("unknown", "worse")
-    assert standings(found["n1"])[0, "each"] == ("unknown", "usual")
-    compared = next(d.peers for d in found["n1"].drifts if (d.value.gpu_index, d.value.arm) == (1, "each"))
-    assert compared is not None
-    assert compared.reference.number == len(HOSTS) - 1
-    assert compared.ratio == pytest.approx(70 / 80)
-
-
-def test_peers_of_another_week_or_that_were_rejected_are_none(history: Path) -> None:
-    night(history, 0, {"n2": [100.0, 100.0]})
-    night(history, 8, {"n3": [100.0, 100.0]}, outcome="rejected")
-    night(history, 8, {"n1": [100.0, 100.0]})
-    assert {peers for _, peers in standings(only(read_histories(history, node="n1"))).values()} == {None}
-    night(history, 7, {"n2": [100.0, 100.0]})
-    assert {peers for _, peers in standings(only(read_histories(history, node="n1"))).values()} == {"unknown"}
 
 
 def test_rejected_runs_are_no_past_to_be_held_against(history: Path) -> None:
@@ -87,7 +57,7 @@ def test_rejected_runs_are_no_past_to_be_held_against(history: Path) -> None:
     for number in range(6, 20):
         night(history, number, {"n1": [90.0, 90.0]}, outcome="rejected")
     node = only(read_histories(history, node="n1"))
-    assert {past for past, _ in standings(node).values()} == {"worse"}
+    assert set(standings(node).values()) == {"worse"}
 
 
 def test_a_gpu_that_was_replaced_begins_anew(history: Path) -> None:
@@ -99,8 +69,8 @@ def test_a_gpu_that_was_replaced_begins_anew(history: Path) -> None:
     conclude(run, "accepted", at(6))
     add_run(history, run.path)
     node = only(read_histories(history, node="n1"))
-    assert standings(node)[1, "each"] == (None, None)
-    assert standings(node)[0, "each"] == ("usual", None)
+    assert standings(node)[1, "each"] is None
+    assert standings(node)[0, "each"] == "usual"
     assert len(node.drifts) == 4, "the old one is told of no more"
 
 

@@ -49,7 +49,7 @@ VERDICT_KEYS = {
 }  # fmt: skip
 JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
-    "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "last_acceptance", "not_selected",
+    "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "not_selected",
     "not_selected_ratios",
     "unfinished",
     "causes",

@@ -231,10 +231,6 @@ def test_only_a_run_of_a_machine_that_is_over_has_lines_to_sign() -> None:
         assert why in page
 
 
-def test_a_run_without_an_earlier_acceptance_says_so() -> None:
-    assert "<dt>Before</dt><dd>no earlier acceptance of these nodes to compare with</dd>" in PAGE
-
-
 def test_while_it_goes_on_only_failures_are_causes() -> None:
     page = render_html(judgement_with(NOT_MEASURED, FAILED), RUN, NOTHING, goes_on=True)
     assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page

@@ -13,10 +13,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.factors_report import factors_report
 from pytest_ddpscale.suites.factors_suite import Factors
-from pytest_ddpscale.suites.factors_values import DataMoved, sweeps, trend
+from pytest_ddpscale.suites.factors_values import DataMoved, sweeps
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.approved import assert_approved
-from tests.builders.judged import Found, evidence_of_plan, make_measurement
+from tests.builders.judged import evidence_of_plan, make_measurement
 from tests.builders.measurements import Measurement
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.planned import planned
@@ -120,15 +120,6 @@ def test_nothing_measured_is_told_too() -> None:
     report = factors_report(suite_of(plan, by_batch_and_ranks, without=plan.studies[0].workload.name))
     assert report.headline.endswith("4 ranks: not measured; 0 of 4 cells measured")
     assert (report.sections, len(report.problems)) == ([], 4)
-
-
-@pytest.mark.parametrize(
-    ("last", "expected"), [((5, 6), "rises"), ((0.1, 0.9), "falls"), ((1.5, 3), "no difference shown")]
-)
-def test_a_change_is_shown_where_intervals_have_nothing_in_common(last: tuple[float, float], expected: str) -> None:
-    first, other = (Found(sum(ends) / 2, ends) for ends in ((1.0, 2.0), last))
-    assert trend(first, other) == expected
-    assert trend(first, None) == trend(first, Found(9.0, None)) == "no difference shown"
 
 
 @given(st.integers(1, 10**9), st.integers(1, 4096), st.integers(1, 512), st.integers(1, 10**6))

@@ -75,7 +75,6 @@ WRONG = {
         MODEL_OF_NONE,
         ("--folder=/nowhere", "--folder: /nowhere has 0 images in train/CLASS and 0 in val/CLASS; expected images"),
         ("--at-least-accuracy=40", "--at-least-accuracy: found '40'; expected a share above 0 and at most 1"),
-        ("--bounds=/nowhere.yaml", "/nowhere.yaml"),
     ],
     "tune --gpu-sku=cpu": [
         ("--try=NCCL_ALGOO=Ring", "it does not know NCCL_ALGOO (perhaps NCCL_ALGO)"),

@@ -112,7 +112,7 @@ class LineAxes:
     x: str
     y: str
     x_is_log: bool = False
-    values: Literal["from zero", "log 2", "log 10", "per cent"] = "from zero"
+    values: Literal["from zero", "log 2", "per cent"] = "from zero"
     ideal: Literal["", "diagonal", "hundred", "first"] = ""
     ideal_name: str = "ideal"
     second: str = ""
@@ -189,13 +189,12 @@ def _scale(plot: Axes, axes: LineAxes, curves: Sequence[Curve], xs: Sequence[flo
         ticks = drawing.thinned(xs, _MOST_TICKS)
         drawing.set_ticks(plot.xaxis, ticks, [axes.x_name(tick) for tick in ticks])
     plot.set_xlim(ends)
-    if axes.values.startswith("log"):
-        base = int(axes.values.removeprefix("log "))
+    if axes.values == "log 2":
         high = max(high, xs[-1]) if axes.ideal == "diagonal" else high
         low = min(low, 1.0) if axes.ideal == "diagonal" else low
-        plot.set_yscale("log", base=base)
+        plot.set_yscale("log", base=2)
         plot.set_ylim(low / 1.2, high * 1.4)
-        powers = [float(base) ** i for i in range(math.ceil(math.log(low, base)), math.floor(math.log(high, base)) + 1)]
+        powers = [2.0**i for i in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
         drawing.set_ticks(plot.yaxis, drawing.thinned(powers, _MOST_TICKS) or [low])
     else:
         plot.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
