@@ -30,6 +30,7 @@ for it. Words, in any order:
     link=*10 stall=0.25          messages take longer, or one of twenty does, in seconds; n1,n2 is between these two
     error, out-of-time           of the study
     notes                        told are notes of the run beside the verdict's, too
+    before                       a study of another workload ran before
     samples                      told are the rounds' values that a test of a site's own gets, too
     …/WHO:WHEN                   GPUs 3, 3-5 or 1,6, those of a node n1, an arm ddp@2, a study strong, a launch l2, or
                                  what n1.ddp@2 has in common; rounds 3, 4-, 2-5, 1,6, or %3, each third one
@@ -124,7 +125,20 @@ class Run:
     """What a line says."""
 
     FLAGS = frozenset(
-        {"warn", "compile", "cpu", "going-on", "forward", "timed", "cool", "error", "out-of-time", "notes", "samples"}
+        {
+            "warn",
+            "compile",
+            "cpu",
+            "going-on",
+            "forward",
+            "timed",
+            "cool",
+            "error",
+            "out-of-time",
+            "notes",
+            "samples",
+            "before",
+        }
     )
 
     def __init__(self, line: str) -> None:
@@ -170,6 +184,9 @@ class Run:
         rounds = max(STUDY_ROUNDS, self.option["rounds"])
         pace = Pace(rounds, 1.0, 1.0, launches=self.option["launches"])
         plan = build_plan(empty, [one.question for one in (case, *others)], pace)
+        if "before" in self.flags:
+            first = replace(plan.studies[0], workload=with_settings(WORKLOAD, name="before", precision="bf16"))
+            plan = replace(plan, studies=(first, *plan.studies))
         return case, self._evidence(plan)
 
     def told(self, tell: Callable[[str], str]) -> Iterator[str]:
