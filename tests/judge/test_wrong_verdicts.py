@@ -9,6 +9,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from pytest_ddpscale.judge.intervals import t_quantile
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sequential import EProcesses, FloatArray
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from tests.benchmarks.scripts import benchmark
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
@@ -63,12 +65,16 @@ def e_process(logs: FloatArray) -> FloatArray:
     return np.where(is_out, np.where(processes.centres > 0, 1, -1), 0)
 
 
+def value_of_round(values: list[float], _: Arm, number: int, __: int) -> float:
+    return values[number]
+
+
 def verdict(logs: FloatArray) -> FloatArray:
     """From measurements to a verdict, all the way."""
     case, found = make_case("throughput_per_gpu", BOUND, world_size=1), []
     plan = plan_of([case])
     for values in (BOUND * np.exp(logs)).tolist():
-        measured = measure(plan.studies[0], len(values), lambda _, number, __, values=values: values[number])
+        measured = measure(plan.studies[0], len(values), partial(value_of_round, values))
         outcome = judge(case, evidence_of_plan(plan, measured), CONFIDENCE).outcome
         found.append({"passed": 1, "failed": -1}.get(outcome, 0))
     return np.array(found)
