@@ -170,9 +170,9 @@ class Tests:
 
     def who_sees(self, cases: Sequence[Case]) -> Iterator[str]:
         """Files of which a test fails."""
-        asked = {case.name for case in cases}
-
-        seen: set[str] = set()
+        asked, seen = {case.name for case in cases}, set[str]()
+        if not asked:  # without paths pytest would collect others
+            return
 
         class First:
             def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -180,7 +180,7 @@ class Tests:
 
             @pytest.hookimpl(tryfirst=True)
             def pytest_runtest_setup(self, item: pytest.Item) -> None:
-                if item.path.stem in seen:
+                if item.path.stem in seen:  # its fixtures are torn down, so that no other file fails for them
                     pytest.skip("seen already")
 
             def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
