@@ -90,6 +90,12 @@ from tests.thresholds.sites import site
 TABLE, RULES = (Path(__file__).with_name(name) for name in ("outcomes.txt", "outcome_rules.txt"))
 OUTCOMES = get_args(VerdictOutcome)
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
+WORDS = {
+    "allowed", "cut", "errors", "gang", "gpus", "imported", "interrupted", "late",
+    "left-out", "lost-host", "only", "pairs", "ratios", "silent", "silent-gpu", "simulated",
+    "skipped", "sku", "slow-link", "surveyed", "two-machines", "unheard", "unpaired", "unseen",
+    "unselected", "unsupported", "wrong-data",
+}  # fmt: skip
 ASKED = re.compile(r"(([\w-]+)(?:@(\d+))?):([\w.]+)((?:,[^,]+)*)")
 
 
@@ -99,7 +105,7 @@ class Run(runs.Run):
     def __init__(self, line: str) -> None:
         self.words = defaultdict[str, list[str]](list)
         has_machine = re.search(r"\d+x\d+", line)
-        super().__init__(line if has_machine else f"0x1 {line}")
+        super().__init__(line if has_machine else f"0x1 {line.partition(' + ')[0]}")
         words, asked = self.words, [found.groups() for word in line.split() if (found := ASKED.fullmatch(word))]
         self.places = [(f"n{node}", rank) for node in range(self.nodes) for rank in range(self.per_node)]
         self.cases = {one[0]: _case(*one) for one in asked}
@@ -121,6 +127,7 @@ class Run(runs.Run):
         if "/" in word or re.match(r"\d+x\d+|imported=", word):
             super()._take(word)
         key, _, value = word.partition("=")
+        assert re.search(r"/|^\d+x\d+$", word) or ASKED.fullmatch(word) or key in WORDS, f"{word}: not a word"
         self.words[key].append(value)
 
     def _number(self, name: str, usual: int) -> int:
