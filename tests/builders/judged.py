@@ -83,13 +83,14 @@ def make_measurement(
     study: str, arm: Arm, round_: int, rank: int, samples_per_s: float = ALONE_SAMPLES_PER_S, **changes: Any
 ) -> Measurement:
     """One rank's block at a given pace."""
-    measured = Measurement(
-        study, arm.name, round_, rank, rank, f"node{rank}", f"GPU-{rank}", arm.batch_size, STEPS,
-        block_s=1.0, started_unix_s=1.7e9 + round_, utilization=0.99, peak_memory_bytes=GIB, energy_j=ENERGY_J,
-        parameters_checksum=CHECKSUM if arm.kind == "ddp" else None,
-    )  # fmt: skip
-    step_s = (measured.batch_size / samples_per_s,) * STEPS
-    return replace(replace(measured, step_s=step_s, block_s=math.fsum(step_s)), **changes)
+    step_s = (arm.batch_size / samples_per_s,) * STEPS
+    measured: dict[str, Any] = {
+        "local_rank": rank, "host": f"node{rank}", "device": f"GPU-{rank}", "batch_size": arm.batch_size,
+        "steps": STEPS, "block_s": math.fsum(step_s), "started_unix_s": 1.7e9 + round_, "step_s": step_s,
+        "utilization": 0.99, "peak_memory_bytes": GIB, "energy_j": ENERGY_J,
+        "parameters_checksum": CHECKSUM if arm.kind == "ddp" else None,
+    }  # fmt: skip
+    return Measurement(study, arm.name, round_, rank, **(measured | changes))
 
 
 def plan_of(cases: Sequence[Case], device_type: DeviceType = "cuda", rounds: int = 16) -> Plan:
