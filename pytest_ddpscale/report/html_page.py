@@ -24,7 +24,7 @@ from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.sentences import launches_sentence
-from pytest_ddpscale.report.unmet import explained_text, waived_groups
+from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.survey_record import Survey
@@ -66,10 +66,7 @@ def render_html(
         nodes=page_tables.nodes_table(node_table(judgement, run)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
         topologies=topologies(evidence.surveys.values()),
-        waivers=[
-            f"{' and '.join(map(text.subject_text, group))}: {text.waiver_text(group[0])}"
-            for group in waived_groups(judgement)
-        ],
+        waivers=[f"{text.subject_text(one)}: {text.waiver_text(one)}" for one in judgement.waived],
         lowered=page_tables.lowered_table(judgement) if judgement.lowered else "",
         breakdown=breakdown(evidence),
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
@@ -98,9 +95,9 @@ def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
 
 def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
-    counted, failing = judgement.counted, failed_so_far(judgement)
-    passed, failed = sum(one.passed for one in counted), sum(one.id in failing for one in counted)
-    said = f"{passed} of {text.count_text(len(counted), 'requirement')} passed so far"
+    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
+    passed, failed = sum(one.passed for one in verdicts), sum(one.id in failing for one in verdicts)
+    said = f"{passed} of {text.count_text(len(verdicts), 'requirement')} passed so far"
     return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
 
 

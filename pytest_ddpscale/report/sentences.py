@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_FLOOR
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import text
 from pytest_ddpscale.report.digits import has_interval, number_text
-from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss, Verdict
 from pytest_ddpscale.util.digits import rounded
 from pytest_ddpscale.util.listing import first_few
@@ -40,8 +39,7 @@ NOT_COVERED = (
 def certainty_lines(judgement: Judgement) -> Iterator[str]:
     """Sentences for the report; none for a run that neither trained nor probed."""
     measured = [one for one in judgement.verdicts if one.interval is not None]
-    groups = [[one for one in group if one.may_reject_by_chance] for group in counted_groups(judgement.verdicts)]
-    members = [group[0] for group in groups if group]  # the same measurement errs once
+    members = [one for one in judgement.verdicts if one.may_reject_by_chance]
     if any(map(interval_mark, measured)):
         yield f"Accepted or rejected by mistake: {DOUBTFUL}."
     elif measured and members:
@@ -83,7 +81,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
         # Intervals that are too narrow have not that confidence.
         return "" if says_little or any(map(interval_mark, judgement.verdicts)) else _at_least(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
-    if lost := sum(any(one.is_uniform_loss for one in group) for group in counted_groups(judgement.verdicts)):
+    if lost := sum(one.is_uniform_loss for one in judgement.verdicts):
         fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
@@ -152,8 +150,7 @@ def launch_sd_text(verdict: Verdict) -> str:
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
     """What no bound of the run shows, one line for each reason and each kind of untested device."""
-    missing = [[one for one in group if one.outcome == "not_measured"] for group in counted_groups(judgement.verdicts)]
-    reasons = Counter(text.reason_text(group[0]) for group in missing if group)
+    reasons = Counter(text.reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
     said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
     if further := len(reasons) - len(said):
         said.append(f"{text.count_text(further, 'more reason')}: verdicts.json lists all")
@@ -164,22 +161,3 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
     return [*filter(None, [judgement.unseen_loss]), *said]
-
-
-def ratio_lines(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[str]]:
-    """By the id of a throughput, each measured ratio that is counted with it.
-
-    ``1.76× a100-sxm4-80gb; bound ≥ 1.64×``, with its own verdict where that is another one.
-    """
-    found: dict[str, Sequence[str]] = {}
-    for lead, *ratios in counted_groups(verdicts):
-        if said := [_ratio_text(one, lead) for one in ratios if one.compared is not None]:
-            found[lead.id] = said
-    return found
-
-
-def _ratio_text(ratio: Verdict, lead: Verdict) -> str:
-    assert ratio.compared is not None  # callers pass only measured ratios
-    said = f"{digits.point_text(ratio)} {text.one_line(ratio.compared.reference)}; bound {digits.bound_text(ratio)}"
-    word = text.verdict_word(ratio)
-    return said if word == text.verdict_word(lead) else f"{said}: {word}"
