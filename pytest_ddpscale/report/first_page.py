@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
-from pytest_ddpscale.report import coverage_text, digits, profile_text, text
+from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
@@ -76,7 +76,6 @@ def shared(
         "not_signed": "Not to be signed: no machine was measured." if is_simulated else not_signed,
         "certainty": [*certainty_lines(judgement)],
         "profiles": evidence.profiles if evidence else [],
-        "exposed": profile_text.exposed_rows(evidence) if evidence else [],
         "digests": digests(judgement, run),
     }
 
