@@ -14,7 +14,7 @@ from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, not_tested_lines
+from pytest_ddpscale.report.sentences import NOT_COVERED, not_tested_lines, uniform_loss_text
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.cause_kinds import NextStep
@@ -74,7 +74,7 @@ def shared(
             ("Accepted by" if judgement.accepts else "Decided by", ""),
         ],
         "not_signed": "Not to be signed: no machine was measured." if is_simulated else not_signed,
-        "certainty": [*certainty_lines(judgement)],
+        "certainty": [*filter(None, [uniform_loss_text(judgement)])],
         "profiles": evidence.profiles if evidence else [],
         "digests": digests(judgement, run),
     }

@@ -1,10 +1,9 @@
-"""Sentences about a whole run: its certainty, launches, ratios, what was not tested."""
+"""Sentences about a whole run: loss of all devices, launches, what was not tested."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import ROUND_FLOOR
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -14,19 +13,9 @@ from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLos
 from pytest_ddpscale.util.digits import rounded
 from pytest_ddpscale.util.listing import first_few
 
-# False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
-# 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
-_WRONG_FAILURES = 0.18
-# The same for several launches: one side of Student's t, which is exact for their number.
-_WRONG_FAILURES_OF_LAUNCHES = 0.5
 # Smaller p-values depend on the noise model more than on chance.
 _LEAST_CHANCE = 1e-9
 MARK = "†"  # marks an interval that is known to be too narrow
-# Simulated, 20,000 runs: with a standard deviation of launches twice that of rounds.
-DOUBTFUL = (
-    "on a CPU, launches differ about twice as much as rounds, so an interval from 16 rounds covers the true value in "
-    "54 % of cases; more rounds do not help, --ddp-launches=3 does"
-)
 TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more, which --ddp-launches=3 includes"
 _UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
 NOT_COVERED = (
@@ -34,42 +23,6 @@ NOT_COVERED = (
     "storage, external networks, software that users install, or wear.",
     "Nodes that appear in no row and in no count were not tested.",
 )
-
-
-def certainty_lines(judgement: Judgement) -> Iterator[str]:
-    """Sentences for the report; none for a run that neither trained nor probed."""
-    measured = [one for one in judgement.verdicts if one.interval is not None]
-    members = [one for one in judgement.verdicts if one.may_reject_by_chance]
-    if any(map(interval_mark, measured)):
-        yield f"Accepted or rejected by mistake: {DOUBTFUL}."
-    elif measured and members:
-        level = min(one.confidence for one in measured)
-        yield (
-            f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs "
-            f"if its noise is steady. Each requirement is judged with {_percent(level)} confidence, and acceptance "
-            "needs all of them. What becomes slower only after its requirements were decided, mostly after 8 to 10 "
-            "rounds, is not seen."
-        )
-        yield _rejected_by_mistake(members, level)
-    loss = uniform_loss_text(judgement)
-    if loss:
-        yield loss
-
-
-def _rejected_by_mistake(members: Sequence[Verdict], level: float) -> str:
-    counted = text.count_text(len(members), "requirement")
-    has_launches = any(one.launches > 1 for one in members)
-    shares = [_WRONG_FAILURES_OF_LAUNCHES if one.launches > 1 else _WRONG_FAILURES for one in members]
-    together = max(shares) * (1 - level)
-    apart = 1 - math.prod(1 - share * (1 - level) for share in shares)
-    how = "simulated, with noise that lasts for several rounds"
-    if has_launches:
-        how = "if launches are normally distributed"
-    return (
-        f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
-        f"in {_percent(together)} of runs if their errors coincide, and in {_percent(apart)} if they are independent "
-        f"({how}). A margin makes that rare."
-    )
 
 
 def uniform_loss_text(judgement: Judgement) -> str:

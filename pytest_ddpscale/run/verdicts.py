@@ -181,11 +181,6 @@ class Verdict:
         return self.outcome == "error" or (not self.passed and self.severity == "fail")
 
     @property
-    def may_reject_by_chance(self) -> bool:
-        """Whether it could falsely reject a machine by chance."""
-        return self.severity == "fail" and METRICS[self.metric].errs_by_chance
-
-    @property
     def shows_uniform_loss(self) -> bool:
         """Whether it compares throughput with a reference, published or the site's own, to show a loss of all."""
         return self.published is not None and self.metric in _OF_THROUGHPUT
