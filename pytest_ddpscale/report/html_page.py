@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
+from pytest_ddpscale.report import cause, digits, first_page, page_tables, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S, failed_so_far
@@ -35,7 +35,6 @@ from pytest_ddpscale.util.listing import first_few
 TEMPLATES = Path(__file__).parent / "templates"
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
 _MOST_CAUSES, _MOST_NOT_TESTED = 3, 3  # shown at once
-_STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
 def render_html(
@@ -71,7 +70,6 @@ def render_html(
         breakdown=breakdown(evidence),
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         meanings=_meanings(judgement),
-        startup=_startup(run),
         command=shlex.join(run.argv),
         hosts=page_tables.hosts_table(run),
         software=page_tables.software_table(run, told["versions"]),
@@ -111,7 +109,7 @@ def page_template(name: str) -> jinja2.Template:
     script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
-        digits=digits, text=text, tables=tables, plan_text=plan_text, profile_text=profile_text,
+        digits=digits, text=text, tables=tables, profile_text=profile_text,
         explained_text=explained_text, provisional_mark=PROVISIONAL,
         most_causes=_MOST_CAUSES, most_not_tested=_MOST_NOT_TESTED, refresh_s=REFRESH_S,
         script=script, script_digest=f"sha256-{digest}",
@@ -123,11 +121,6 @@ def page_template(name: str) -> jinja2.Template:
 def _harmless(content: object) -> object:
     """Text as one line without control characters; markup unchanged."""
     return text.one_line(content) if isinstance(content, str) and not isinstance(content, Markup) else content
-
-
-def _startup(run: RunRecord) -> str:
-    said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
-    return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
 
 
 def topologies(surveys: Iterable[Survey]) -> list[tuple[str, Markup]]:
