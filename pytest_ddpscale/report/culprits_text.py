@@ -7,7 +7,7 @@ and decides nothing itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -96,13 +96,8 @@ class HostFindings:
     kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-def read_findings(
-    path: Path,
-    judgement_of: Callable[[RunDirectory, RunDirectory], Judgement] = read_judged,
-    *,
-    rehearses: bool = False,
-) -> HostFindings:
-    """Findings of a run about its hosts, by the verdicts that `judgement_of` gives.
+def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
+    """Findings of a run about its hosts, by its verdicts.
 
     A rehearsal treats a simulated run as if its machine had been measured, and refuses any other run.
 
@@ -110,7 +105,7 @@ def read_findings(
         RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
     """
     run, judged = open_judged(path)
-    record, judgement = run.read_run(), judgement_of(run, judged)
+    record, judgement = run.read_run(), read_judged(run, judged)
     began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
     if rehearses:
         if aside != WATERMARK:
