@@ -34,7 +34,9 @@ from pytest_ddpscale.run.block import STEP_BYTES
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.session import open as session_open
-from pytest_ddpscale.session.unjudged import judgement_of
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Site
+from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
@@ -329,7 +331,10 @@ def _kind(line: bytes) -> str:
 
 def judged(run: Path) -> Judgement:
     """The verdicts on a run; it must have none in a file."""
-    return judgement_of(RunDirectory(run))
+    options = {"ddp_judge": str(run), "thresholds": str(packaged("thresholds.yaml"))}
+    session = AcceptanceSession(session_open.find_source(Site(settings_from(options, {}, {}), Path(), Path())))
+    session.source.select(session.source.cases)
+    return session.conclude(interrupted=False, spoiled=())
 
 
 def outcome_of(run: Path, before: Judgement, mutant: Mutant | None = None) -> tuple[str, str]:

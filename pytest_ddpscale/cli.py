@@ -95,8 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.run.verdicts import Judgement
     from pytest_ddpscale.sku.detection import Gpu
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -134,7 +132,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
     _add_history(commands)
     add_calibrate(commands)
-    add_compare(commands, _judgement_of)
+    add_compare(commands)
     add_scaling(commands)
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)
@@ -201,12 +199,6 @@ def _gpus_here() -> list[Gpu]:
     return gpus
 
 
-def _judgement_of(run: RunDirectory) -> Judgement:
-    from pytest_ddpscale.session.unjudged import judgement_of
-
-    return judgement_of(run)
-
-
 def _import_paik(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.suites.paik_import import import_paik
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -236,24 +228,19 @@ def _report(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import brief_lines, table_lines
     from pytest_ddpscale.run.evidence import read_evidence
-    from pytest_ddpscale.run.run_opening import open_judged
-    from pytest_ddpscale.session.unjudged import judgement_of
+    from pytest_ddpscale.run.run_opening import open_judged, read_judged
 
     run, judged = open_judged(arguments.directory)
     if run.suite_json.exists():
         return report_suite(run)
-    judgement = judgement_of(run, judged)
+    judgement = read_judged(run, judged)
     answer, *others = brief_lines(judgement, _columns(), run.read_run())
     if arguments.verbose:
         others = table_lines(judgement, _columns(), run.read_run())
     for line, _ in (answer, *others):
         print(line)
-    if judged.verdicts_json.exists():
-        for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
-            print(problem, file=sys.stderr)
-    else:
-        keep = f"`pytest --ddp-judge={run.path}` saves them, `--ddp-resume={run.path}` measures the rest."
-        print(f"{run.path} was never judged: these verdicts are computed now and not saved. {keep}", file=sys.stderr)
+    for problem in write_reports(judged, judgement, run.read_run(), read_evidence(run)):
+        print(problem, file=sys.stderr)
     page = judged.path / "report.html"
     if page.exists():
         print(f"report: {page}")
@@ -273,12 +260,11 @@ def _columns() -> int:
 def _culprits(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.run.run_json import WATERMARK
-    from pytest_ddpscale.session.unjudged import judgement_of
 
     readable: list[HostFindings] = []
 
     def read(directory: Path) -> None:
-        readable.append(read_findings(directory, judgement_of, rehearses=arguments.rehearse))
+        readable.append(read_findings(directory, rehearses=arguments.rehearse))
 
     if arguments.rehearse and arguments.format == "text":
         print(f"Rehearsal. {WATERMARK}.")

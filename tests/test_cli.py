@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -13,10 +12,6 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale import cli
-from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.records import Lost
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import start_run
 from tests.report.judged import failed, write_judged_run
 from tests.rows import rows
 
@@ -116,10 +111,12 @@ def test_importing_into_an_existing_run_is_refused(tmp_path: Path) -> None:
     assert_user_error(ddpscale("import", "paik", DATA, "--out", run), "already holds a run")
 
 
-def test_reporting_what_was_never_judged_and_cannot_be_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["report"], ["culprits"], ["compare", "."]])
+def test_what_was_never_judged_is_refused(command: list[str], tmp_path: Path) -> None:
     run = tmp_path / "a100"
     ddpscale("import", "paik", DATA, "--out", run)
-    assert_user_error(ddpscale("report", run), "was never judged", f"--ddp-judge={run}")
+    command = [str(run) if word == "." else word for word in command]
+    assert_user_error(ddpscale(*command, run), "was never judged", f"--ddp-judge={run}")
 
 
 def test_verdicts_that_lie_in_another_directory_are_reported_with_their_culprits(tmp_path: Path) -> None:
@@ -155,20 +152,6 @@ def test_culprits_are_told_to_a_person(tmp_path: Path) -> None:
     result = ddpscale("culprits", write_judged_run(tmp_path / "rejected", "rejected", ["n2"], [failed()]))
     assert result.returncode == 0
     assert result.stdout.startswith("n2: rejected: weak_scaling_efficiency")
-
-
-def test_culprits_of_a_run_that_was_killed_before_it_had_verdicts_are_of_its_measurements(tmp_path: Path) -> None:
-    thresholds = ROOT / "thresholds.yaml"
-    run = RunDirectory.create(tmp_path / "run")
-    start_run(run, "cpu", (), thresholds, hashlib.sha256(thresholds.read_bytes()).hexdigest())
-    run.write_json(run.plan_json, Plan("cpu", "cpu", ()))
-    run.append_record(Lost(hosts=("n3",), message="n3 was given up by Slurm"))
-    result = ddpscale("culprits", run.path)
-    assert result.returncode == 0, result.stderr
-    assert "n3: inspect: lost: n3 was given up by Slurm" in result.stdout
-    assert not run.verdicts_json.exists(), "nothing is written"
-    start_run(run, "cpu", (), thresholds, "ab" * 32)
-    assert_user_error(ddpscale("culprits", run.path), "was never judged", "has changed", f"--ddp-judge={run.path}")
 
 
 def test_init_copies_job_scripts_that_can_be_executed(tmp_path: Path) -> None:

@@ -12,18 +12,15 @@ from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value
 
 if TYPE_CHECKING:
     from pytest_ddpscale.compare.gate import Gate, Gated
-    from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.run.verdicts import Judgement
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-    JudgementOf = Callable[[RunDirectory], Judgement]
 
 Found = TypeVar("Found", bound="Gated")
 WORSE = 1  # exit code if something is worse than --fail-below allows
 
 
-def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
-    """Add `ddpscale compare`; `judgement_of` finds the verdicts of a run."""
+def add_compare(commands: Commands) -> None:
+    """Add `ddpscale compare`."""
     command = commands.add_parser("compare", help="compare a run with another one, requirement by requirement")
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
@@ -39,10 +36,10 @@ def add_compare(commands: Commands, judgement_of: JudgementOf) -> None:
     add("--confidence", default=OPTIONS["confidence"].default, metavar="C",
         help="confidence of each interval, which verdicts have already; default: %(default)s")  # fmt: skip
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    command.set_defaults(run=lambda arguments: _compare(arguments, judgement_of))
+    command.set_defaults(run=_compare)
 
 
-def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
+def _compare(arguments: argparse.Namespace) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
     from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
     from pytest_ddpscale.compare.compared_run import read_compared_run
@@ -59,7 +56,7 @@ def _compare(arguments: argparse.Namespace, judgement_of: JudgementOf) -> int:
         raise OptionError("RUN_DIR", f"found {len(arguments.directories)}", "two runs")
     if any(map(report_at, arguments.directories)):
         return _of_ddp_benchmark(arguments, confidence, gate)
-    runs = [read_compared_run(directory, judgement_of) for directory in arguments.directories]
+    runs = [read_compared_run(directory) for directory in arguments.directories]
     return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, gate, arguments.format)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
 
@@ -182,13 +181,10 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
 
 
 def counts_line(requirements: Sequence[ComparedRequirement]) -> str:
-    """The answer, and how many requirements are worse, better, or neither.
-
-    Those with the same evidence count once, as the worst.
-    """
-    told = counted_groups(one for one in requirements if one.change)
-    worse = sum(any(one.is_worse for one in group) for group in told)
-    same = sum(all(one.difference == "no difference shown" for one in group) for group in told)
+    """The answer, and how many requirements are worse, better, or neither."""
+    told = [one for one in requirements if one.change]
+    worse = sum(one.is_worse for one in told)
+    same = sum(one.difference == "no difference shown" for one in told)
     better = len(told) - worse - same
     counted = f"of {len(told)} requirements {worse} are worse in B, {better} better, {same} show no difference"
     answers = [word for word, number in (("worse", worse), ("better", better)) if number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from pytest_ddpscale.history.recording import versions_by_host
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.verdicts import Judgement
 
 
@@ -41,19 +42,15 @@ class ComparedRun:
         return sorted({*self.evidence.columns.hosts, *self.evidence.hosts})
 
 
-def read_compared_run(path: Path, judgement_of: Callable[[RunDirectory], Judgement]) -> ComparedRun:
+def read_compared_run(path: Path) -> ComparedRun:
     """Read a run with its verdicts.
 
-    Args:
-        path: of its directory.
-        judgement_of: returns the verdicts, also for a run that was not judged yet.
-
     Raises:
-        BadInput: it is not a run directory, contradicts itself, or cannot be judged.
+        BadInput: it is not a run directory, contradicts itself, or was not judged.
     """
     run = RunDirectory.open(path)
     record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)
     return ComparedRun(
-        str(path), record, evidence, judgement_of(run), versions_by_host(record, records, evidence),
+        str(path), record, evidence, read_judged(run, run), versions_by_host(record, records, evidence),
         run.measurements_sha256(),
     )  # fmt: skip

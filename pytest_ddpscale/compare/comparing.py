@@ -42,7 +42,6 @@ class ComparedRequirement:
         knows_launches: whether both intervals include differences between launches.
         why_not: why it was not compared; empty if it was.
         is_lost: whether the first run has a value but the second has none to compare with it.
-        counts_with: id of the requirement that it is counted with (`run.counting`); empty for itself.
     """
 
     id: str
@@ -65,7 +64,6 @@ class ComparedRequirement:
     knows_launches: bool = False
     why_not: str = ""
     is_lost: bool = False
-    counts_with: str = ""
 
     def is_worse_by(self, share: float) -> bool:
         """Whether the near end of the interval is worse by more than `share` of the first value, or in points.
@@ -176,7 +174,7 @@ def _of_requirements(a: ComparedRun, b: ComparedRun) -> Iterator[ComparedRequire
         if other is not None:
             blank = ComparedRequirement(
                 identity, verdict.metric, verdict.workload, verdict.world_size, verdict.unit,
-                is_lost=_has_value(verdict), counts_with=verdict.counts_with,
+                is_lost=_has_value(verdict),
             )  # fmt: skip
             yield _compared(blank, _of_verdict(verdict), _of_verdict(other), _why_other_work(verdict, other, a, b))
 

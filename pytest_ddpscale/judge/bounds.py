@@ -50,7 +50,6 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
         published=source.measured,
         one_gpu=requirement.one_gpu if requirement.times_one_gpu else None,
         unit=case.unit,
-        counts_with=case.counts_with,
     )
 
 

@@ -9,7 +9,6 @@ from datetime import date
 from pytest_ddpscale.judge.covering import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.cause_kinds import CauseId
-from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
@@ -45,7 +44,6 @@ class RunFacts:
         slow_links: descriptions of nodes and links that certainly communicate slowly.
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.wrong_data`).
         allows_unmeasured: whether requirements may stay unmeasured.
-        not_selected_ratios: how many requirements without a verdict are counted with another one of them.
         calibrate: command that computes bounds of the site from this run.
     """
 
@@ -61,7 +59,6 @@ class RunFacts:
     slow_links: Sequence[str] = ()
     allows_unmeasured: bool = False
     wrong_data: Sequence[str] = ()
-    not_selected_ratios: int = 0
     calibrate: str = "ddpscale calibrate RUN_DIR"
 
 
@@ -88,32 +85,29 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str]:
 
 
 def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
-    """Each verdict decides by itself; only the numbers in the reason count the same evidence once."""
-    verdicts, once = run.verdicts, [worst_of(group) for group in counted_groups(run.verdicts)]
-    left_out = run.required - len(verdicts) - run.not_selected_ratios
-    required = len(once) + left_out
+    verdicts, judged = run.verdicts, len(run.verdicts)
     blocking = [v for v in verdicts if v.blocks()]
     failed = [v for v in blocking if v.outcome == "failed"]
     if failed:
-        return "rejected", f"{_of(_number(failed, verdicts), len(once))} failed: {_names(failed, verdicts)}"
+        return "rejected", f"{_of(len(failed), judged)} failed: {_names(failed)}"
     broken = [v for v in blocking if v.outcome in ("error", "not_measured")]
     if broken:
-        return "incomplete", f"{_of(_number(broken, verdicts), len(once))} not measured: {_names(broken, verdicts)}"
+        return "incomplete", f"{_of(len(broken), judged)} not measured: {_names(broken)}"
     if blocking:
-        return "incomplete", f"{_of(_number(blocking, verdicts), len(once))} undecided: {_names(blocking, verdicts)}"
+        return "incomplete", f"{_of(len(blocking), judged)} undecided: {_names(blocking)}"
     if run.interrupted:
-        return "incomplete", f"interrupted after {_of(len(once), required)}"
+        return "incomplete", f"interrupted after {_of(judged, run.required)}"
     if not verdicts:
         return "incomplete", "no requirement was judged"
-    passed, waived = [v for v in once if v.passed], [v for v in once if v.is_waived]
-    warned = len(once) - len(passed) - len(waived)
-    count = f"{_of(len(passed), required)} {'met' if waived else 'passed'}"
+    passed, waived = [v for v in verdicts if v.passed], [v for v in verdicts if v.is_waived]
+    warned = judged - len(passed) - len(waived)
+    count = f"{_of(len(passed), run.required)} {'met' if waived else 'passed'}"
     count += f", {len(waived)} waived" if waived else ""
     count += f", {warned} warned" if warned else ""
-    if not any(v.passed for v in verdicts):
+    if not passed:
         return "incomplete", f"{count}: there is nothing to accept"
-    if len(verdicts) < run.required:
-        return "partial", f"{count}; {left_out} not selected"
+    if judged < run.required:
+        return "partial", f"{count}; {run.required - judged} not selected"
     # If studies ran on different hosts, these are separate machines with nothing to measure between them.
     coverage = Coverage() if run.not_one_machine else run.coverage
     if not rests_on_published(verdicts, coverage):
@@ -121,7 +115,7 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
             f"not decidable without site bounds: {run.calibrate} (no published bound covers all devices; calibration "
             "takes runs of 3 trusted nodes or more, better 10)"
         )
-    accepted: RunOutcome = "accepted_with_waivers" if any(v.is_waived for v in verdicts) else "accepted"
+    accepted: RunOutcome = "accepted_with_waivers" if waived else "accepted"
     if not coverage.is_on_several_nodes:
         return accepted, count
     # Requirements between nodes have to be measured over all of them, and met.
@@ -129,13 +123,12 @@ def _by_verdicts(run: RunFacts) -> tuple[RunOutcome, str]:
     missed = [v for v in between if v.outcome == "failed"]
     if missed:
         return "incomplete", (
-            f"{count}, but between nodes a bound is missed: {_names(missed, verdicts)}. "
+            f"{count}, but between nodes a bound is missed: {_names(missed)}. "
             "Find the fault, or calibrate the bound: put the value of a healthy cluster into the thresholds file"
         )
     undecided = [v for v in between if v.outcome == "inconclusive"]
     if undecided:
-        some = _number(undecided, verdicts)
-        return "incomplete", f"{count}, but {some} undecided between nodes: {_names(undecided, verdicts)}"
+        return "incomplete", f"{count}, but {len(undecided)} undecided between nodes: {_names(undecided)}"
     over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
     kept = [v for v in over_all if METRICS[v.metric].tells_speed]
     if not kept:
@@ -228,12 +221,8 @@ def _of(some: int, all_: int) -> str:
     return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
 
 
-def _number(some: Sequence[Verdict], verdicts: Sequence[Verdict]) -> int:
-    return len(groups_within(some, verdicts))
-
-
-def _names(some: Sequence[Verdict], verdicts: Sequence[Verdict]) -> str:
-    return first_few([group[0].id for group in groups_within(some, verdicts)])
+def _names(some: Sequence[Verdict]) -> str:
+    return first_few([one.id for one in some])
 
 
 def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:

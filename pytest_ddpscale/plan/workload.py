@@ -107,11 +107,6 @@ class Workload:
         return {name: self.settings[name] for name in wanted} | {"data_kind": self.data_kind}
 
     @property
-    def data_text(self) -> str:
-        """A description of the data: ``synthetic data``, or the folder and how it is read."""
-        return "synthetic data" if self.data == "synthetic" else f"images from {self.data}"
-
-    @property
     def data_kind(self) -> str:
         """``synthetic`` or ``folder``."""
         return "synthetic" if self.data == "synthetic" else "folder"

@@ -182,7 +182,6 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.report.plan_text import plan_lines, shortened
-    from pytest_ddpscale.run.counting import number_of
 
     thresholds = source.subject.thresholds
     extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
@@ -198,7 +197,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if source.plan_to_measure is None:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s
-    lines = plan_lines(source.plan_to_measure, number_of(source.selected), isolate=isolate, samples_per_s=samples_per_s)
+    lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, samples_per_s=samples_per_s)
     by += lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines)
     if source.run is not None:
         by.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")

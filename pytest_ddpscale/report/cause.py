@@ -1,8 +1,7 @@
 """Causes that keep a machine from being accepted, each once, and the headline of every report.
 
 A device explains a failure only if the verdict is certain of that device, or of its node where a slow rank makes the
-metric worse or both computed wrong data. Each remaining failure is a cause of its own. What explains a requirement
-explains those with the same evidence (`run/counting.py`), and they count once.
+metric worse or both computed wrong data. Each remaining failure is a cause of its own.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, PAIR_BANDWIDTH_GBPS, 
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
-from pytest_ddpscale.report.sentences import ratio_lines
-from pytest_ddpscale.report.unmet import explained_text, number_of_blockers
+from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
-from pytest_ddpscale.run.counting import counted_as, groups_within, worst_of
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -72,17 +69,16 @@ _LATEST: list[tuple[Judgement, tuple[Cause, ...]]] = []
 
 def _causes(judgement: Judgement) -> tuple[Cause, ...]:
     blocking = [verdict for verdict in judgement.verdicts if judgement.is_blocked_by(verdict)]
-    missing, as_ = missing_gpus(judgement), counted_as(judgement.verdicts)
+    missing = missing_gpus(judgement)
     named = [*_of_devices(blocking, missing), *_of_missing_gpus(missing, blocking)]
-    named = [_with_same_evidence(one, blocking, as_) for one in named]
     explained = frozenset[str]().union(*(cause.explains for cause in named))
     left = [verdict for verdict in blocking if verdict.id not in explained]
     unnamed = [*_of_other_blockers(judgement), *_of_nobody(left, judgement)]
     failed = {verdict.id for verdict in blocking if verdict.outcome == "failed"}
     errors = {verdict.id for verdict in blocking if verdict.outcome == "error"}  # why others have no data
     in_order = [
-        *sorted(named, key=lambda one: _weight(one, as_)),
-        *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one, as_))),
+        *sorted(named, key=_weight),
+        *sorted(unnamed, key=lambda one: (errors.isdisjoint(one.explains), _weight(one))),
     ]
     in_order = sorted(in_order, key=lambda one: (failed.isdisjoint(one.explains), one.severity))
     at_fault = drained(judgement)
@@ -94,34 +90,20 @@ def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
     found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)], {})
     told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
-    as_ = counted_as(judgement.verdicts)
     left = [replace(one, category="MONITOR") for one in found if told.isdisjoint(map(_who, one.culprits))]
-    return tuple(sorted(left, key=lambda one: _weight(one, as_)))
+    return tuple(sorted(left, key=_weight))
 
 
-def warning_text(cause: Cause, judgement: Judgement) -> str:
+def warning_text(cause: Cause) -> str:
     """``warning: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (3 requirements that only warn)``."""
-    number = _explained(cause, counted_as(judgement.verdicts))
-    count = text.count_text(number, "requirement that only warns", "requirements that only warn")
+    count = text.count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
     return f"warning: {cause.sentence} ({count})"
 
 
-def _weight(cause: Cause, as_: Mapping[str, str]) -> tuple[int, int, float]:
-    """Sort key: severity, then how much a cause explains, then slowdown; `as_` as from `counted_as`."""
+def _weight(cause: Cause) -> tuple[int, int, float]:
+    """Sort key: severity, then how much a cause explains, then slowdown."""
     slowdown = max((one.slowdown or 0.0 for one in cause.culprits), default=0.0)
-    return cause.severity, -_explained(cause, as_), -slowdown
-
-
-def _explained(cause: Cause, as_: Mapping[str, str]) -> int:
-    """How many blockers a cause explains, those with the same evidence counted once."""
-    return len({as_.get(name, name) for name in cause.explains})
-
-
-def _with_same_evidence(cause: Cause, blocking: Iterable[Verdict], as_: Mapping[str, str]) -> Cause:
-    """The cause, which also explains what counts together with what it explains."""
-    explained = {as_.get(name, name) for name in cause.explains}
-    more = {verdict.id for verdict in blocking if as_[verdict.id] in explained}
-    return replace(cause, explains=cause.explains | more)
+    return cause.severity, -len(cause.explains), -slowdown
 
 
 def headline(judgement: Judgement) -> str:
@@ -141,14 +123,14 @@ def headline(judgement: Judgement) -> str:
             f"{text.outcome_word(judgement.outcome)}: ",
             [*_left_out(judgement), *text.changes_by_site(judgement)],
         )
-        is_any_left = number_of_blockers(judgement) > 1
+        is_any_left = len(judgement.blockers) > 1
         counts = [explained_text(found[0].explains, judgement, only_worst=True)] if is_any_left else []
         counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if len(found) > 1 else []
         counted = f" ({'; '.join(counts)})" if counts else ""
         room = _LONGEST_HEADLINE - len("; ".join([told + counted, *rest]))
         told += _up_to_a_clause(found[0].sentence, room) + counted
         warned = [] if any(cause.culprits for cause in found) else _first_warning(judgement)
-    if f"{judgement.number_not_selected} not selected" in told:  # some reasons have it, unless they were cut
+    if f"{judgement.not_selected} not selected" in told:  # some reasons have it, unless they were cut
         rest = [one for one in rest if one not in _left_out(judgement)]
     whole = "; ".join([told, *warned, *rest])
     # A warning has a line of its own as well.
@@ -167,13 +149,13 @@ def _up_to_a_clause(sentence: str, room: int) -> str:
 
 
 def _first_warning(judgement: Judgement) -> list[str]:
-    return [warning_text(one, judgement) for one in warnings(judgement)[:1]]
+    return [warning_text(one) for one in warnings(judgement)[:1]]
 
 
 def _left_out(judgement: Judgement) -> list[str]:
     """``35 of 90 requirements not selected``, so that nobody takes a selection for the whole; or nothing."""
-    left_out = judgement.number_not_selected
-    of = len(judgement.counted) + left_out
+    left_out = judgement.not_selected
+    of = len(judgement.verdicts) + left_out
     return [f"{left_out} of {of} requirements not selected"] if left_out else []
 
 
@@ -328,21 +310,17 @@ def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures without a certain culprit; similar ones are merged into one cause."""
-    groups = groups_within(verdicts, judgement.verdicts)
-    uniform = [one for group in groups if (one := next((v for v in group if v.is_uniform_loss), None))]
+    uniform = [one for one in verdicts if one.is_uniform_loss]
     same = {verdict.id for verdict in verdicts if uniform and _shows_same_loss(verdict)}
     same |= {verdict.id for verdict in uniform}
-    others: dict[tuple[CauseId, str, str], list[list[Verdict]]] = defaultdict(list)
-    for group in groups:
-        names = {verdict.id for verdict in group}
-        if names & same:
-            same |= names
+    others: dict[tuple[CauseId, str, str], list[Verdict]] = defaultdict(list)
+    for one in verdicts:
+        if one.id in same:
             continue
-        worst = worst_of(group, allows_unmeasured=judgement.allows_unmeasured)
-        kind = id_of_verdict(worst, is_unfinished=judgement.unfinished)
-        is_measured = worst.outcome in ("failed", "inconclusive")
-        same_reason = "" if kind == "interrupted" else subject_of(worst) if is_measured else worst.reason
-        others[kind, worst.outcome if same_reason else "", same_reason].append(group)
+        kind = id_of_verdict(one, is_unfinished=judgement.unfinished)
+        is_measured = one.outcome in ("failed", "inconclusive")
+        same_reason = "" if kind == "interrupted" else subject_of(one) if is_measured else one.reason
+        others[kind, one.outcome if same_reason else "", same_reason].append(one)
     found = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
     return found + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
 
@@ -359,10 +337,6 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
     losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
     loss, reference = digits.number_text(statistics.median(losses), "fraction"), "the reference throughput"
-    if len({verdict.workload for verdict in verdicts}) == 1:
-        as_, ratios = counted_as(judgement.verdicts), ratio_lines(judgement.verdicts)
-        said = dict.fromkeys(ratio for verdict in verdicts for ratio in ratios.get(as_[verdict.id], ()))
-        reference += f" ({', '.join(said)})" if said else ""
     uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
     compared = [one.outcome for one in uniformity]
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
@@ -376,29 +350,23 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     return Cause("uniform-loss", f"{loss} below {reference}; whether all GPUs are alike {known}", explains)
 
 
-def _of_alike(kind: CauseId, groups: Sequence[Sequence[Verdict]], judgement: Judgement) -> Cause:
-    """The cause of groups of verdicts that share an outcome and a subject, or a reason why they were not measured.
-
-    Of those with the same evidence only the worst needs to share them.
-    """
-    verdicts = [verdict for group in groups for verdict in group]
-    of_each = [worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups]
-    names, first = first_few([text.one_line(verdict.id) for verdict in of_each], 2), of_each[0]
+def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
+    """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
+    names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
     suspects = _suspects(verdicts, judgement)
     if kind == "slow-communication" and not suspects:
         suspects = _slow_in_pairs(judgement)
-    if kind == "interrupted" and len({one.reason for one in of_each}) > 1:
-        undecided = sum(one.outcome == "inconclusive" for one in of_each)
-        counts = [f"{text.count_text(len(of_each) - undecided, 'requirement')} not measured"]
+    if kind == "interrupted" and len({one.reason for one in verdicts}) > 1:
+        undecided = sum(one.outcome == "inconclusive" for one in verdicts)
+        counts = [f"{text.count_text(len(verdicts) - undecided, 'requirement')} not measured"]
         counts += [f"{undecided} undecided"] if undecided else []
         sentence = f"measuring was interrupted: {', '.join(counts)}"
     elif first.outcome == "failed":
-        worst = min(of_each, key=lambda verdict: verdict.margin or 0.0)
+        worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {digits.point_text(worst)}, bound {digits.bound_text(worst)}"
-        sentence += "".join(f" ({ratio})" for ratio in ratio_lines(judgement.verdicts).get(worst.id, ()))
         despite = _up_to_a_clause(text.despite_text(worst), _LONGEST_REASON)
         sentence += f", but {despite}" if despite else ""
-        sentence += f" ({len(groups) - 1} more like it)" if groups[1:] else ""
+        sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
         sentence += f"; look at {whom}: not certain to be the cause of it" if whom else "; no device is named for it"

@@ -7,7 +7,7 @@ and decides nothing itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,6 @@ from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.counting import groups_within
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -97,13 +96,8 @@ class HostFindings:
     kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-def read_findings(
-    path: Path,
-    judgement_of: Callable[[RunDirectory, RunDirectory], Judgement] = read_judged,
-    *,
-    rehearses: bool = False,
-) -> HostFindings:
-    """Findings of a run about its hosts, by the verdicts that `judgement_of` gives.
+def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
+    """Findings of a run about its hosts, by its verdicts.
 
     A rehearsal treats a simulated run as if its machine had been measured, and refuses any other run.
 
@@ -111,7 +105,7 @@ def read_findings(
         RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
     """
     run, judged = open_judged(path)
-    record, judgement = run.read_run(), judgement_of(run, judged)
+    record, judgement = run.read_run(), read_judged(run, judged)
     began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
     if rehearses:
         if aside != WATERMARK:
@@ -279,20 +273,19 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
             continue
         known = accused.get((host, "drain"), {})
         pieces = [
-            f"{said} ({_listed(verdicts, judgement)})" for said, verdicts in evidence.items()
+            f"{said} ({_listed(verdicts)})" for said, verdicts in evidence.items()
             if said not in known or any(verdict.is_waived for verdict in verdicts)
         ]  # fmt: skip
         if pieces:
             yield HostFinding(use, host, "; ".join(pieces))
 
 
-def _listed(verdicts: Sequence[Verdict], judgement: Judgement) -> str:
+def _listed(verdicts: Sequence[Verdict]) -> str:
     """What a culprit is named for: the first of many, and every waived one."""
     parts = [f"{text.one_line(one.id)}, {text.waiver_text(one)}" for one in verdicts if one.is_waived]
     others = [one for one in verdicts if not one.is_waived]
     if others:
-        number = len(groups_within(others, judgement.verdicts))
-        more = f" and {number - 1} more" if number > 1 else ""
+        more = f" and {len(others) - 1} more" if others[1:] else ""
         parts.append(f"{text.verdict_word(others[0])} {text.one_line(others[0].id)}{more}")
     return "; ".join(parts)
 
@@ -308,7 +301,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str], accused: list[HostFind
     failed = [verdict for verdict in judgement.verdicts if _rejects(judgement, verdict)]
     evidence = text.one_line(judgement.reason)
     if failed:
-        first, more = failed[0], len(groups_within(failed, judgement.verdicts)) - 1
+        first, more = failed[0], len(failed) - 1
         name = f"{first.metric} {text.short_name(first)}"
         evidence = f"{name} {digits.point_text(first)}, bound {digits.bound_text(first)}"
         evidence += f": {despite}" if (despite := text.despite_text(first)) else ""

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
-from pytest_ddpscale.report import coverage_text, digits, profile_text, text
+from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.sentences import NOT_COVERED, certainty_lines, not_tested_lines
+from pytest_ddpscale.report.sentences import NOT_COVERED, not_tested_lines, uniform_loss_text
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text, waived_groups
+from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
@@ -62,7 +62,7 @@ def shared(
         "judged": f"Judged for {judgement.sku}: {counts_text(judgement)}.",
         "causes": told_causes(causes, judgement, run),
         "again": "" if needs_none else shlex.join(map(text.one_line, run.command_again)),
-        "warnings": [warning_text(one, judgement) for one in warnings(judgement)],
+        "warnings": [warning_text(one) for one in warnings(judgement)],
         "key_numbers": key_numbers(judgement),
         "facts": facts(judgement, run, versions),
         "reservations": [*reservations(judgement)],
@@ -74,9 +74,8 @@ def shared(
             ("Accepted by" if judgement.accepts else "Decided by", ""),
         ],
         "not_signed": "Not to be signed: no machine was measured." if is_simulated else not_signed,
-        "certainty": [*certainty_lines(judgement)],
+        "certainty": [*filter(None, [uniform_loss_text(judgement)])],
         "profiles": evidence.profiles if evidence else [],
-        "exposed": profile_text.exposed_rows(evidence) if evidence else [],
         "digests": digests(judgement, run),
     }
 
@@ -195,15 +194,15 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
 
 def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
-    for group in waived_groups(judgement):
-        yield f"{' and '.join(one.id for one in group)}: {text.waiver_text(group[0])}"
+    for one in judgement.waived:
+        yield f"{one.id}: {text.waiver_text(one)}"
     yield from text.changes_by_site(judgement)
     provisional = sum(map(text.is_provisional, judgement.verdicts))
     if provisional:
         bounds = text.count_text(len(judgement.verdicts), "bound")
         yield f"{provisional} of {bounds} provisional: no figure is published for this SKU"
-    if judgement.number_not_selected:
-        yield f"{text.count_text(judgement.number_not_selected, 'requirement')} not selected"
+    if judgement.not_selected:
+        yield f"{text.count_text(judgement.not_selected, 'requirement')} not selected"
 
 
 def _when(run: RunRecord) -> str:

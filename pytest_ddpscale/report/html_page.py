@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import cause, digits, first_page, page_tables, plan_text, profile_text, text
+from pytest_ddpscale.report import cause, digits, first_page, page_tables, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S, failed_so_far
@@ -24,7 +24,7 @@ from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.sentences import launches_sentence
-from pytest_ddpscale.report.unmet import explained_text, waived_groups
+from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.survey_record import Survey
@@ -35,7 +35,6 @@ from pytest_ddpscale.util.listing import first_few
 TEMPLATES = Path(__file__).parent / "templates"
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
 _MOST_CAUSES, _MOST_NOT_TESTED = 3, 3  # shown at once
-_STARTUP_NAMES = {"import_s": "imports", "rendezvous_s": "rendezvous", "first_step_s": "first step"}
 
 
 def render_html(
@@ -66,15 +65,11 @@ def render_html(
         nodes=page_tables.nodes_table(node_table(judgement, run)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
         topologies=topologies(evidence.surveys.values()),
-        waivers=[
-            f"{' and '.join(map(text.subject_text, group))}: {text.waiver_text(group[0])}"
-            for group in waived_groups(judgement)
-        ],
+        waivers=[f"{text.subject_text(one)}: {text.waiver_text(one)}" for one in judgement.waived],
         lowered=page_tables.lowered_table(judgement) if judgement.lowered else "",
         breakdown=breakdown(evidence),
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         meanings=_meanings(judgement),
-        startup=_startup(run),
         command=shlex.join(run.argv),
         hosts=page_tables.hosts_table(run),
         software=page_tables.software_table(run, told["versions"]),
@@ -98,9 +93,9 @@ def _meanings(judgement: Judgement) -> list[tuple[str, str]]:
 
 def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
-    counted, failing = judgement.counted, failed_so_far(judgement)
-    passed, failed = sum(one.passed for one in counted), sum(one.id in failing for one in counted)
-    said = f"{passed} of {text.count_text(len(counted), 'requirement')} passed so far"
+    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
+    passed, failed = sum(one.passed for one in verdicts), sum(one.id in failing for one in verdicts)
+    said = f"{passed} of {text.count_text(len(verdicts), 'requirement')} passed so far"
     return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
 
 
@@ -114,7 +109,7 @@ def page_template(name: str) -> jinja2.Template:
     script = Markup((TEMPLATES / "report.js").read_text("utf-8"))  # noqa: S704 (ours)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals.update(
-        digits=digits, text=text, tables=tables, plan_text=plan_text, profile_text=profile_text,
+        digits=digits, text=text, tables=tables, profile_text=profile_text,
         explained_text=explained_text, provisional_mark=PROVISIONAL,
         most_causes=_MOST_CAUSES, most_not_tested=_MOST_NOT_TESTED, refresh_s=REFRESH_S,
         script=script, script_digest=f"sha256-{digest}",
@@ -126,11 +121,6 @@ def page_template(name: str) -> jinja2.Template:
 def _harmless(content: object) -> object:
     """Text as one line without control characters; markup unchanged."""
     return text.one_line(content) if isinstance(content, str) and not isinstance(content, Markup) else content
-
-
-def _startup(run: RunRecord) -> str:
-    said = {name: getattr(run.startup, key, None) for key, name in _STARTUP_NAMES.items()}
-    return ", ".join(f"{name} {second:.1f} s" for name, second in said.items() if second is not None)
 
 
 def topologies(surveys: Iterable[Survey]) -> list[tuple[str, Markup]]:

@@ -156,9 +156,9 @@ def failed_so_far(judgement: Judgement) -> set[str]:
 
 def _so_far(judgement: Judgement) -> str:
     """``Verdicts so far: 3 passed, 1 failed (throughput_per_gpu[r-1gpu]), 25 open``."""
-    counted, failing = judgement.counted, failed_so_far(judgement)
-    failed = [one.id for one in counted if one.id in failing]
-    passed = sum(one.passed for one in counted)
+    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
+    failed = [one.id for one in verdicts if one.id in failing]
+    passed = sum(one.passed for one in verdicts)
     named = f" ({first_few(failed)})" if failed else ""
-    others = len(counted) - passed - len(failed)
+    others = len(verdicts) - passed - len(failed)
     return f"Verdicts so far: {passed} passed, {len(failed)} failed{named}, {others} open"

@@ -7,7 +7,7 @@ Markdown is marked with `Markdown`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -15,8 +15,8 @@ from urllib.parse import quote
 import jinja2
 
 from pytest_ddpscale.report import cause, digits, first_page, profile_text, text
-from pytest_ddpscale.report.sentences import interval_mark, ratio_lines
-from pytest_ddpscale.report.unmet import explained_text, waived_groups
+from pytest_ddpscale.report.sentences import interval_mark
+from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
@@ -98,7 +98,7 @@ def render_markdown(
     judgement: Judgement, run: RunRecord, plots: Sequence[str] = (), evidence: Evidence | None = None
 ) -> str:
     """The report of a run, with pictures by their paths relative to it; surveys and profiles only with evidence."""
-    causes, ratios = cause.causes(judgement), ratio_lines(judgement.verdicts)
+    causes = cause.causes(judgement)
     unmet = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
     warned = [one for one in judgement.verdicts if text.only_warns(one)]
     shown = causes[:_MOST_CAUSES]
@@ -109,7 +109,7 @@ def render_markdown(
         **first_page.shared(judgement, run, evidence, causes),
         headline=cause.headline(judgement),
         meaning=_MEANINGS[judgement.outcome],
-        unmet=Table(_UNMET, [_row(one, ratios, shown) for one in unmet[:_MOST_FAILURES]]),
+        unmet=Table(_UNMET, [_row(one, shown) for one in unmet[:_MOST_FAILURES]]),
         left_out=[(len(unmet[_MOST_FAILURES:]), "more"), (len(warned), "more did not pass and only warn")],
         by_spread=[verdict for verdict in judgement.verdicts if text.spread_text(verdict)],
         errors=[lines for lines in errors if lines][:_MOST_CAUSES],
@@ -129,21 +129,20 @@ def _table(titles: Sequence[str] | Table, rows: Sequence[Sequence[str]] = (), na
     return Markdown("\n".join(markdown_lines(found)))
 
 
-def _row(verdict: Verdict, ratios: Mapping[str, Sequence[str]], shown: Sequence[cause.Cause]) -> tuple[str, ...]:
+def _row(verdict: Verdict, shown: Sequence[cause.Cause]) -> tuple[str, ...]:
     """A requirement that did not pass."""
     provisional = " (provisional)" if text.is_provisional(verdict) else ""
     return (
-        verdict.id, "; ".join((digits.point_text(verdict), *ratios.get(verdict.id, ()))),
+        verdict.id, digits.point_text(verdict),
         digits.limits_text(verdict) + interval_mark(verdict), digits.bound_text(verdict) + provisional,
         digits.margin_text(verdict), _mark(verdict), _cause_of(verdict, shown),
     )  # fmt: skip
 
 
 def _waivers(judgement: Judgement) -> Iterator[tuple[str, ...]]:
-    for group in waived_groups(judgement):
-        told = [(one.id, digits.point_text(one), digits.bound_text(one)) for one in group]
-        if waiver := group[0].waiver:
-            yield *map(" and ".join, zip(*told, strict=True)), waiver.who, str(waiver.until), waiver.why
+    for one in judgement.waived:
+        if waiver := one.waiver:
+            yield one.id, digits.point_text(one), digits.bound_text(one), waiver.who, str(waiver.until), waiver.why
 
 
 def _lowered(judgement: Judgement) -> Table:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
-from pytest_ddpscale.run.counting import counted_as, counted_groups, worst_of
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
@@ -31,7 +30,7 @@ class NodeRow:
     Attributes:
         host: its name.
         cells: for each metric of `NodeTable.metrics`, what was found on the node; empty for nothing.
-        failures: number of requirements that certainly fail because of it, each piece of evidence counted once.
+        failures: number of requirements that certainly fail because of it.
         remarks: what was not tested on the node, then the evidence for each of its named GPUs and links.
     """
 
@@ -66,18 +65,15 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
         for culprit in verdict.culprits:
             for host in filter(None, {culprit.host, culprit.peer_host}):
                 named.setdefault(host, []).append((verdict, culprit))
-    as_ = counted_as(judgement.verdicts)
-    counted = {host: _counted(found, as_) for host, found in named.items()}
-    ids = {verdict.id for found in counted.values() for verdict, _ in found}
-    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.id in ids))
-    rows = [_row(host, named[host], counted[host], metrics, lacks.get(host, "")) for host in named]
+    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.culprits))
+    rows = [_row(host, named[host], metrics, lacks.get(host, "")) for host in named]
     rows.sort(key=lambda row: (-row.failures, by_number(row.host)))
     known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {one.host for one in run.hosts}
     shown = rows if len(known | named.keys()) <= ALL_ROWS_UP_TO else rows[:MOST_ROWS]
     titles = tuple(METRICS[metric].title for metric in metrics)
     unnamed = judgement.coverage.unnamed_nodes if judgement.coverage else 0
     silent = f"{text.count_text(unnamed, 'further node')} never answered" if unnamed else ""
-    others = (_others(sorted(known - named.keys()), len(rows), missed), _without_a_name(judgement), silent)
+    others = (_others(sorted(known - named.keys()), len(rows), missed), _without_a_name(missed), silent)
     return NodeTable(titles, tuple(shown), len(rows) - len(shown), "; ".join(filter(None, others)))
 
 
@@ -95,17 +91,9 @@ def _not_tested(judgement: Judgement) -> dict[str, str]:
     return lacks
 
 
-def _counted(found: _Found, as_: Mapping[str, str]) -> _Found:
-    """Of the verdicts with the same evidence the worst that names the node; `as_` as from `counted_as`."""
-    worst: dict[str, str] = {}
-    for verdict, _ in sorted(found, key=lambda one: (_WORDS.index(_word(*one)), as_[one[0].id] != one[0].id)):
-        worst.setdefault(as_[verdict.id], verdict.id)
-    return [one for one in found if worst[as_[one[0].id]] == one[0].id]
-
-
-def _row(host: str, found: _Found, counted: _Found, metrics: tuple[str, ...], lacks: str) -> NodeRow:
-    failing = {verdict.id for verdict, culprit in counted if culprit.is_certain and verdict.outcome == "failed"}
-    cells = tuple(_cell([one for one in counted if one[0].metric == metric]) for metric in metrics)
+def _row(host: str, found: _Found, metrics: tuple[str, ...], lacks: str) -> NodeRow:
+    failing = {verdict.id for verdict, culprit in found if culprit.is_certain and verdict.outcome == "failed"}
+    cells = tuple(_cell([one for one in found if one[0].metric == metric]) for metric in metrics)
     return NodeRow(host, cells, len(failing), (*filter(None, [lacks]), *_remarks(found)))
 
 
@@ -143,11 +131,9 @@ def _others(hosts: Sequence[str], named: int, missed: list[Verdict]) -> str:
     return f"{who}: {f'no failure names {_THEM[are_many]}' if missed else 'all requirements met'}"
 
 
-def _without_a_name(judgement: Judgement) -> str:
+def _without_a_name(missed: Sequence[Verdict]) -> str:
     """``2 requirements failed, 1 not measured, without naming a node``."""
-    groups = [[one for one in group if not one.passed] for group in counted_groups(judgement.verdicts)]
-    unnamed = [group for group in groups if group and not any(one.culprits for one in group)]
-    counts = Counter(worst_of(group, allows_unmeasured=judgement.allows_unmeasured).outcome for group in unnamed)
+    counts = Counter(one.outcome for one in missed if not one.culprits)
     if not counts:
         return ""
     (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())

@@ -8,7 +8,7 @@ from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_times
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.text import count_text
-from pytest_ddpscale.util.tables import Column, Table, table, text_lines
+from pytest_ddpscale.util.tables import table, text_lines
 
 
 def plan_lines(
@@ -51,20 +51,6 @@ def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
     """The first of `plan_lines` and the number of others, so that a run's output fits on a screen."""
     others = len(lines) - most
     return list(lines) if others <= 1 else [*lines[:most], f"  and {others} more (-v, or --collect-only)"]
-
-
-def study_table(plan: Plan) -> Table:
-    """What each study trains, in which arms, and for how long."""
-    titles = ("Study", "Trains", f"Arms ({plan.samples} per GPU)", "Rounds, at most", "Block", "Warm-up")
-    columns = [Column(title, is_number=at > 2) for at, title in enumerate(titles)]
-    rows = []
-    for study in plan.of_launch(1).studies:
-        work = study.workload
-        form = work.family.form_text.replace(" px", "² px")
-        trains = (work.family.model, work.precision, form, "torch.compile" if work.compile else "", work.data_text)
-        times = (str(study.rounds), f"{study.block_s:g} s", f"{study.warmup_s:g} s")
-        rows.append((study.id, ", ".join(filter(None, trains)), _arms_text(study), *times))
-    return Table(columns, rows)
 
 
 def _arms_text(study: Study) -> str:

@@ -14,7 +14,6 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from pytest_ddpscale.plan.workload import FAMILIES
-from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 from pytest_ddpscale.util.printable import one_line
@@ -64,7 +63,7 @@ class _Collector:
 def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, Samples]]:
     """Name, help text and samples of each family."""
     sku = {"sku": judgement.sku}
-    counts = Counter(verdict.outcome for verdict in judgement.counted)
+    counts = Counter(verdict.outcome for verdict in judgement.verdicts)
     simulated = judgement.simulated or run.is_simulated()
     yield (
         "run_outcome", "1 for the outcome of the run, 0 for all others.",
@@ -72,10 +71,9 @@ def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, 
     )  # fmt: skip
     yield "run_simulated", "1 if the run simulated a machine and measured none.", [(sku, simulated)]
     yield (
-        "requirements",
-        "Requirements of the run by outcome; a generation ratio counts with its throughput, as the worse of both.",
+        "requirements", "Requirements of the run by outcome.",
         [({**sku, "outcome": outcome}, counts[outcome]) for outcome in VERDICT_OUTCOMES],
-    )
+    )  # fmt: skip
     every = [(one, outcome) for one in judgement.verdicts for outcome in VERDICT_OUTCOMES]
     yield (
         "requirement_outcome", "1 for the outcome of the requirement, 0 for all others; waived failures are failed.",
@@ -85,11 +83,7 @@ def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, 
         yield from _numbers([one for one in judgement.verdicts if _BASE_UNITS[one.unit][0] == suffix], suffix)
     if simulated:  # there is no machine to blame or to date
         return
-    yield (
-        "culprit_failures",
-        "Requirements that block acceptance and name this culprit; a generation ratio counts with its throughput.",
-        _culprits(judgement),
-    )
+    yield "culprit_failures", "Requirements that block acceptance and name this culprit.", _culprits(judgement)
     if run.finished_at is not None:
         yield from _timestamps(judgement, run, in_utc(run.finished_at).timestamp())
 
@@ -126,9 +120,8 @@ def _timestamps(judgement: Judgement, run: RunRecord, verdict_s: float) -> Itera
 
 def _culprits(judgement: Judgement) -> Samples:
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()
-    for group in counted_groups(judgement.verdicts):
-        blocking = filter(judgement.is_blocked_by, group)
-        counts.update({_texts(_culprit_labels(culprit)) for one in blocking for culprit in one.culprits})
+    for one in filter(judgement.is_blocked_by, judgement.verdicts):
+        counts.update({_texts(_culprit_labels(culprit)) for culprit in one.culprits})
     return [(dict(labels), number) for labels, number in sorted(counts.items())]
 
 

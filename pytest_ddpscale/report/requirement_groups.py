@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import Cause
-from pytest_ddpscale.report.sentences import chance_text, interval_mark, launch_sd_text, ratio_lines
+from pytest_ddpscale.report.sentences import chance_text, interval_mark, launch_sd_text
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.tables import Column, Table, html
 
@@ -49,16 +49,13 @@ def requirement_parts(judgement: Judgement, causes: Sequence[Cause]) -> list[Par
     shown = {one.id for one in (*blocking, *waived, *passed)}
     others = [one for one in found if one.id not in shown]
     kinds = (("not met", blocking), ("waived", waived), ("not met, only warnings", others), ("passed", passed))
-    numbers, ratios = sources(judgement.verdicts), ratio_lines(judgement.verdicts)
+    numbers = sources(judgement.verdicts)
     of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
-    counted = {one.id for one in judgement.counted}
     parts = []
     for kind, some in kinds:
         if some:
-            number = sum(one.id in counted for one in some)
-            rows = "" if number == len(some) else f", in {text.count_text(len(some), 'row')}"
-            found_table = _table(f"Requirements: {kind}", some, numbers, ratios, of_cause)
-            parts.append(Part(f"{number} {kind}{rows}", found_table, kind in ("not met", "waived")))
+            found_table = _table(f"Requirements: {kind}", some, numbers, of_cause)
+            parts.append(Part(f"{len(some)} {kind}", found_table, kind in ("not met", "waived")))
     return parts
 
 
@@ -67,16 +64,15 @@ def _worst_first(verdict: Verdict) -> int:
 
 
 def _table(
-    caption: str, verdicts: Sequence[Verdict], numbers: Mapping[str, int], ratios: Mapping[str, Sequence[str]],
-    of_cause: Mapping[str, int],
-) -> Markup:  # fmt: skip
+    caption: str, verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Mapping[str, int]
+) -> Markup:
     groups: dict[object, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         groups[_key(verdict)].append(verdict)
     rows, below = [], {}
     for group in groups.values():
         rows += [_cells(one, numbers) for one in group]
-        if note := _note(group, ratios, of_cause):
+        if note := _note(group, of_cause):
             below[len(rows)] = [note]
     return Markup(html(Table(_COLUMNS, rows), caption, below, "requirements"))  # noqa: S704 (escaped within)
 
@@ -108,12 +104,12 @@ def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _note(group: Sequence[Verdict], ratios: Mapping[str, Sequence[str]], of_cause: Mapping[str, int]) -> Markup | str:
+def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Markup | str:
     """The reason of all, and in a closed part what else is known of each."""
     first, told = group[0], _reason(group[0])
     number = of_cause.get(first.id)
     cause = Markup('<a href="#cause-{0}">Cause {0}</a>: ').format(number) if number else ""
-    remarks = {one.id: _remarks(one, ratios.get(one.id, ()), told) for one in group}
+    remarks = {one.id: _remarks(one, told) for one in group}
     of_all = [remark for remark in remarks[first.id] if all(remark in said for said in remarks.values())]
     own = {one.id: [remark for remark in remarks[one.id] if remark not in of_all] for one in group}
     names = {one.id: f"{text.short_name(one)}: " if group[1:] else "" for one in group}
@@ -123,9 +119,9 @@ def _note(group: Sequence[Verdict], ratios: Mapping[str, Sequence[str]], of_caus
     return Markup("{}{}{}").format(cause, text.one_line(told), more) if told or more else ""
 
 
-def _remarks(verdict: Verdict, ratios: Sequence[str], told: str) -> list[str]:
-    """What stands in no column: ratios, the whole reason, who is named, chance, notes, comparison and launches."""
-    said = [*ratios]
+def _remarks(verdict: Verdict, told: str) -> list[str]:
+    """What stands in no column: the whole reason, who is named, chance, notes, comparison and launches."""
+    said = list[str]()
     if not verdict.passed:
         reason = text.reason_text(verdict)
         said.append(reason if reason != told else "")

@@ -1,33 +1,21 @@
-"""Sentences about a whole run: its certainty, launches, ratios, what was not tested."""
+"""Sentences about a whole run: loss of all devices, launches, what was not tested."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from decimal import ROUND_FLOOR
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import text
 from pytest_ddpscale.report.digits import has_interval, number_text
-from pytest_ddpscale.run.counting import counted_groups
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss, Verdict
 from pytest_ddpscale.util.digits import rounded
 from pytest_ddpscale.util.listing import first_few
 
-# False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
-# 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
-_WRONG_FAILURES = 0.18
-# The same for several launches: one side of Student's t, which is exact for their number.
-_WRONG_FAILURES_OF_LAUNCHES = 0.5
 # Smaller p-values depend on the noise model more than on chance.
 _LEAST_CHANCE = 1e-9
 MARK = "†"  # marks an interval that is known to be too narrow
-# Simulated, 20,000 runs: with a standard deviation of launches twice that of rounds.
-DOUBTFUL = (
-    "on a CPU, launches differ about twice as much as rounds, so an interval from 16 rounds covers the true value in "
-    "54 % of cases; more rounds do not help, --ddp-launches=3 does"
-)
 TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more, which --ddp-launches=3 includes"
 _UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
 NOT_COVERED = (
@@ -35,43 +23,6 @@ NOT_COVERED = (
     "storage, external networks, software that users install, or wear.",
     "Nodes that appear in no row and in no count were not tested.",
 )
-
-
-def certainty_lines(judgement: Judgement) -> Iterator[str]:
-    """Sentences for the report; none for a run that neither trained nor probed."""
-    measured = [one for one in judgement.verdicts if one.interval is not None]
-    groups = [[one for one in group if one.may_reject_by_chance] for group in counted_groups(judgement.verdicts)]
-    members = [group[0] for group in groups if group]  # the same measurement errs once
-    if any(map(interval_mark, measured)):
-        yield f"Accepted or rejected by mistake: {DOUBTFUL}."
-    elif measured and members:
-        level = min(one.confidence for one in measured)
-        yield (
-            f"Accepted by mistake: a machine that misses a bound is accepted in at most {_percent(1 - level)} of runs "
-            f"if its noise is steady. Each requirement is judged with {_percent(level)} confidence, and acceptance "
-            "needs all of them. What becomes slower only after its requirements were decided, mostly after 8 to 10 "
-            "rounds, is not seen."
-        )
-        yield _rejected_by_mistake(members, level)
-    loss = uniform_loss_text(judgement)
-    if loss:
-        yield loss
-
-
-def _rejected_by_mistake(members: Sequence[Verdict], level: float) -> str:
-    counted = text.count_text(len(members), "requirement")
-    has_launches = any(one.launches > 1 for one in members)
-    shares = [_WRONG_FAILURES_OF_LAUNCHES if one.launches > 1 else _WRONG_FAILURES for one in members]
-    together = max(shares) * (1 - level)
-    apart = 1 - math.prod(1 - share * (1 - level) for share in shares)
-    how = "simulated, with noise that lasts for several rounds"
-    if has_launches:
-        how = "if launches are normally distributed"
-    return (
-        f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
-        f"in {_percent(together)} of runs if their errors coincide, and in {_percent(apart)} if they are independent "
-        f"({how}). A margin makes that rare."
-    )
 
 
 def uniform_loss_text(judgement: Judgement) -> str:
@@ -83,7 +34,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
         # Intervals that are too narrow have not that confidence.
         return "" if says_little or any(map(interval_mark, judgement.verdicts)) else _at_least(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
-    if lost := sum(any(one.is_uniform_loss for one in group) for group in counted_groups(judgement.verdicts)):
+    if lost := sum(one.is_uniform_loss for one in judgement.verdicts):
         fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
@@ -152,8 +103,7 @@ def launch_sd_text(verdict: Verdict) -> str:
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
     """What no bound of the run shows, one line for each reason and each kind of untested device."""
-    missing = [[one for one in group if one.outcome == "not_measured"] for group in counted_groups(judgement.verdicts)]
-    reasons = Counter(text.reason_text(group[0]) for group in missing if group)
+    reasons = Counter(text.reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
     said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
     if further := len(reasons) - len(said):
         said.append(f"{text.count_text(further, 'more reason')}: verdicts.json lists all")
@@ -164,22 +114,3 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
     return [*filter(None, [judgement.unseen_loss]), *said]
-
-
-def ratio_lines(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[str]]:
-    """By the id of a throughput, each measured ratio that is counted with it.
-
-    ``1.76× a100-sxm4-80gb; bound ≥ 1.64×``, with its own verdict where that is another one.
-    """
-    found: dict[str, Sequence[str]] = {}
-    for lead, *ratios in counted_groups(verdicts):
-        if said := [_ratio_text(one, lead) for one in ratios if one.compared is not None]:
-            found[lead.id] = said
-    return found
-
-
-def _ratio_text(ratio: Verdict, lead: Verdict) -> str:
-    assert ratio.compared is not None  # callers pass only measured ratios
-    said = f"{digits.point_text(ratio)} {text.one_line(ratio.compared.reference)}; bound {digits.bound_text(ratio)}"
-    word = text.verdict_word(ratio)
-    return said if word == text.verdict_word(lead) else f"{said}: {word}"

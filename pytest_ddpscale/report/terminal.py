@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
@@ -15,12 +15,10 @@ from pytest_ddpscale.report.sentences import (
     TOO_NARROW,
     interval_mark,
     launches_sentence,
-    ratio_lines,
     uniform_loss_text,
 )
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text, waived_groups
-from pytest_ddpscale.run.counting import counted_groups, groups_within, worst_of
+from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, is_routine
 from pytest_ddpscale.util.listing import first_few
@@ -45,14 +43,10 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     """
     columns = max(columns, _LEAST_COLUMNS)
     lines = [*_outcome_lines(judgement, columns), *((line, "") for line in cause_lines(judgement, columns, run))]
-    groups = groups_within(filter(judgement.is_blocked_by, judgement.verdicts), judgement.verdicts)
-    worst = (worst_of(group, allows_unmeasured=judgement.allows_unmeasured) for group in groups)
-    blocking = sorted(worst, key=lambda one: (one.outcome != "failed", one.margin or 0.0))
-    shown, ratios = blocking[:_MOST_ROWS], ratio_lines(judgement.verdicts)
+    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
+    shown = sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0))[:_MOST_ROWS]
     if shown:
-        lines += requirement_table(
-            shown, columns, lambda one: [*_ratios(one, ratios, columns), *_despite(one, columns)][:2], is_brief=True
-        )
+        lines += requirement_table(shown, columns, lambda one: _despite(one, columns), is_brief=True)
         lines += _plain(_signs(shown), columns)
     if not judgement.accepts:
         lines += _plain([f"{counts_text(judgement)} (all: -v)"], columns)
@@ -151,10 +145,7 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     lines: list[Line] = []
     verdicts, shared = judgement.verdicts, {note: at for note, at in _notes(judgement.verdicts).items() if len(at) > 1}
     if verdicts:
-        ratios = ratio_lines(verdicts)
-        lines += requirement_table(
-            verdicts, columns, lambda one: [*_ratios(one, ratios, columns), *_explanation(one, columns, shared)]
-        )
+        lines += requirement_table(verdicts, columns, lambda one: _explanation(one, columns, shared))
         lines.append(("", ""))
     said = [*dict.fromkeys((*_signs(verdicts), launches_sentence(verdicts))), *_limits_legend(verdicts)]
     said += [f"note: {text.one_line(_noted(*one))}" for one in shared.items()]
@@ -205,21 +196,21 @@ def _warned(judgement: Judgement) -> Iterator[str]:
     told = headline(judgement)
     for one in found[:_MOST_WARNINGS]:
         if one.sentence not in told:
-            yield warning_text(one, judgement)
+            yield warning_text(one)
 
 
 def _waived(judgement: Judgement) -> Iterator[str]:
-    for group in waived_groups(judgement):
-        told = [f"{text.one_line(one.id)} ({digits.point_text(one)}, bound {digits.bound_text(one)})" for one in group]
-        yield f"{' and '.join(told)} {'are' if group[1:] else 'is'} {text.waiver_text(group[0])}"
+    for one in judgement.waived:
+        told = f"{text.one_line(one.id)} ({digits.point_text(one)}, bound {digits.bound_text(one)})"
+        yield f"{told} is {text.waiver_text(one)}"
 
 
 def _notes(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """The notes on requirements, each with the ids of those that have it; of those that count once, the first."""
+    """The notes on requirements, each with the ids of those that have it."""
     found: dict[str, list[str]] = {}
-    for group in counted_groups(verdicts):
-        for note in dict.fromkeys(note for one in group for note in one.notes):
-            found.setdefault(note, []).append(next(one.id for one in group if note in one.notes))
+    for one in verdicts:
+        for note in dict.fromkeys(one.notes):
+            found.setdefault(note, []).append(one.id)
     return found
 
 
@@ -247,12 +238,6 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
     for note in verdict.notes:
         if note not in shared:
             yield from _indented(f"note: {text.one_line(note)}", columns)
-
-
-def _ratios(verdict: Verdict, ratios: Mapping[str, Sequence[str]], columns: int) -> Iterator[Line]:
-    """The ratios that are counted with a throughput, below its row."""
-    for said in ratios.get(verdict.id, ()):
-        yield from _indented(said, columns)
 
 
 def _despite(verdict: Verdict, columns: int) -> list[Line]:

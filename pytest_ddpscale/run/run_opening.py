@@ -184,8 +184,11 @@ def read_judged(run: RunDirectory, judged: RunDirectory) -> Judgement:
     Those of a run that still measures, or was killed, are on a part of it, and accept and reject nothing.
 
     Raises:
-        RunDirectoryError: verdicts.json is broken, or the run has changed since.
+        RunDirectoryError: it was never judged, verdicts.json is broken, or the run has changed since.
     """
+    if not judged.verdicts_json.exists():
+        judge = f"Judge it with `pytest --ddp-judge={run.path}`."
+        raise RunDirectoryError(str(run.path), "was never judged", "verdicts", judge)
     judgement = read_judgement(judged.verdicts_json)
     changed = [JUDGED[key] for key, digest in run.digests().items() if judgement.basis.get(key) != digest]
     if changed and not (judgement.outcome == "incomplete" and judgement.unfinished):

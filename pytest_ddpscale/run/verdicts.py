@@ -11,7 +11,6 @@ from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
-from pytest_ddpscale.run.counting import counted_groups, worst_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.run_directory import broken_file, read_file
@@ -39,7 +38,7 @@ POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
 LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION: Literal[5] = 5
+VERDICTS_SCHEMA_VERSION: Literal[6] = 6
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,6 @@ class Verdict:
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
         against_slowest: weak scaling against the slowest GPU, if the spread of its GPUs was looked at; else None.
-        counts_with: id of the requirement that it is counted with, because it is the same measurement over a constant
-            of the thresholds file (`run.counting`); empty for all others. It decides by itself all the same.
     """
 
     id: str
@@ -143,7 +140,6 @@ class Verdict:
     place: str = ""
     unit: str = ""
     against_slowest: AgainstSlowest | None = None
-    counts_with: str = ""
     margin: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -183,11 +179,6 @@ class Verdict:
         if self.is_waived:
             return False
         return self.outcome == "error" or (not self.passed and self.severity == "fail")
-
-    @property
-    def may_reject_by_chance(self) -> bool:
-        """Whether it could falsely reject a machine by chance."""
-        return self.severity == "fail" and METRICS[self.metric].errs_by_chance
 
     @property
     def shows_uniform_loss(self) -> bool:
@@ -308,7 +299,6 @@ class Judgement:
         uniform_loss: upper limit of a loss common to all GPUs; None if no requirement on throughput with
             a reference passed, or if any shows such a loss.
         not_selected: number of the SKU's requirements that no selected test item judges.
-        not_selected_ratios: how many of these are counted with another one that is not selected either.
         unfinished: whether measuring was interrupted or killed, so that ``--ddp-resume`` can measure the rest.
         causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
@@ -330,10 +320,9 @@ class Judgement:
     altered: tuple[str, ...] = ()
     uniform_loss: UniformLoss | None = None
     not_selected: int = 0
-    not_selected_ratios: int = 0
     unfinished: bool = False
     causes: tuple[CauseRecord, ...] = ()
-    schema_version: Literal[5] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[6] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
@@ -346,11 +335,6 @@ class Judgement:
         return self.outcome in ACCEPTING
 
     @property
-    def counted(self) -> list[Verdict]:
-        """The verdicts as they are counted: of those with the same evidence the worst."""
-        return [worst_of(group, allows_unmeasured=self.allows_unmeasured) for group in counted_groups(self.verdicts)]
-
-    @property
     def unseen_loss(self) -> str:
         """The note on a loss of training speed that no bound rejects (`judge.unseen_loss`); empty without one."""
         return next((note for note in self.notes if note.endswith(CALIBRATE)), "")
@@ -359,11 +343,6 @@ class Judgement:
     def other_notes(self) -> tuple[str, ...]:
         """The run's notes without that one, which reports show elsewhere."""
         return tuple(note for note in self.notes if not note.endswith(CALIBRATE))
-
-    @property
-    def number_not_selected(self) -> int:
-        """How many requirements were not selected, those with the same evidence counted once."""
-        return self.not_selected - self.not_selected_ratios
 
     @property
     def notes_of_judging(self) -> dict[str, str]:

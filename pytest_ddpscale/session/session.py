@@ -21,7 +21,6 @@ from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
-from pytest_ddpscale.run.counting import number_of
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
@@ -110,7 +109,6 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
-        not_selected = self._not_selected(verdicts)
         run = RunFacts(
             verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
             not_one_machine=why_not_one_machine(source.measured_run.read_records()),
@@ -118,7 +116,6 @@ class AcceptanceSession:
             lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
             wrong_data=unasked_wrong_data(evidence, probes_asked),
-            not_selected_ratios=not_selected[1],
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
         outcome, reason = conclude(run)
@@ -142,14 +139,8 @@ class AcceptanceSession:
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
-            *not_selected, source.measured_run.read_run().is_unfinished,
+            len(source.cases) - len(verdicts), source.measured_run.read_run().is_unfinished,
         )  # fmt: skip
-
-    def _not_selected(self, verdicts: Sequence[Verdict]) -> tuple[int, int]:
-        """`Judgement.not_selected` and `Judgement.not_selected_ratios`."""
-        judged = {one.id for one in verdicts}
-        left_out = [case for case in self.source.cases if case.id not in judged]
-        return len(left_out), len(left_out) - number_of(left_out)
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
         """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
@@ -162,11 +153,10 @@ class AcceptanceSession:
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
-        not_selected, ratios = self._not_selected(verdicts)
         return Judgement(
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
-            not_selected=not_selected, not_selected_ratios=ratios, unfinished=True,
+            not_selected=len(self.source.cases) - len(verdicts), unfinished=True,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:

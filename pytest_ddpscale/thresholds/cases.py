@@ -38,8 +38,6 @@ class Case:
             referenced run is read.
         reference_source: its source; empty without one.
         peers: by how much ranks and nodes may be slower than their peers.
-        counts_with: id of the case of the same throughput that a ratio to a constant of the file is counted with;
-            empty for all others.
         peak_tflops: dense peak of one GPU in the workload's precision; None if unknown.
         floor_samples_per_s: required throughput of one GPU alone; None without a requirement.
         missing: why these nodes cannot measure it; empty if they can.
@@ -56,7 +54,6 @@ class Case:
     missing: str = ""
     reference_source: str = ""
     peers: PeerLimits = NO_LIMITS
-    counts_with: str = ""
 
     @property
     def id(self) -> str:
@@ -119,11 +116,6 @@ class NodeCase:
         return self.probe.world_size if self.probe else 1
 
     @property
-    def counts_with(self) -> str:
-        """Empty: it is counted by itself."""
-        return ""
-
-    @property
     def id(self) -> str:
         """``busbw_gbps[all-reduce-32mib-8gpu]``, unique in a run."""
         return f"{self.requirement.metric}[{self.name}]"
@@ -161,21 +153,7 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
             case = _training_case(file, sku, one, ranks) if of_training else _node_case(sku, one, ranks)
             name = case.name if warning is None else f"{case.name}-{one.severity}"
             found.append(replace(case, missing=missing, name=name))
-    return [_counted(case, found) if isinstance(case, Case) and case.requirement.versus else case for case in found]
-
-
-def _counted(ratio: Case, cases: Iterable[AnyCase]) -> Case:
-    """A ratio with the id of the throughput that it is counted with: the same measurement over a constant of the file.
-
-    A ratio to a run adds the evidence of that run, so it counts by itself, as does one without such a throughput. Of
-    two rows on the throughput, that of the same severity.
-    """
-    if ratio.reference_samples_per_s is None:
-        return ratio
-    measured = replace(ratio.question, metric=THROUGHPUT_PER_GPU)
-    same = [case for case in training_cases(cases) if case.question == measured]
-    same.sort(key=lambda case: case.requirement.severity != ratio.requirement.severity)
-    return replace(ratio, counts_with=same[0].id) if same else ratio
+    return found
 
 
 def _ranks_here(sku: Sku, requirement: Requirement, layout: Layout) -> int | None:

@@ -6,8 +6,8 @@ A line is a run, in words of any order:
     A:failed                  its verdict came out so, whatever was measured
     A:passed,low=0.75         so does the lower end of its interval, of 1 published; at 97.5 % confidence 0.05 less, and
                               of 0 no interval
-    warn provisional spread wrong-data waived waived-late counts=B
-                              of a requirement; ``waived`` on its last day or, ``late``, one day after; as one with B
+    warn provisional spread wrong-data waived waived-late
+                              of a requirement; ``waived`` on its last day or, ``late``, one day after
     2x4                       2 nodes of 4 ranks that measure everything; without this nothing was measured
     lost/3:2- slow=*1.3/n1    as in `runs`: GPU 3 measures nothing from round 2 on; node n1 trains slowly
     wrong/3                   its results of probes are wrong
@@ -23,7 +23,7 @@ A line is a run, in words of any order:
                               studies that begin so and broke, were out of budget, or were interrupted
     unsupported=matmul-bf16   a probe that ran out of memory
     left-out=n7               a node on which nothing was launched
-    unselected=2 ratios=1     requirements without a verdict, and how many of them are counted with another
+    unselected=2              requirements without a verdict
     simulated, allowed (what is unmeasured), interrupted and what else the session knows of the run: silent-gpu=GPU-1
     slow-link=n3 wrong-data=matmul-bf16 two-machines=other-hosts lost-host=n2 skipped=test_x
     sku=b200 only=busbw_gbps + YAML
@@ -92,7 +92,7 @@ OUTCOMES = get_args(VerdictOutcome)
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
 WORDS = {
     "allowed", "cut", "errors", "gang", "gpus", "imported", "interrupted", "late",
-    "left-out", "lost-host", "only", "pairs", "ratios", "silent", "silent-gpu", "simulated",
+    "left-out", "lost-host", "only", "pairs", "silent", "silent-gpu", "simulated",
     "skipped", "sku", "slow-link", "surveyed", "two-machines", "unheard", "unpaired", "unseen",
     "unselected", "unsupported", "wrong-data",
 }  # fmt: skip
@@ -117,7 +117,7 @@ class Run(runs.Run):
             list(self.verdicts.values()), len(asked) + self._number("unselected", 0),
             coverage=coverage_of(self.evidence, known, self.verdicts, left_out, gpus) if has_machine else Coverage(),
             interrupted="interrupted" in words, is_simulated="simulated" in words,
-            allows_unmeasured="allowed" in words, not_selected_ratios=self._number("ratios", 0),
+            allows_unmeasured="allowed" in words,
             silent=words["silent-gpu"], slow_links=words["slow-link"], wrong_data=words["wrong-data"],
             not_one_machine="".join(words["two-machines"]), lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
             spoiled=[Blocker("test", name, "was skipped") for name in words["skipped"]],
@@ -211,9 +211,7 @@ def _case(word: str, name: str, ranks: str | None, result: str, flags: str) -> A
         workload = WORKLOAD if metric.startswith(name) else replace(WORKLOAD, name=name)
         placement = "spread" if "spread" in flags else "packed"
         keys = {"severity": severity, "provisional": "provisional" in flags, "placement": placement}
-        counts = re.search(r"counts=(\w+)", flags)
-        with_ = f"throughput_per_gpu[{counts[1]}]" if counts else ""
-        case = replace(make_case(metric, bound, size, workload, **keys), counts_with=with_)
+        case = make_case(metric, bound, size, workload, **keys)
     requirement = replace(case.requirement, waiver=WAIVER if "waived" in flags else None)
     return replace(case, name=word, requirement=requirement)
 
@@ -297,12 +295,12 @@ def test_a_run_comes_to(block: str) -> None:
 
 
 RESULTS = st.tuples(st.sampled_from(OUTCOMES), st.sampled_from(["", ",warn"]), st.sampled_from(["", ",provisional"]))
-NAMES = "A", "ge", "B", "gen", "C", "gene"  # throughput and its ratio in turn
+NAMES = "A", "B", "C", "D", "E", "F"
 
 
 @given(st.lists(RESULTS, max_size=6), st.sampled_from(["", "unselected=1", "interrupted", "allowed"]))
 def test_acceptance_needs_every_requirement_decided_and_none_failed(results: list[tuple[str, ...]], but: str) -> None:
-    """Of all lines, in which requirements may stand in any order, and a ratio counts with its throughput or not."""
+    """Of all lines, in which requirements may stand in any order."""
 
     def comes_to(*words: str) -> tuple[str, list[str]]:
         facts = Run(" ".join(words)).facts
@@ -311,8 +309,6 @@ def test_acceptance_needs_every_requirement_decided_and_none_failed(results: lis
     words = [f"{name}:{''.join(result)}" for name, result in zip(NAMES, results, strict=False)]
     found = comes_to(but, *words)
     assert comes_to(*words[::-1], but) == found
-    counted = [f"{word},counts={words[i - 1][0]}" if i % 2 else word for i, word in enumerate(words)]
-    assert comes_to(but, *counted) == found
     if found[0] == "accepted":
         binding = [one for one in results if not one[1]]
         assert but in ("", "allowed")

@@ -45,12 +45,11 @@ VERDICT_KEYS = {
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
     "against_slowest",
     "compared", "waiver", "launches", "launch_sd", "published", "p_value", "correlation", "one_gpu",
-    "place", "counts_with",
+    "place",
 }  # fmt: skip
 JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "not_selected",
-    "not_selected_ratios",
     "unfinished",
     "causes",
 }  # fmt: skip

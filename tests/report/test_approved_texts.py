@@ -17,7 +17,6 @@ from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
-from pytest_ddpscale.report.sentences import certainty_lines
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
@@ -51,7 +50,6 @@ def items(judgement: Judgement) -> Iterable[str]:
     for verdict in judgement.verdicts:
         yield explain(verdict, "thresholds.yaml:42", "pytest it")
     yield headline(judgement)
-    yield from certainty_lines(judgement)
 
 
 def markdown(judgement: Judgement) -> Iterable[str]:

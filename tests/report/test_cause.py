@@ -14,7 +14,6 @@ from pytest_ddpscale.run.verdicts import (
     WRONG_DATA,
     Blocker,
     Culprit,
-    GenerationComparison,
     Judgement,
     RunOutcome,
     Verdict,
@@ -311,48 +310,6 @@ def test_hostile_names_stay_one_printable_line() -> None:
     blocked = replace(hostile_judgement(), blockers=(Blocker("test", HOSTILE, HOSTILE),))
     assert all(cause.sentence.isprintable() for cause in causes(blocked))
     assert headline(blocked).isprintable()
-
-
-THROUGHPUT = replace(
-    PASSED, id="throughput", metric="throughput_per_gpu", unit="img/s", bound={"at_least": 900.0}, value=950.0
-)  # fmt: skip
-RATIO = replace(
-    PASSED, id="ratio", metric="generation_ratio", unit="x", bound={"at_least": 1.5}, value=1.6,
-    compared=GenerationComparison(950.0, 600.0, "a100", "a paper"), counts_with="throughput",
-)  # fmt: skip
-SLOW = replace(THROUGHPUT, outcome="failed", value=840.0, interval=(830.0, 850.0))
-SLOW_RATIO = replace(RATIO, outcome="failed", value=1.4, interval=(1.38, 1.42))
-
-
-def test_what_explains_a_throughput_explains_its_ratio() -> None:
-    judged = _judged(replace(SLOW, culprits=(GPU,)), SLOW_RATIO)
-    [cause] = causes(judged)
-    assert cause.explains == {"throughput", "ratio"}
-    assert headline(judged) == f"REJECTED: {SLOW_GPU}", "one failure, so none is left to count"
-    other = _judged(replace(SLOW, culprits=(GPU,)), SLOW_RATIO, _failed("efficiency"))
-    assert headline(other).endswith(" (1 of 2 failures; 1 more cause below)")
-
-
-def test_a_throughput_and_its_ratio_are_one_cause_whatever_they_came_to() -> None:
-    for throughput in (SLOW, THROUGHPUT, replace(THROUGHPUT, outcome="inconclusive")):
-        for ratio in (SLOW_RATIO, replace(RATIO, outcome="inconclusive")):
-            judged = _judged(throughput, ratio, _failed("memory", metric="peak_memory_gib", bound={"at_most": 0.1}))
-            of_pair = [cause for cause in causes(judged) if cause.explains & {"throughput", "ratio"}]
-            blocking = {one.id for one in (throughput, ratio) if not one.passed}
-            assert [cause.explains for cause in of_pair] == [blocking]
-
-
-def test_the_line_of_both_has_the_ratio() -> None:
-    said = headline(_judged(SLOW, SLOW_RATIO))
-    both = "throughput is 840.0 img/s, bound ≥ 900 img/s (1.40× a100; bound ≥ 1.5×)"
-    assert said == f"REJECTED: {both}; no device is named for it"
-    alone = headline(_judged(THROUGHPUT, SLOW_RATIO))
-    assert alone == "REJECTED: ratio is 1.40×, bound ≥ 1.5×; no device is named for it"
-
-
-def test_a_device_that_misses_both_misses_one_warning() -> None:
-    missed = [replace(one, severity="warn", culprits=(GPU,)) for one in (SLOW, SLOW_RATIO)]
-    assert headline(_judged(*missed, outcome="accepted")).endswith(" (1 requirement that only warns)")
 
 
 def test_a_headline_is_cut_after_a_clause_and_keeps_who_and_how_much() -> None:

@@ -96,7 +96,7 @@ def test_of_many_ranks_the_slowest_and_the_hottest_are_shown(tmp_path: Path) -> 
 
 
 def test_verdicts_so_far_are_counted_and_failures_named() -> None:
-    blocking = [one for one in JUDGEMENT.counted if JUDGEMENT.is_blocked_by(one)]
+    blocking = [one for one in JUDGEMENT.verdicts if JUDGEMENT.is_blocked_by(one)]
     failed = [one.id for one in blocking if one.outcome in ("failed", "error")]
     section = heard().section(WHEN, JUDGEMENT)
     assert re.search(rf"Verdicts so far: \d+ passed, {len(failed)} failed \(", section)

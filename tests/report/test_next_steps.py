@@ -141,7 +141,7 @@ def test_who_is_certainly_at_fault_is_drained_and_then_measured_again() -> None:
 
 @pytest.mark.parametrize("number", [1, 3, 4])
 def test_the_command_measures_all_that_the_cause_explains(number: int) -> None:
-    found = judged(*failed(number, GPU), replace(RATIO, outcome="failed", culprits=(GPU,), counts_with=FAILED.id))
+    found = judged(*failed(number, GPU), replace(RATIO, outcome="failed", culprits=(GPU,)))
     (one,) = causes(found)
     expression = Expression.compile(shlex.split(commands(found)[1])[-1])
     assert len(one.explains) == number + 1

@@ -1,10 +1,8 @@
-"""Reports say what profiled steps show, beside what timed rounds say, and why there is no profile."""
+"""Reports say what profiled steps show, and why an arm has none."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-
-import pytest
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
@@ -13,14 +11,12 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.figures.timeline import exposed_parts, pieces_of, step_timeline
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
-from pytest_ddpscale.report.profile_text import exposed_rows, part_rows, problem_lines, profiled_exposures
+from pytest_ddpscale.report.profile_text import part_rows, problem_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
 from tests.builders.judgements import ACCEPTED, HOSTILE, RUN
-from tests.builders.measurements import Measurement
 from tests.builders.profiles import profile
-from tests.builders.rounds import columns_of
 from tests.report.drawn import painted
 from tests.report.page_text import page_text
 
@@ -32,22 +28,8 @@ DDP = profile(STUDY.id, "ddp@2", [(100, 60, 30), (100, 62, 30), (100, 64, 30)], 
 LOST = ArmProfile(study=STUDY.id, arm="each@2", gang=0, rank=0, problem="this build of torch has no Kineto")
 
 
-def block(arm: str, number: int, rank: int, step_s: float) -> Measurement:
-    return Measurement(STUDY.id, arm, number, rank, rank, "n", "cpu", 4, 10, 10 * step_s, 1.7e9)
-
-
-def timed(no_sync_s: float) -> Columns:
-    found = [
-        block(arm, number, rank, step_s + 0.01 * number)
-        for arm, step_s in (("no_sync@2", no_sync_s), ("ddp@2", 1.0))
-        for number in range(4)
-        for rank in range(2)
-    ]
-    return columns_of(found)
-
-
-def evidence(*profiles: ArmProfile, no_sync_s: float = 0.62) -> Evidence:
-    return replace(Evidence(PLAN, timed(no_sync_s), {}), profiles=profiles)
+def evidence(*profiles: ArmProfile) -> Evidence:
+    return replace(Evidence(PLAN, Columns(), {}), profiles=profiles)
 
 
 def page(*profiles: ArmProfile) -> str:
@@ -61,51 +43,13 @@ def test_a_row_for_each_arm_says_where_its_step_goes() -> None:
     ]
 
 
-def test_both_methods_stand_side_by_side_and_whether_their_intervals_meet() -> None:
-    [row] = exposed_rows(evidence(NO_SYNC, DDP))
-    assert row[:2] == ("weak/r", "ddp@2")
-    assert [cell.partition(" ")[0] for cell in row[2:6]] == ["37.4", "38.0", "30.0", "8.0"]
-    assert row[3] == "38.0 % (33.0 to 43.0)"  # 40, 36 and 38: mean ± 4.303 standard errors
-    assert row[6] == "agree"
-    [apart] = exposed_rows(evidence(NO_SYNC, DDP, no_sync_s=0.9))
-    assert apart[6].startswith("disagree")
-
-
-def test_steps_of_one_pass_are_held_against_each_other() -> None:
-    two = profile(STUDY.id, "no_sync@2", [(60, 55, 0), (80, 70, 0)])
-    [found] = profiled_exposures(evidence(two, DDP))
-    assert (found.study, found.arm) == ("weak/r", "ddp@2")
-    assert found.by_profile.tolist() == pytest.approx([0.4, 0.2])
-    assert found.waiting.tolist() == pytest.approx([0.3, 0.3])
-    assert len(next(profiled_exposures(replace(evidence(two, DDP), columns=Columns()))).by_rounds) == 0
-
-
-def test_rounds_count_where_both_arms_were_timed_at_the_pace_of_the_profiled_rank() -> None:
-    found = [
-        block(arm, number, rank, seconds * ((1, 3) if arm == "ddp@2" else (1, 2))[rank])
-        for arm, number, seconds in (("ddp@2", 0, 1.0), ("no_sync@2", 0, 0.8), ("ddp@2", 1, 1.0), ("ddp@2", 2, 1.0),
-                                     ("no_sync@2", 2, 0.7))
-        for rank in range(2)
-    ]  # fmt: skip
-    [exposure] = profiled_exposures(replace(evidence(NO_SYNC, DDP), columns=columns_of(found)))
-    assert exposure.by_rounds.tolist() == pytest.approx([0.2, 0.3])
-
-
-def test_an_arm_without_its_partner_or_without_numbers_tells_nothing() -> None:
-    failed = ArmProfile(study=STUDY.id, arm="no_sync@2", gang=0, rank=0, problem="no Kineto")
-    for others in ([], [failed], [profile(STUDY.id, "alone", [(60, 50, 0)])]):
-        assert list(profiled_exposures(evidence(DDP, *others))) == []
-
-
 def test_both_reports_have_what_was_profiled_and_why_an_arm_was_not() -> None:
     for report in (render_markdown(ACCEPTED, RUN, evidence=evidence(NO_SYNC, DDP, LOST)), page(NO_SYNC, DDP, LOST)):
         assert "Rank 0 profiled 3 steps of each arm with torch.profiler" in report
         assert "o profile of weak/r, each@2: this build of torch has no Kineto" in report
-        assert "38.0 % (33.0 to 43.0)" in report
     text = page(NO_SYNC, DDP, LOST)
     assert "profiles/ddp@2.json.gz" in render_html(ACCEPTED, RUN, evidence(DDP)), "under the picture"
     assert "aten::convolution_backward" in text
-    assert "No profile" not in text.replace("No profile of", "")
 
 
 def test_traces_are_linked_only_if_there_are_any() -> None:
@@ -124,11 +68,8 @@ def test_many_arms_without_a_profile_are_counted() -> None:
     ]
 
 
-def test_without_a_profile_the_page_says_so_and_the_ticket_has_no_section() -> None:
-    assert "No profile: no steps were taken under torch.profiler (--ddp-profile)." in page()
+def test_without_a_profile_the_ticket_has_no_section() -> None:
     assert "## Profile" not in render_markdown(ACCEPTED, RUN, evidence=evidence())
-    simulated = render_html(replace(ACCEPTED, simulated=True), RUN, evidence())
-    assert "No profile: a simulated run has none." in page_text(simulated)
 
 
 def test_names_of_kernels_stay_text() -> None:

@@ -13,7 +13,10 @@ from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.session.unjudged import judgement_of
+from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Site
+from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.report.page_text import page_text
@@ -81,7 +84,10 @@ def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
     """Also before they are judged, although one GPU was trained both alone and under DDP."""
     judged = RunDirectory(tmp_path / "judged")
     shutil.copytree(two_nodes, judged.path)
-    judgement = judgement_of(judged)
+    settings = settings_from({"ddp_judge": str(judged.path)}, {}, {})
+    session = AcceptanceSession(find_source(Site(settings, Path(), Path())))
+    session.source.select(session.source.cases)
+    judgement = session.conclude(interrupted=False, spoiled=())
     judged.write_json(judged.verdicts_json, judgement)
     main(["scaling", str(judged.path), "--format", "json"])
     with_verdicts = capsys.readouterr().out

@@ -42,7 +42,8 @@ def test_the_terminal_says_what_was_approved_of_ten_faults(tmp_path: Path, monke
         run, judgement = judged_run(Path(f"fault-{number}"), fault, gpus=gpus, again=again, studies=studies)
         lines = [line for line, _ in brief_lines(judgement, 100, run.read_run())]
         assert screen_lines(lines, 100) <= 20, name
-        found = read_findings(run.path, lambda *_, said=judgement: said, rehearses=not again).findings
+        run.write_json(run.verdicts_json, judgement)
+        found = read_findings(run.path, rehearses=not again).findings
         isolated = [one for one in causes(judgement) if one.category == "ISOLATE"]
         at_fault = {culprit.host for one in isolated for culprit in one.culprits if culprit.is_certain}
         is_alone = gpus == 8 and not isolated  # a rejected node without any other is drained whatever the cause

@@ -1,11 +1,11 @@
-"""What is not met is counted once, and every report and pytest come to the same number."""
+"""Every report and pytest come to the same number of what is not met."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
 
-from pytest_ddpscale.report.unmet import counts_text, explained_text, waived_groups
+from pytest_ddpscale.report.unmet import counts_text, explained_text
 from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import NOT_MEASURED, PASSED
@@ -30,13 +30,6 @@ def test_what_is_not_met_is_told_apart_by_what_became_of_it() -> None:
 def test_what_may_stay_unmeasured_does_not_warn() -> None:
     judged = replace(_judged(PASSED, NOT_MEASURED, WARNED), allows_unmeasured=True)
     assert counts_text(judged) == "1 of 3 requirements passed, 1 not measured, as allowed, 1 only warns"
-
-
-def test_waived_requirements_that_count_once_are_listed_once() -> None:
-    ratio = replace(WAIVED, id="ratio", counts_with=WAIVED.id)
-    other = replace(ratio, id="other", waiver=Waiver("B. Name", "another", date(2026, 12, 31)))
-    assert waived_groups(_judged(WAIVED, ratio)) == [[WAIVED, ratio]]
-    assert waived_groups(_judged(WAIVED, other)) == [[WAIVED], [other]]
 
 
 def test_one_kind_of_it_is_told_in_one_word() -> None:

@@ -29,7 +29,6 @@ from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_opening import RunLock, judging_directory, new_run_directory, read_judged
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.verdicts import read_judgement
-from pytest_ddpscale.session.unjudged import judgement_of
 from tests.builders.json_types import run_record
 from tests.builders.nights import judged_run
 from tests.rows import rows
@@ -332,8 +331,8 @@ def test_a_lock_removed_while_it_was_being_taken_is_taken_anew(tmp_path: Path, m
 
 READERS: dict[str, Callable[[Path], object]] = {
     "culprits": read_findings,
-    "report": lambda path: judgement_of(RunDirectory(path)),
-    "compare": lambda path: read_compared_run(path, judgement_of),
+    "report": lambda path: read_judged(RunDirectory(path), RunDirectory(path)),
+    "compare": read_compared_run,
     "calibrate": read_trusted_run,
     "history": lambda path: add_run(path.parent / "history.sqlite", path),
 }

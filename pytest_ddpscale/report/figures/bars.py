@@ -41,7 +41,7 @@ class Bars(NamedTuple):
 
 def bars(
     rows: Sequence[BarRow], keys: Sequence[tuple[str, str, float]], mark: float | None = None,
-    above: Sequence[str] = (), said: str = "",
+    above: str = "", said: str = "",
 ) -> Drawing | None:  # fmt: skip
     """All rows; None without any.
 
@@ -49,21 +49,20 @@ def bars(
         rows: from above.
         keys: name, colour and opacity of each legend entry.
         mark: position of a line across all bars, as a share of the width.
-        above: lines of text above the bars; empty ones are left out.
+        above: line of text above the bars; empty without one.
         said: the picture in words; by default names and values.
     """
     if not rows:
         return None
-    lines = [line for line in above if line]
-    height = _ROW * (len(rows) + len(lines)) + legend_height([name for name, _, _ in keys], WIDE) + 0.1
+    height = _ROW * (len(rows) + (above != "")) + legend_height([name for name, _, _ in keys], WIDE) + 0.1
 
     def paint(sheet: Sheet) -> None:
         from matplotlib.patches import Rectangle
 
         axes, top, width = sheet.plain(), height, WIDE - _NAMES - _VALUES
-        for line in lines:
+        if above:
             top -= _ROW
-            sheet.text(_NAMES, top + 0.05, line)
+            sheet.text(_NAMES, top + 0.05, above)
         for row in rows:
             top -= _ROW
             weight = "bold" if row.is_flagged else "normal"
@@ -105,7 +104,7 @@ def grouped_bars(axes: tuple[str, str], cells: Sequence[str], series: Sequence[B
         told = [f"{cell} {_value(one):.4g}" for cell, one in zip(cells, each.values, strict=True) if one is not None]
         said.append(f"{each.name}: {', '.join(told)}")
     keys = [(each.name, SERIES[place], OPACITIES[place]) for place, each in enumerate(series)]
-    return bars(rows, keys, above=[f"{axes[1]}, by {axes[0]}"], said="; ".join(said))
+    return bars(rows, keys, above=f"{axes[1]}, by {axes[0]}", said="; ".join(said))
 
 
 def _value(one: Found | float | None) -> float:

@@ -148,10 +148,6 @@ def _of_steps(evidence: Evidence) -> Iterator[Figure]:
             "power of the median GPU. The rest includes all parts that were not measured separately.",
         ),
         Figure(
-            "step-times", "Step-time distribution", step_bars.step_time_spread(columns, plan),
-            "How much longer than the median (left end) steps take, over the raw steps of all ranks and rounds.",
-        ),
-        Figure(
             "activity", "GPU activity" if plan.device_type == "cuda" else "CPU activity",
             step_bars.activity_bars(columns, plan),
             "Median utilization over the rounds, in the DDP arm in which the device was least busy; the line is at "

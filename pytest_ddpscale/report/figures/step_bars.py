@@ -1,11 +1,10 @@
-"""Bars of a run's arms and devices: parts of a step's time, spread of step times, utilization."""
+"""Bars of a run's arms and devices: parts of a step's time, utilization."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pytest_ddpscale.judge.devices import IDLE
-from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Plan, Study
@@ -27,7 +26,6 @@ _PARTS = (
     ("exposed communication", SERIES[3], 0.8),
     ("the rest, not measured separately", INK, 0.2),
 )
-_SPREADS = ((50, 75, 0.9), (75, 90, 0.6), (90, 95, 0.4), (95, 99, 0.2))
 
 
 def where_time_goes(columns: Columns, plan: Plan) -> Drawing | None:
@@ -90,29 +88,6 @@ def _median(values: FloatArray) -> float:
     return float(np.nanmedian(values))
 
 
-def step_time_spread(columns: Columns, plan: Plan) -> Drawing | None:
-    """Percentiles from the median up of each arm's raw steps, pooled over ranks."""
-    found = []
-    for study in plan.studies:
-        for arm in study.arms:
-            percentiles = step_time_percentiles_ms(merged(columns, study.id, arm, plan.layout))
-            if percentiles:
-                spread = percentiles[PERCENTS[-1]] / percentiles[PERCENTS[0]]
-                found.append((spread, f"{study.id}, {arm.name}", percentiles))
-    shown = sorted(sorted(found, key=lambda one: one[0], reverse=True)[:MOST_BARS], key=found.index)
-    longest = max((spread for spread, *_ in shown), default=1.0)
-    # The scale reaches at least 10 % above the median, so that steady steps look steady.
-    width = max(longest, 1.1) - 1
-    rows = []
-    for _, name, ms in shown:
-        ends = {percent: (step_ms / ms[50] - 1) / width for percent, step_ms in ms.items()}
-        segments = [(ends[a], ends[b], SERIES[0], opacity) for a, b, opacity in _SPREADS]
-        rows.append(BarRow(name, f"p50 {number_text(ms[50], 'ms')}, p95 {number_text(ms[95], 'ms')}", segments))
-    keys = [(f"p{a} to p{b}", SERIES[0], opacity) for a, b, opacity in _SPREADS]
-    few = f"The {len(shown)} of {len(found)} arms with the widest spread" if len(shown) < len(found) else ""
-    return bars(rows, keys, above=(f"From the median to {100 * width:.0f} % above it", few))
-
-
 def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
     """Median utilization of each device over the rounds of the arm in which it was least busy."""
     least = _least_busy(columns, plan)
@@ -126,7 +101,7 @@ def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
         rows.append(BarRow(f"{place.number} on {place.host}", said, [(0.0, min(share, 1.0), fill, 0.8)], is_low))
     few = f"The {len(shown)} least busy of {len(least)}" if len(shown) < len(least) else ""
     keys = [("busy", SERIES[0], 0.8), (f"below {percent(IDLE)}", BAD, 0.8)]
-    return bars(rows, keys, mark=IDLE, above=(few,))
+    return bars(rows, keys, mark=IDLE, above=few)
 
 
 def _least_busy(columns: Columns, plan: Plan) -> dict[RankPlace, tuple[float, str]]:
