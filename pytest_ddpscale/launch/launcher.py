@@ -151,10 +151,6 @@ class Launcher(ABC):
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """The processes that start a gang's agents: one for all nodes, or one per node in order."""
 
-    def refuse_wrong_arguments(self, launch: Launch) -> None:
-        """Check before launch whether the commands of `processes` would be refused. Raises OptionError."""
-        return
-
     def image_arguments(self, image: str) -> tuple[str, ...] | None:
         """The launcher's own arguments to start agents in an image; None if it cannot."""
         return None
