@@ -343,13 +343,6 @@ def _nonsense() -> Iterator[Case]:
                 "r: {model: resnet18, precision: fp16", f"r: {{model: {model}, image_size: {size}, precision: fp16"
             ),
         )
-    for weights in ("weights.pt", "./w.pt", "../w.pt", "''", "~/w.pt"):
-        yield Case(
-            "nonsense",
-            f"weights {weights}",
-            CHECK,
-            _changed("precision: fp16}", f"precision: fp16, classifier_hidden: 8, feature_weights: {weights}}}"),
-        )
     for node in ("free_disk_gib: 1.0e+300", "free_disk_gib: 0", "clock_skew_s: 1.0e+300", "clock_skew_s: -1", "pcie_width: 7", "pcie_width: 0", "pcie_width: 64", "pcie_generation: 99",
                  "nvlinks: 1000", "nvlinks: -1", "gpus: 0", "gpus: 9999", "ecc: 1", "ecc: maybe", "published: nobody", "ram_gib: 3"):  # fmt: skip
         yield Case(

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pytest_ddpscale.errors import OptionError
 
 AUTO = "auto"
-LAUNCHERS = ("torchrun", "exec", "ssh", "slurm")  # besides a site's own
+LAUNCHERS = ("torchrun", "exec", "ssh", "slurm")
 # What to do with nodes that a check finds unfit before anything is launched on them.
 MEASURE, LEAVE_OUT = "measure", "leave-out"
 UNFIT = (MEASURE, LEAVE_OUT, "stop")
@@ -290,7 +290,7 @@ class Settings:
     resume: Path | None = _option("--ddp-resume", "RUN_DIR", path, "one run",
         "continue an interrupted run: measure only what is missing")
     launcher: str = _option("--ddp-launcher", "NAME", str, "measuring",
-        f"how ranks start: {', '.join(LAUNCHERS)} or a site's own; auto: ssh with --ddp-hosts, exec with "
+        f"how ranks start: {', '.join(LAUNCHERS)}; auto: ssh with --ddp-hosts, exec with "
         "--ddp-exec, slurm with several nodes or --ddp-slurm-args, else torchrun", default=AUTO)
     hosts: str | Path | None = _option("--ddp-hosts", "n1,n[2-4]|@FILE", hosts_or_file, "measuring",
         "machines to use, reached by ssh or --ddp-exec; or @ and a file with one name per line, or an OpenMPI or MPICH "

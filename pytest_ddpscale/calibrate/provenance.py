@@ -10,7 +10,7 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
 from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
-from pytest_ddpscale.thresholds.compiling import RUN_PREFIX, is_changed
+from pytest_ddpscale.thresholds.compiling import is_changed
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.site_file import Overlay
@@ -145,8 +145,7 @@ def _name(requirement: Requirement) -> dict[str, Any]:
     if requirement.placement != "packed":
         found["placement"] = requirement.placement
     if requirement.versus is not None:
-        run = requirement.versus_run
-        found["versus"] = f"{RUN_PREFIX}{run}" if run else requirement.versus
+        found["versus"] = requirement.versus
     return found
 
 

@@ -50,7 +50,8 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
         return describe_killed("torchrun", -int(signals[0]))
     ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
     quoted = _indented(other_lines)
-    last = quoted.rpartition("\n")[2].strip()  # of a scheduler that refuses, it is the reason
+    # Of a scheduler that refuses, the last line is the reason, but for getopt's hint after it.
+    last = next((line for line in reversed(quoted.split("\n")) if "--help" not in line), quoted).strip()
     return f"the gang {ended} without a report from a rank: {last}\nlast output:\n{quoted}"
 
 

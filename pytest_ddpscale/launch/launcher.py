@@ -2,8 +2,7 @@
 
 A launcher is one module. It starts an agent on each node, and reports which nodes there are, how long a scheduler's
 queue lasts, which nodes are lost and why a gang ended. Agents communicate over standard input and output, so anything
-that carries these two streams can be a launcher. A site registers its own by an entry point of the group
-`ENTRY_POINTS`; see docs/how-to/launcher.md.
+that carries these two streams can be a launcher.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from typing import ClassVar, TypeVar
 
 from pytest_ddpscale.errors import OptionError
@@ -21,7 +19,6 @@ from pytest_ddpscale.launch.container import NO_CONTAINER, Container
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
 
-ENTRY_POINTS = "pytest_ddpscale.launchers"
 THIS_MACHINES = "torchrun"
 
 
@@ -154,10 +151,6 @@ class Launcher(ABC):
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """The processes that start a gang's agents: one for all nodes, or one per node in order."""
 
-    def refuse_wrong_arguments(self, launch: Launch) -> None:
-        """Check before launch whether the commands of `processes` would be refused. Raises OptionError."""
-        return
-
     def image_arguments(self, image: str) -> tuple[str, ...] | None:
         """The launcher's own arguments to start agents in an image; None if it cannot."""
         return None
@@ -210,15 +203,10 @@ def launcher(name: str) -> Callable[[LauncherType], LauncherType]:
 
 
 def launchers() -> dict[str, type[Launcher]]:
-    """All launchers by name, a site's own first.
-
-    Raises:
-        OptionError: a site's launcher cannot be imported.
-    """
-    sites = [_loaded(entry.name, entry.load) for entry in entry_points(group=ENTRY_POINTS)]
+    """All launchers by name."""
     for name in LAUNCHERS:
         importlib.import_module(f"pytest_ddpscale.launch.{name}")
-    return {name: _LAUNCHERS[name] for name in (*sites, *LAUNCHERS)}
+    return {name: _LAUNCHERS[name] for name in LAUNCHERS}
 
 
 def launcher_for(settings: Settings, environ: Mapping[str, str]) -> Launcher:
@@ -250,18 +238,3 @@ def why_signalled(settings: Settings, environ: Mapping[str, str]) -> str:
         environ: this process's environment.
     """
     return next(filter(None, (one(settings, environ).why_signalled() for one in launchers().values())), "")
-
-
-def _loaded(name: str, load: Callable[[], object]) -> str:
-    try:
-        load()
-    except Exception as error:  # a third-party module may raise anything on import
-        raise OptionError(
-            f"entry point {name} of {ENTRY_POINTS}", f"cannot be loaded ({type(error).__name__}: {error})",
-            "a class decorated with @launcher", "Fix or uninstall the package that provides it.",
-        ) from error  # fmt: skip
-    if name not in _LAUNCHERS:
-        raise OptionError(
-            f"entry point {name} of {ENTRY_POINTS}", "registers no launcher with its own name", f'@launcher("{name}")'
-        )
-    return name

@@ -7,7 +7,6 @@ step ended are read from the output of srun, slurmstepd and Slurm's commands.
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +16,6 @@ from datetime import datetime, timedelta
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
 from pytest_ddpscale.settings import AUTO, Settings
-from pytest_ddpscale.util.masking import masked_arguments
 
 _SRUN = (
     "--ntasks-per-node=1",
@@ -54,15 +52,7 @@ _WITHHELD = frozenset(
 _QUIET = frozenset({"-Q", "--quiet"})
 _HAS_NODES = "has been allocated resources"
 _OF_THE_QUEUE = re.compile(f"queued and waiting|step creation|{_HAS_NODES}")
-_TRIAL_S = 30.0
 _PATIENCE_S = 10.0
-# slurmctld's message. Only invalid options are refused for good; busy or down nodes may become available.
-_NO_ALLOCATION = "allocation failure:"
-_NEVER = re.compile(r"[Ii]nvalid")
-# The relevant line, in order of preference, since srun also warns about options that it ignores.
-_SENTENCES = tuple(
-    map(re.compile, ("srun: fatal: (.+)", "srun: error: (.+)", f"{_NO_ALLOCATION} (.+)", "srun: (.*option.*)"))
-)
 # slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO TIME LIMIT ***
 # For scancel, newer versions write `DUE to SIGNAL Terminated` where 22.05 gives no reason.
 _CANCELLED = re.compile(
@@ -137,18 +127,12 @@ class SlurmLauncher(Launcher):
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """``srun --job-name=… --nodes=N --ntasks=N … python -m pytest_ddpscale.node …``."""
-        srun = self._srun(launch, [f"--job-name={launch.name}"])
+        where, own = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}"], self._arguments(launch)
+        if launch.hosts:
+            where += [*_WITHIN_AN_ALLOCATION, f"--nodelist={','.join(launch.hosts)}"]
+            own = [argument for argument in own if not _FOR_AN_ALLOCATION.match(argument)]
+        srun = ["srun", f"--job-name={launch.name}", *_SRUN, *where, *launch.container.arguments, *own]
         return [AgentProcess([*srun, *launch.agent(*_WHICH_NODE)])]
-
-    def refuse_wrong_arguments(self, launch: Launch) -> None:
-        """Have srun check its arguments. Raises OptionError if srun or slurmctld can never accept them."""
-        complaint = self._complaint(launch)
-        if not complaint:
-            return
-        asked = [*launch.container.arguments, *self._arguments(launch)]
-        where = "--ddp-slurm-args" if self._arguments(launch) else "--ddp-container" if asked else "srun"
-        command = shlex.join(masked_arguments(["srun", *asked, "--test-only", "true"]))
-        raise OptionError(where, f"srun refuses: {complaint}", "valid srun arguments", f"Try `{command}`.")
 
     def image_arguments(self, image: str) -> tuple[str, ...]:
         """srun's argument for Pyxis with Enroot."""
@@ -192,30 +176,12 @@ class SlurmLauncher(Launcher):
             "`squeue --steps`"
         )
 
-    def _srun(self, launch: Launch, name: Sequence[str] = ()) -> list[str]:
-        where, own = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}"], self._arguments(launch)
-        if launch.hosts:
-            where += [*_WITHIN_AN_ALLOCATION, f"--nodelist={','.join(launch.hosts)}"]
-            own = [argument for argument in own if not _FOR_AN_ALLOCATION.match(argument)]
-        return ["srun", *name, *_SRUN, *where, *launch.container.arguments, *own]
-
     def _arguments(self, launch: Launch) -> list[str]:
         """The user's arguments; for a new job also the GPUs it needs, unless the user requests them."""
         own = list(self.settings.slurm_args)
         if launch.device_type == "cuda" and not launch.hosts and not any(map(_ASKS_FOR_GPUS.match, own)):
             own.insert(0, f"--gpus-per-node={self.settings.gpus_per_node}")
         return own
-
-    def _complaint(self, launch: Launch) -> str:
-        """The refusal of arguments by srun or slurmctld; empty if they are valid or could not be checked."""
-        try:
-            tried = subprocess.run(
-                [*self._srun(launch), "--test-only", "true"], env=dict(launch.environment), stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=_TRIAL_S, check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return "" if tried.returncode == 0 else complaint_in(tried.stderr, is_step=bool(launch.hosts))
 
     def _hosts_if_known(self) -> tuple[str, ...]:
         try:
@@ -240,20 +206,6 @@ def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
             "Make Slurm's commands work here, or measure this node only with --ddp-launcher=torchrun.",
         )  # fmt: skip
     return found
-
-
-def complaint_in(said: str, *, is_step: bool) -> str:
-    """The sentence about invalid arguments in the output of ``srun --test-only``; empty if there is none.
-
-    Args:
-        is_step: inside an allocation, so a refused new allocation does not matter.
-    """
-    lines = said.splitlines()
-    slurmctlds = [line for line in lines if line.startswith(_NO_ALLOCATION)]
-    if slurmctlds and (is_step or not any(map(_NEVER.search, slurmctlds))):
-        return ""
-    found = (match[1] for sentence in _SENTENCES for line in lines if (match := sentence.match(line)))
-    return next(found, "")
 
 
 def reason_of(described: str, now: datetime) -> str:

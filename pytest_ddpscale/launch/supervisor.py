@@ -27,9 +27,8 @@ from pytest_ddpscale.launch.launcher import Launch, why_signalled
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import Assignment, WantedArms, lines_by_file
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
 from pytest_ddpscale.run.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
@@ -163,8 +162,6 @@ class Supervisor:
         if not end.interrupted:
             blamed = begun[-1:] if begun and begun[-1] not in ended else [one for one in studies if one not in ended]
             self._note_gpu_errors(plan, studies[0], end, _gang_number(log), blamed)
-        if begun and begun[-1] in ended:
-            self._note_lost_profile(plan.study(begun[-1]), _gang_number(log), end.why)
         left = [study for study in studies if study not in ended]
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
@@ -194,21 +191,6 @@ class Supervisor:
             seconds = gang.records_arrived_unix_s - began_unix_s
             self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
         return end, log
-
-    def _note_lost_profile(self, study: Study | None, gang: int, why: str) -> None:
-        """Record missing profiles of a gang that ended after its last study but before its arms were profiled."""
-        if study is None or study.launch > 1 or not self._launch.launcher.settings.profile_steps:
-            return
-        profiled = {(one.study, one.arm) for one in self._run.read_profiles()}
-        self._run.append_records(
-            [
-                ArmProfile(
-                    study=study.id, arm=arm.name, gang=gang, rank=0, problem=f"the ranks ended before profiling: {why}"
-                )
-                for arm in study.arms
-                if not arm.infers and (study.id, arm.name) not in profiled
-            ]
-        )
 
     def _may_start_again(self) -> bool:
         """Whether to retry a gang that died before its first study: once, if an earlier gang got further."""

@@ -90,7 +90,7 @@ class MeasureSource(EvidenceSource):
         self.run = self.measured_run = run
 
     def _refuse_wrong_arguments(self) -> None:
-        """Refuse invalid launcher arguments, and tests that a machine without GPUs cannot fail.
+        """Refuse an invalid container, and tests that a machine without GPUs cannot fail.
 
         Before a run directory is created.
         """
@@ -100,8 +100,7 @@ class MeasureSource(EvidenceSource):
                 f"--gpu-sku={self.subject.sku}", self.machine.silent[0], "a GPU that answers",
                 "Without one, only node_check[gpus] can be judged, and it is not selected.",
             )  # fmt: skip
-        launch = self._launch_on_nodes()
-        launch.launcher.refuse_wrong_arguments(launch)
+        self._launch_on_nodes()  # refuses a container that cannot be started
 
     def why_not(self, case: AnyCase) -> str | None:
         """What this machine lacks for a requirement; None if nothing."""

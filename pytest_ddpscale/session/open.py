@@ -16,7 +16,7 @@ from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_h
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
-from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
+from pytest_ddpscale.settings import AUTO, Settings
 from pytest_ddpscale.sku.detection import NoGpu, no_gpu_reason
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
@@ -90,7 +90,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
             "--gpu-sku=auto", "cannot look at GPUs on other machines", "a model", "For example, use --gpu-sku=b200."
         )
     trains_here = not (no_devices_here or settings.container or settings.remote_python)
-    if trains_here and cluster.launcher in LAUNCHERS:  # a site's own may start another Python
+    if trains_here:
         refuse_missing_torch()
     silent: list[SkuError] = []
     needs_none = needs_no_gpu(thresholds, sku, no_devices_here)

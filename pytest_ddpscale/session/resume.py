@@ -18,7 +18,6 @@ from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.measure import MeasureSource
-from pytest_ddpscale.session.references import refuse_itself
 from pytest_ddpscale.session.sources import Machine, Subject, measured_layout
 from pytest_ddpscale.thresholds.cases import AnyCase
 
@@ -39,7 +38,6 @@ class ResumeSource(MeasureSource):
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Take the earlier run's plan, if it can be measured here."""
         self.selected = list(cases)
-        refuse_itself(self.cases, self._resumption.run)
         refuse_other_devices(self._resumption.run, self.machine.devices, self.plan_for(self.selected))
         self._go_on_with(self._resumption)
 

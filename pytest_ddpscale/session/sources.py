@@ -29,7 +29,6 @@ from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
 from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
 from pytest_ddpscale.run.verdicts import JUDGED_FROM, Judgement, LoweredBound, Verdict
-from pytest_ddpscale.session.references import refuse_itself, with_measured_references
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
@@ -144,9 +143,9 @@ class Subject:
     def _thresholds_option(self) -> list[str]:
         return [] if self.settings.thresholds is None else [f"--thresholds={self.settings.thresholds}"]
 
-    def cases(self, layout: Layout, *, rehearses: bool = False) -> list[AnyCase]:
-        """All requirements of the SKU for that number of nodes and GPUs; `rehearses` if they judge a simulated run."""
-        return with_measured_references(cases_for(self.thresholds, self.sku, layout), rehearses=rehearses)
+    def cases(self, layout: Layout) -> list[AnyCase]:
+        """All requirements of the SKU for that number of nodes and GPUs."""
+        return cases_for(self.thresholds, self.sku, layout)
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """Evidence of a run, planned or not, of which nothing was measured."""
@@ -213,10 +212,10 @@ class EvidenceSource(ABC):
     announcement = ""
     measured_run: RunDirectory
 
-    def __init__(self, subject: Subject, machine: Machine, layout: Layout, *, rehearses: bool = False) -> None:
+    def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
         self.subject = subject
         self.machine = machine
-        self.cases = subject.cases(layout, rehearses=rehearses)
+        self.cases = subject.cases(layout)
         self.selected: list[AnyCase] = []
         self.plan: Plan | None = None
         self.plan_to_measure: Plan | None = None
@@ -394,14 +393,13 @@ class JudgeSource(EvidenceSource):
     """An earlier run as it is; nothing is measured."""
 
     def __init__(self, subject: Subject, earlier: RunDirectory) -> None:
-        super().__init__(subject, Machine(), measured_layout(earlier), rehearses=earlier.read_run().is_simulated())
+        super().__init__(subject, Machine(), measured_layout(earlier))
         self.measured_run = earlier
         self.announcement = f"; evidence from {earlier.path} (no new measurement)"
 
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Read the measurements, so that a broken run is refused before any item runs."""
         self.selected = list(cases)
-        refuse_itself(self.cases, self.measured_run)
         self.plan = self.measured_run.read_plan()
         self.evidence = self._read_earlier(self.measured_run)
         if self.subject.settings.rehearse and not self.is_simulated:

@@ -113,7 +113,7 @@ def _samples_per_s(lines: Sequence[Requirement], thresholds: Thresholds) -> floa
     if throughput:
         smallest = min(throughput, key=_ranks)
         return expected_value(smallest) * _alone_to_one_gpu(smallest)
-    ratios = [line for line in lines if line.versus is not None and not line.missing and not line.versus_run]
+    ratios = [line for line in lines if line.versus is not None and not line.missing]
     if not ratios:
         return None
     return expected_value(ratios[0]) * thresholds.reference_throughput(ratios[0])[0] * _alone_to_one_gpu(ratios[0])

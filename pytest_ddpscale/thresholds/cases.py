@@ -34,8 +34,7 @@ class Case:
         name: ``resnet152-fp16-8gpu``, ``…-8gpu-spread`` or ``…-all``: the bracketed part of the test's name, unique
             within a metric and independent of the machine.
         where: ``file:line`` of the requirement.
-        reference_samples_per_s: throughput per GPU of the reference generation; None without `versus`, and until a
-            referenced run is read.
+        reference_samples_per_s: throughput per GPU of the reference generation; None without `versus`.
         reference_source: its source; empty without one.
         peers: by how much ranks and nodes may be slower than their peers.
         peak_tflops: dense peak of one GPU in the workload's precision; None if unknown.
@@ -209,8 +208,8 @@ def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ran
 
 
 def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tuple[float | None, str]:
-    """The reference SKU's published throughput per GPU and its source; none for a comparison with a run."""
-    if requirement.versus is None or requirement.missing or requirement.versus_run:
+    """The reference SKU's published throughput per GPU and its source."""
+    if requirement.versus is None or requirement.missing:
         return None, ""
     samples_per_s, source = file.thresholds.reference_throughput(requirement)
     return samples_per_s, source.reference or ""

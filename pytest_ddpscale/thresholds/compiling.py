@@ -40,7 +40,6 @@ from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 Rows: TypeAlias = dict[RequirementKey, Requirement]
-RUN_PREFIX = "run:"
 _MERGED = ("detect", "peak", "peers", "node", "checks", "batch")
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
@@ -203,7 +202,6 @@ class Compiler:
 
     def _requirement(self, row: Row, value: _Value, mark: Mark) -> Requirement:
         source = self._source(row, value, mark)
-        versus, versus_run = _reference(row, mark)
         definition = METRICS[value.metric]
         kind = "workload" if row.of else "probe" if row.probe else definition.subject
         times_one_gpu = definition.times_one_gpu(is_of_one=value.world_size == 1)
@@ -215,11 +213,10 @@ class Compiler:
             probe=value.subject if kind == "probe" else "",
             world_size=value.world_size,
             placement=row.placement,
-            versus=versus,
+            versus=row.versus,
             severity=row.severity or ("warn" if row.provisional else "fail"),
             provisional=row.provisional is not None,
             where=mark.where,
-            versus_run=versus_run,
             one_gpu=row.baseline if times_one_gpu else "alone",
             sound=row.sound_at(value.world_size, value.subject),
             warn=at_size(row.warn, value.world_size),
@@ -300,14 +297,6 @@ def _values(row: Row, metric: str, size: WorldSize, told: float | Mapping[str, f
     if row.subjects != [""] or row.bound is not None:
         raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound` in the row")
     return [_Value(metric, subject, size, number) for subject, number in told.items()]
-
-
-def _reference(row: Row, mark: Mark) -> tuple[str | None, str]:
-    """The name of a ratio's reference, and its path if it is a run."""
-    if row.versus is None or not row.versus.startswith(RUN_PREFIX):
-        return row.versus, ""
-    path = (mark.path.parent / row.versus.removeprefix(RUN_PREFIX)).resolve()
-    return f"run-{path.name}", str(path)
 
 
 def _bound(row: Row, value: _Value, source: Source) -> float:

@@ -64,7 +64,7 @@ def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requiremen
     sku = skus[name]
     if requirement.versus is not None and requirement.versus in (name, *sku.aliases):
         return f"versus {requirement.versus}: a ratio of a SKU to itself says nothing; expected another SKU"
-    reference = None if requirement.versus_run else skus.get(requirement.versus or "")
+    reference = skus.get(requirement.versus or "")
     if reference is None:
         owner = next((other for other, one in skus.items() if requirement.versus in one.aliases), None)
         return f"versus {requirement.versus!r} is an alias; expected {owner!r}" if owner else ""

@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
+from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 from pytest_ddpscale.thresholds.parts import (
     BY_SHAPE,
@@ -169,9 +170,7 @@ class Row(Strict):
     placement: Placement = Field(
         "packed", description="`packed` fills a node before the next; `spread` deals the ranks to all nodes in turn."
     )
-    versus: str | None = Field(
-        None, description="Reference of a generation_ratio: a SKU, or `run:DIR`, relative to this file."
-    )
+    versus: str | None = Field(None, description="Reference of a generation_ratio: a SKU.")
     baseline: OneGpu = Field(
         "alone",
         description="How the source trained the single GPU of the values or of their baseline: `alone`, without DDP, "
@@ -189,6 +188,8 @@ class Row(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Row:
+        if (self.versus or "").startswith("run:"):
+            raise ValueError(f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}")
         if self.of and self.probe:
             raise ValueError("has both `of` and `probe`; expected one of them")
         agree = all(METRICS[metric].only_bound is not None for metric in self.metrics)

@@ -253,7 +253,7 @@ def _with_references(file: ThresholdsFile) -> ThresholdsFile:
     for name, sku in skus.items():
         kept: list[Requirement] = []
         for one in sku.requirements:
-            if one.versus is None or one.versus_run or one.versus in skus:
+            if one.versus is None or one.versus in skus:
                 kept.append(one)
             elif one.versus in file.broken:
                 why = f"its reference {one.versus} is not valid: {file.broken[one.versus][0].where}"

@@ -63,8 +63,7 @@ class Requirement:
         workload, probe, check: its subject: one of them, or none if it is about a whole node.
         world_size: ranks that work together: a number; `node`, all GPUs of one node; `2 nodes`; `all`.
         placement: ``packed`` fills a node before the next; ``spread`` deals the ranks to all nodes in turn.
-        versus: reference of a generation_ratio: a SKU, or ``run-`` and the name of a run directory.
-        versus_run: path of that run directory; empty if the reference is a SKU.
+        versus: the SKU that a generation_ratio is relative to.
         severity: ``warn`` is reported and never rejects.
         provisional: whether it lacks a published value, so that it cannot accept a cluster on its own.
         where: its ``file:line``.
@@ -91,7 +90,6 @@ class Requirement:
     provisional: bool = False
     where: str = ""
     missing: str = ""
-    versus_run: str = ""
     waiver: Waiver | None = None
     one_gpu: OneGpu = "alone"
     sound: float | None = None
@@ -101,7 +99,7 @@ class Requirement:
         self._check_subject()
         if self.definition.takes_versus != (self.versus is not None):
             needs = "needs" if self.definition.takes_versus else "takes no"
-            raise ValueError(f"{self.metric} {needs} `versus: SKU` or `versus: run:DIR`")
+            raise ValueError(f"{self.metric} {needs} `versus: SKU`")
         self._check_world_size()
         self._check_bound()
         self._check_range()

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from pytest_ddpscale.plan.hardware import why_no_name_pattern
-from pytest_ddpscale.plan.image_family import MOST_HIDDEN, TORCHVISION_MODELS, ImageFamily, MemoryFormat
+from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -165,14 +165,6 @@ class WorkloadForm(Strict):
     compile: bool = Field(False, description="Whether torch.compile is applied.")
     cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
     num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
-    classifier_hidden: int | None = Field(
-        None, ge=0, le=MOST_HIDDEN,
-        description="Freezes the model and trains a classifier on its features, with two hidden layers of this width, "
-        "or one linear layer if 0.",
-    )  # fmt: skip
-    feature_weights: Annotated[str, AfterValidator(_absolute)] | None = Field(
-        None, description="Absolute path, on every node, of torchvision's state dict for frozen features."
-    )
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], BY_SHAPE] = Field(
         "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
     )
@@ -180,14 +172,11 @@ class WorkloadForm(Strict):
     @property
     def family(self) -> ImageFamily:
         """The options that only the family of its model has."""
-        return ImageFamily(
-            self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark,
-            self.classifier_hidden, self.feature_weights,
-        )  # fmt: skip
+        return ImageFamily(self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark)
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> WorkloadForm:
-        _ = self.family  # refuses models that cannot be frozen
+        _ = self.family  # refuses sizes of images that its model cannot take
         return self
 
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.thresholds.form import (
     ROW_METRICS,
     TAGS,
@@ -79,6 +80,8 @@ def _explain(form: Any, error: Any, place: Mark) -> tuple[str, str, str]:
         key = str(place.at[-1])
         if form is SkuForm and key in _FORMER_KEYS and len(error["loc"]) == 1:
             return f"{name} is replaced by `change`", _FORMER_KEYS[key], "Write its rows so."
+        if instead := REMOVED.get(f"thresholds {key}"):
+            return f"{name} was removed; instead: {instead}", "", "Remove it."
         near = did_you_mean(key, _keys(form, error["loc"][:-1]))
         return f"unknown key {name}{near}", "", "Remove it, or correct its spelling."
     if kind.startswith("missing"):

@@ -1,23 +1,25 @@
 """A launcher of gangs on this machine whose agent and ranks are forks.
 
-A session uses it where the variable of `start.forking` and its PYTHONPATH are set: it is registered as a site's own.
+A session uses it where the variable of `start.forking` and its PYTHONPATH are set: `plugin` registers it there.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.launch import launcher as known
 from pytest_ddpscale.launch import torchrun
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
 from pytest_ddpscale.plan.planner import PACES
-from pytest_ddpscale.settings import Settings, settings_from
-from tests.forks.start import SITE, VARIABLE, address, command_at, forking
+from pytest_ddpscale.settings import LAUNCHERS, Settings, settings_from
+from tests.forks.start import VARIABLE, address, command_at, forking
 
 
 @launcher("forks")
@@ -51,13 +53,19 @@ def forked_here(kind: type[ForkingLauncher] = ForkingLauncher) -> Launch:
     return Launch(here, worker_environment(os.environ, "cpu"))
 
 
+def register(patch: pytest.MonkeyPatch) -> None:
+    """Have it be one of the package's launchers, and the first that is asked."""
+    patch.setitem(sys.modules, "pytest_ddpscale.launch.forks", sys.modules[__name__])
+    patch.setattr(known, "LAUNCHERS", ("forks", *LAUNCHERS))
+
+
 @contextmanager
 def forking_here() -> Iterator[None]:
     """Have this process fork its gangs on this machine, as long as it lasts, and ranks hardly warm up."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in forking().items():
             patch.setenv(name, value)
-        patch.syspath_prepend(str(SITE))
+        register(patch)
         patch.setattr(torchrun, "launch_here", lambda device_type: forked_here())
         patch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
         yield

@@ -1,4 +1,4 @@
-"""`slurm/whole_run.sbatch` on the two nodes of a real Slurm: one node, then both, each size by a gang of its own."""
+"""Whole runs on the two nodes of a real Slurm: one node, then both, each size by a gang of its own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.slurm_lab.lab import SlurmLab
-from tests.slurm_scripts.stage import SLURM
 
 pytestmark = pytest.mark.lab
 
-ENVIRON = {"DDPSCALE_VENV": sys.prefix, "DDPSCALE_SKU": "cpu", "DDPSCALE_DATASETS": "", "OMP_NUM_THREADS": "1",
-           "DDPSCALE_ARGS": "--ddp-gpus-per-node=1"}  # fmt: skip
-SMALL = ("--model=shufflenet_v2_x0_5", "--image-size=32", "--made=64", "--batch=8", "--epochs=3")
+SUITE = (
+    f"{sys.prefix}/bin/ddpscale suite whole-run --gpu-sku=cpu --ddp-launcher=slurm --ddp-gpus-per-node=1 "
+    "--ddp-run-dir=run --model=shufflenet_v2_x0_5 --image-size=32 --made=64 --batch=8 --epochs=3"
+)
 RUN_S = 300
 
 
 def test_whole_runs_of_one_and_two_nodes_are_complete_and_explained(lab: SlurmLab, tmp_path: Path) -> None:
     nodes = ("--nodelist=n1,n2", "--nodes=2")
-    job = lab.submit(SLURM / "whole_run.sbatch", *nodes, cwd=tmp_path, environ=ENVIRON, arguments=SMALL)
+    job = lab.submit(SUITE, *nodes, cwd=tmp_path, environ={"OMP_NUM_THREADS": "1"})
     assert lab.wait_for_job(job, RUN_S) == "COMPLETED", lab.job_output(job)
     assert lab.processes() == []
-    run = RunDirectory(tmp_path / "ddpscale-runs" / f"job-{job}")
+    run = RunDirectory(tmp_path / "run")
     gangs = gangs_by_number(run.read_records())
     assert [gang.hosts for gang in gangs.values()] == [("n1",), ("n1", "n2")]
     runs = json.loads(run.suite_json.read_text(encoding="utf-8"))["runs"]

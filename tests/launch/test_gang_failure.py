@@ -170,6 +170,8 @@ class TestNobodySaidAnything:
         quoted = "".join(f"\n  line {number}" for number in range(9, 20))
         expected = f"the gang exited with code 127 without a report from a rank: slow\nlast output:{quoted}\n  slow"
         assert describe(one.roll, 127, lines) == expected
+        lines = ["srun: unrecognized option '--bogus'", 'Try "srun --help" for more information']
+        assert "a rank: srun: unrecognized option '--bogus'\nlast" in describe(one.roll, 255, lines)
 
     def test_what_a_terminal_would_act_on_is_left_out(self, one: News) -> None:
         assert describe(one.roll, 1, ["\x1b[31mred\x07"]).endswith("\n  [31mred")

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch import slurm as slurm_module
 from pytest_ddpscale.launch.container import Container
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
-from pytest_ddpscale.launch.slurm import SlurmLauncher, allocated_hosts, complaint_in, reason_of
+from pytest_ddpscale.launch.slurm import SlurmLauncher, allocated_hosts, reason_of
 from tests.builders.launches import slurm
 
 SRUN = [
@@ -99,36 +98,6 @@ def test_apptainer_is_started_by_srun() -> None:
     ]  # fmt: skip
 
 
-def test_what_srun_or_slurm_never_accepts_is_told_from_what_may_change() -> None:
-    """The texts are of Slurm 22.05's `srun --test-only`."""
-    for said, complaint, of_a_step in [
-        ("srun: error: --exclusive and --overlap are mutually exclusive", "--exclusive and --overlap are mutually "
-         "exclusive", True),
-        ('srun: unrecognized option \'--bogus\'\nTry "srun --help" for more information',
-         "unrecognized option '--bogus'", True),
-        ("srun: error: Invalid --time specification", "Invalid --time specification", True),
-        ("srun: warning: can't honor --ntasks-per-node\nsrun: error: DNS SRV lookup failed\n"
-         "srun: fatal: Could not establish a configuration source",
-         "Could not establish a configuration source", True),
-        ("srun: cluster configuration lacks support for cpu binding\n"
-         "srun: error: invalid partition specified: gpu\nallocation failure: Invalid partition name specified",
-         "invalid partition specified: gpu", False),
-        ("allocation failure: Invalid feature specification", "Invalid feature specification", False),
-        # Nodes that are down or taken come back: srun waits for them, and says so.
-        ("allocation failure: Requested node configuration is not available", "", False),
-        ("allocation failure: Unable to contact slurm controller (connect failure)", "", False),
-        ("srun: lua: Invalid comment ignored\nallocation failure: Requested nodes are busy", "", False),
-        ("", "", False),
-    ]:  # fmt: skip
-        assert complaint_in(said, is_step=False) == complaint
-        assert complaint_in(said, is_step=True) == (complaint if of_a_step else "")
-
-
-def srun(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Have srun be this shell script."""
-    program(folder, monkeypatch, "srun", script)
-
-
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
     """Put a program on PATH, before what is there."""
     (folder / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
@@ -138,35 +107,6 @@ def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: st
 
 def launch(launcher: SlurmLauncher, *hosts: str) -> Launch:
     return Launch(launcher, dict(os.environ), hosts, nodes=2, gang_id="g1")
-
-
-def test_arguments_that_srun_refuses_are_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    srun(tmp_path, monkeypatch, "exit 0")
-    asked = launch(slurm(slurm_args="--partition=gpu --bogus"))
-    asked.launcher.refuse_wrong_arguments(asked)
-    srun(
-        tmp_path,
-        monkeypatch,
-        f"""echo "$*" >{tmp_path}/asked; echo "srun: unrecognized option '--bogus'" >&2; exit 255""",
-    )
-    with pytest.raises(OptionError) as refused:
-        asked.launcher.refuse_wrong_arguments(asked)
-    assert str(refused.value) == (
-        "--ddp-slurm-args: srun refuses: unrecognized option '--bogus'; expected valid srun arguments. "
-        "Try `srun --partition=gpu --bogus --test-only true`."
-    )
-    given = [*SRUN[2:], "--nodes=2", "--ntasks=2", "--partition=gpu", "--bogus", "--test-only", "true"]
-    assert (tmp_path / "asked").read_text().split() == given
-
-
-@pytest.mark.parametrize("script", ["exit 0", "exec sleep 60"])
-def test_arguments_that_srun_takes_and_a_slurm_that_does_not_answer_are_no_complaint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    srun(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(slurm_module, "_TRIAL_S", 0.3)
-    asked = launch(slurm())
-    asked.launcher.refuse_wrong_arguments(asked)
 
 
 NOW = datetime(2026, 11, 21, 19, 37, 50)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.session import devices, measure
 from pytest_ddpscale.session.open import find_source
@@ -26,12 +25,6 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
     monkeypatch.setattr(InstantGang, "launches", launches)
     monkeypatch.setattr(measure, "Supervisor", InstantGang)
     return launches
-
-
-@pytest.fixture(autouse=True)
-def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nothing is started with, srun need not look at."""
-    monkeypatch.setattr(SlurmLauncher, "refuse_wrong_arguments", lambda self, launch: None)
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ def test_every_script_is_known_here() -> None:
         "health_check.sh",
         "nightly_health.sbatch",
         "nightly_submit.sh",
-        "one_node.sbatch",
-        "whole_run.sbatch",
     }
     assert (SLURM / "scrontab.example").is_file()
 

@@ -13,7 +13,7 @@ from tests.slurm_scripts.stage import Stage
 JOB = {"SLURM_JOB_ID": "17", "DDPSCALE_SKU": "b200"}
 NIGHTLY = JOB | {"SLURMD_NODENAME": "n7", "DDPSCALE_NIGHT": "2026-01-31"}
 NIGHTLY_BUDGET_MIN = 10
-JOB_SCRIPTS = ["acceptance.sbatch", "nightly_health.sbatch", "one_node.sbatch"]
+JOB_SCRIPTS = ["acceptance.sbatch", "nightly_health.sbatch"]
 
 
 @pytest.fixture
@@ -68,19 +68,11 @@ def test_a_nightly_check_plans_what_decides_a_node_in_minutes(stage: Stage) -> N
     assert "test_throughput" not in result.stdout
 
 
-def test_one_node_plans_the_sku_of_the_site(stage: Stage) -> None:
-    settings = JOB | {"DDPSCALE_SKU": "cpu", "DDPSCALE_VENV": sys.prefix}
-    result = stage.run("one_node.sbatch", "--collect-only", "-p", "no:cacheprovider", settings=settings)
-    assert result.returncode == 0, result.stderr
-    assert "ddpscale plan for cpu" in result.stdout
-
-
 def test_a_node_without_a_driver_fails_its_job_instead_of_being_judged_as_a_cpu(stage: Stage) -> None:
     settings = NIGHTLY | {"DDPSCALE_SKU": "auto", "DDPSCALE_VENV": sys.prefix, "CUDA_VISIBLE_DEVICES": ""}
-    for script in ("one_node.sbatch", "nightly_health.sbatch"):
-        result = stage.run(script, "-p", "no:cacheprovider", settings=settings)
-        assert result.returncode == 4
-        assert "--gpu-sku=auto: no NVIDIA GPU is visible here" in result.stdout + result.stderr
+    result = stage.run("nightly_health.sbatch", "-p", "no:cacheprovider", settings=settings)
+    assert result.returncode == 4
+    assert "--gpu-sku=auto: no NVIDIA GPU is visible here" in result.stdout + result.stderr
     assert not list(stage.path.rglob("run.json"))
 
 
@@ -139,37 +131,3 @@ def test_nightly_checks_a_node_once_a_night(job: Stage) -> None:
     assert result.returncode == 0
     assert "n7 was already checked" in result.stdout
     assert job.calls("pytest") == []
-
-
-SUITE = ["suite", "whole-run", "--gpu-sku=b200", "--ddp-launcher=slurm", "--ddp-run-dir=ddpscale-runs/job-17"]
-
-
-@pytest.fixture
-def whole_run(stage: Stage) -> Stage:
-    """A site whose ddpscale records what it was called with."""
-    stage.provide("ddpscale")
-    return stage
-
-
-def test_a_whole_run_is_the_published_one_on_two_data_sets_unless_told_otherwise(whole_run: Stage) -> None:
-    assert whole_run.run("whole_run.sbatch", settings=JOB).returncode == 0
-    assert whole_run.calls("ddpscale") == [
-        [*SUITE, "--folder=datasets/micro-224", "--folder=datasets/tiny-224", "--model=vit_h_14", "--precision=bf16",
-         "--batch=128", "--epochs=5", "--compile=reduce-overhead"]
-    ]  # fmt: skip
-
-
-def test_a_whole_run_takes_the_sites_container_and_the_users_arguments(whole_run: Stage) -> None:
-    settings = {"DDPSCALE_DATASETS": "", "DDPSCALE_CONTAINER": "/site/torch.sif", "DDPSCALE_ARGS": "--workers=10"}
-    whole_run.run("whole_run.sbatch", "--model=resnet50", settings=JOB | settings)
-    assert whole_run.calls("ddpscale") == [
-        [*SUITE, "--workers=10", "--ddp-container=/site/torch.sif", "--model=resnet50"]
-    ]
-
-
-def test_a_whole_run_outside_a_job_says_so_and_its_exit_code_is_the_suites(whole_run: Stage) -> None:
-    result = whole_run.run("whole_run.sbatch")
-    assert result.returncode != 0
-    assert "SLURM_JOB_ID: not set: submit this script with sbatch" in result.stderr
-    whole_run.provide("ddpscale", "exit 3")
-    assert whole_run.run("whole_run.sbatch", settings=JOB).returncode == 3

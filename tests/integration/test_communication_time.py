@@ -1,4 +1,4 @@
-"""`pytest --gpu-sku=cpu` with bounds on the computation and communication of a classifier on frozen features."""
+"""`pytest --gpu-sku=cpu` with bounds on the computation and communication."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ ASKED = """
 schema_version: 2
 sources: {paper: nobody}
 workloads:
-  frozen: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10,
-    classifier_hidden: 16}
+  tiny: {model: shufflenet_v2_x0_5, precision: fp32, image_size: 32, memory_format: contiguous, num_classes: 10}
 skus:
   cpu:
     description: any CPU
     detect: {device: cpu}
-    batch: {frozen: 2}
+    batch: {tiny: 2}
     requirements:
-      - {computation_time: {2: 0.01}, of: frozen, published: paper, bound: 0.02, because: no CPU is that fast}
-      - {communication_time: {2: 5}, of: frozen, published: paper, bound: 10000, because: made up}
-      - {replica_agreement: {2: 1}, of: frozen, because: arithmetic}
+      - {computation_time: {2: 0.01}, of: tiny, published: paper, bound: 0.02, because: no CPU is that fast}
+      - {communication_time: {2: 5}, of: tiny, published: paper, bound: 10000, because: made up}
+      - {replica_agreement: {2: 1}, of: tiny, because: arithmetic}
 """
 
 
