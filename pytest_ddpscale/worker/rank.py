@@ -167,7 +167,7 @@ class GangMember:
         samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
         if is_first:
             here.phase = "comparing the image folder"
-        return StudyImages(samples, context.control.store, context.loader_cores)
+        return StudyImages(samples, context.loader_cores)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""
