@@ -23,7 +23,7 @@ from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.replica_checksum import align, checksum
-from pytest_ddpscale.worker.step_ranges import StepRanges
+from pytest_ddpscale.worker.step_ranges import Ranges, profiler_range
 from pytest_ddpscale.worker.trained_model import build_trained_model
 from pytest_ddpscale.worker.training import Batch, Trainer, new_scaler
 
@@ -44,7 +44,7 @@ class StudyArms:
 
     def __init__(
         self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta,
-        ranges: StepRanges | None = None, images: StudyImages | None = None,
+        ranges: Ranges = profiler_range, images: StudyImages | None = None,
     ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
@@ -56,7 +56,7 @@ class StudyArms:
         self._device = device
         self._rank = rank
         self._layout = layout
-        self._ranges = ranges or StepRanges()
+        self._ranges = ranges
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
         self._model = build_trained_model(study.workload, device.torch_device)
         self._replicas = Replicas(self._model, study.workload, device, self._groups)

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings, open_samples
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.sample_source import Labelled
-from pytest_ddpscale.worker.sharding import EpochCheck, Shard
+from pytest_ddpscale.worker.sharding import Shard
 
 
 class FolderSource:
@@ -27,7 +27,7 @@ class FolderSource:
         self._validation = self._loader("val")
 
     def training(self, epoch: int) -> Iterator[Labelled]:
-        """This rank's batches; the images loaded by all ranks are checked at the end."""
+        """This rank's batches."""
         return self._training.epoch(epoch)
 
     def validation(self, epoch: int) -> Iterator[Labelled]:
@@ -58,5 +58,4 @@ class FolderSource:
             data, run.workload.batch_size, drop_last=is_training, shuffle=is_training, seed=run.seed,
             channels_last=run.workload.family.memory_format == "channels_last", cores=context.loader_cores,
         )  # fmt: skip
-        check = EpochCheck(context.control.store, f"{key}/check", context.control.world_size)
-        return ImageLoader(samples, self._shard, settings, context.device.torch_device, check)
+        return ImageLoader(samples, self._shard, settings, context.device.torch_device)

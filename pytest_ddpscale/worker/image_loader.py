@@ -29,7 +29,7 @@ from pytest_ddpscale.worker.image_samples import (
     joined_images,
     read_samples,
 )
-from pytest_ddpscale.worker.sharding import Digest, EpochCheck, Shard, ShardBatches, digest_of
+from pytest_ddpscale.worker.sharding import Shard, ShardBatches
 
 # ImageNet's statistics, used by torchvision's models, for red, green and blue pixels in 0 … 1.
 _MEAN, _STDEV = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -74,12 +74,9 @@ class ImageLoader:
         ValueError: there are too few images for a batch on each rank.
     """
 
-    def __init__(
-        self, samples: ImageSamples, shard: Shard, settings: LoaderSettings, device: torch.device,
-        check: EpochCheck | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, samples: ImageSamples, shard: Shard, settings: LoaderSettings, device: torch.device) -> None:
         self.waited_s: list[float] = []
-        self._samples, self._shard, self._settings, self._device, self._check = samples, shard, settings, device, check
+        self._samples, self._settings, self._device = samples, settings, device
         one = settings
         self._batches = ShardBatches(
             samples, shard, one.batch_size, drop_last=one.drop_last, shuffle=one.shuffle, seed=one.seed
@@ -88,7 +85,6 @@ class ImageLoader:
             needed = f"at least {shard.world_size * one.batch_size}, a batch of {one.batch_size} for each rank"
             raise ValueError(f"{samples.root}: {len(samples)} images for {shard.world_size} ranks; expected {needed}")
         self._loader: DataLoader[Any] | None = self._data_loader()
-        self._loaded, self._is_whole_epoch, self._next_number = Digest(), True, 0
         self._scale = (255 * torch.tensor(_STDEV, device=device)).view(1, 3, 1, 1)
         self._shift = (255 * torch.tensor(_MEAN, device=device)).view(1, 3, 1, 1)
 
@@ -105,10 +101,8 @@ class ImageLoader:
         """All batches of an epoch: images as normalised float32, (batch, 3, image_size, image_size), and int64 labels,
         (batch,), on the device.
 
-        At its end the images that all ranks loaded are compared with the expected ones. Use each number once.
-
         Raises:
-            RuntimeError: an image is broken, a loader worker died or took too long, or ranks had wrong images.
+            RuntimeError: an image is broken, or a loader worker died or took too long.
         """
         return self.stretch(number * len(self), len(self))
 
@@ -118,18 +112,11 @@ class ImageLoader:
         Raises:
             RuntimeError: like `epoch`.
         """
-        if first != self._next_number or first % len(self) == 0:
-            self._loaded, self._is_whole_epoch = Digest(), first % len(self) == 0
         self._batches.first, self._batches.count = first, count
         self.waited_s = []
         batches = self._begun()
-        for number in range(first, first + count):
-            loaded = self._next(batches)
-            self._loaded = self._loaded.and_of(digest_of(loaded.indices.numpy()))
-            self._next_number = number + 1
-            if self._next_number % len(self) == 0:
-                self._check_epoch(number // len(self))
-            yield self._on_device(loaded)
+        for _ in range(count):
+            yield self._on_device(self._next(batches))
 
     def close(self) -> None:
         """End the loader workers."""
@@ -182,23 +169,6 @@ class ImageLoader:
         if self._settings.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return (images - self._shift) / self._scale, loaded.labels.to(self._device, non_blocking=True)
-
-    def _check_epoch(self, epoch: int) -> None:
-        loaded, is_whole = self._loaded, self._is_whole_epoch
-        self._loaded, self._is_whole_epoch = Digest(), True
-        if not is_whole:  # loading did not begin at the start of the epoch
-            return
-        total = loaded if self._check is None else self._check.total(epoch, loaded)
-        if total is None:
-            return
-        expected = self._batches.expected(epoch)
-        if total != expected:
-            ranks = f"{self._shard.world_size} ranks" if self._check else f"rank {self._shard.rank}"
-            times = "at most once" if self._settings.drop_last else "at least once"
-            found = f"other images than the {expected.images} that they share, each {times}"
-            if total.images != expected.images:
-                found = f"{total.images} images; expected {expected.images}, each {times}"
-            raise RuntimeError(f"{self._samples.root}, epoch {epoch}: {ranks} loaded {found}")
 
 
 def open_samples(

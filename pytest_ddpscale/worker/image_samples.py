@@ -40,19 +40,17 @@ class LoadedImages:
     Attributes:
         images: uint8, (batch, 3, image_size, image_size).
         labels: int64, (batch,).
-        indices: indices of the images in the folder's order, int64, (batch,).
     """
 
     images: torch.Tensor
     labels: torch.Tensor
-    indices: torch.Tensor
 
     def pin_memory(self) -> LoadedImages:
         """The same in pinned memory; DataLoader calls it."""
-        return LoadedImages(self.images.pin_memory(), self.labels.pin_memory(), self.indices)
+        return LoadedImages(self.images.pin_memory(), self.labels.pin_memory())
 
 
-Sample = tuple[torch.Tensor, int, int] | LoadFailure
+Sample = tuple[torch.Tensor, int] | LoadFailure
 
 
 class ImageSamples(Dataset[Sample]):
@@ -86,7 +84,7 @@ class ImageSamples(Dataset[Sample]):
         # Pillow's exceptions for broken images and files that are not images.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             return LoadFailure(f"{path}: {_reason(error)}. Repair or delete it")
-        return pil_to_tensor(pixels), int(self._labels[index]), index
+        return pil_to_tensor(pixels), int(self._labels[index])
 
     def _sized(self, image: Image.Image) -> Image.Image:
         size = self._image_size
@@ -127,8 +125,8 @@ def joined_images(samples: Sequence[Sample]) -> LoadedImages | LoadFailure:
     for sample in samples:
         if isinstance(sample, LoadFailure):
             return sample
-    images, labels, indices = zip(*samples, strict=True)
-    return LoadedImages(torch.stack(images), torch.tensor(labels), torch.tensor(indices))
+    images, labels = zip(*samples, strict=True)
+    return LoadedImages(torch.stack(images), torch.tensor(labels))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.distributed import Store
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings
 from pytest_ddpscale.worker.image_samples import ImageSamples
-from pytest_ddpscale.worker.sharding import EpochCheck, Shard
+from pytest_ddpscale.worker.sharding import Shard
 
 
 class LoadedBatch:
@@ -64,12 +63,10 @@ class StudyImages:
 
     Attributes:
         samples: all images.
-        store: for the ranks' comparison of loaded images.
         cores: cores for loader workers; empty for those of the rank.
     """
 
     samples: ImageSamples
-    store: Store
     cores: tuple[int, ...] = ()
 
     def batch_of(self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device) -> LoadedBatch:
@@ -90,5 +87,4 @@ class StudyImages:
             data, arm.variant.batch_of(arm.batch_size, rank), channels_last=family.memory_format == "channels_last",
             cores=self.cores,
         )  # fmt: skip
-        check = EpochCheck(self.store, f"epochs/{study.id}/{arm.name}/{group[0]}", len(group))
-        return LoadedBatch(ImageLoader(self.samples, shard, settings, device, check))
+        return LoadedBatch(ImageLoader(self.samples, shard, settings, device))

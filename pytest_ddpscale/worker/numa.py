@@ -1,4 +1,4 @@
-"""Binding of ranks to cores and memory.
+"""Binding of ranks to cores.
 
 With a GPU, a rank is bound to the NUMA node of its GPU. On a CPU each rank has a share of the cores, because ranks that
 the scheduler moves cannot be compared. A rank that cannot be bound runs slower and noisier, but correctly, and the run
@@ -8,9 +8,7 @@ notes it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +17,6 @@ from pytest_ddpscale.telemetry.nvml import DriverPlace, driver_place
 
 _SYSFS = Path("/sys")
 _TASKS = Path("/proc/self/task")
-# set_mempolicy(2) has no wrapper in the C library. Memory is preferred, not required, so a full node kills no process.
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-_MPOL_PREFERRED = 1
-_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Binding:
 
 
 def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Binding:
-    """Bind this process, all its threads, and the memory that they allocate from now on.
+    """Bind this process and all its threads; Linux gives them memory of the node that they run on.
 
     Args:
         local_world_size: ranks on this host, which may all have GPUs of one NUMA node.
@@ -64,8 +58,7 @@ def bind_to_gpu(uuid: str, local_world_size: int, sysfs: Path = _SYSFS) -> Bindi
         _run_on(cores)
     except (OSError, ValueError, LookupError) as error:
         return Binding(note=f"not bound to its GPU's NUMA node: {error}", gpu=gpu)
-    refusal = prefer_memory_of(node)
-    return Binding(node, refusal and f"memory of NUMA node {node} is not preferred: {refusal}", gpu)
+    return Binding(node, gpu=gpu)
 
 
 def node_of(pci_address: str, sysfs: Path) -> int | None:
@@ -85,21 +78,6 @@ def cores_of(node: int, sysfs: Path) -> set[int]:
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
     return cores
-
-
-def prefer_memory_of(node: int) -> str:
-    """Prefer a NUMA node for memory of this thread and of threads it starts. Returns the error, or an empty string."""
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        return f"the system call number of set_mempolicy is unknown on {platform.machine()}"
-    nodes = (ctypes.c_ulong * (node // _BITS + 1))()
-    nodes[node // _BITS] = 1 << node % _BITS
-    libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel uses one bit less than the given number.
-    failed = libc.syscall(
-        ctypes.c_long(number), ctypes.c_int(_MPOL_PREFERRED), nodes, ctypes.c_ulong(len(nodes) * _BITS + 1)
-    )
-    return f"set_mempolicy: {os.strerror(ctypes.get_errno())}" if failed else ""
 
 
 def _run_on(cores: set[int]) -> None:

@@ -27,7 +27,6 @@ from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker import trace_analysis
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
-from pytest_ddpscale.worker.step_ranges import StepRanges
 from pytest_ddpscale.worker.trace_analysis import TracedStep
 
 _LONGEST_PROBLEM = 400
@@ -41,10 +40,9 @@ _NO_KERNELS = (
 class StepProfiler:
     """torch.profiler around steps, as a context; its errors are kept as `problem`, and steps go on."""
 
-    def __init__(self, device_type: DeviceType, ranges: StepRanges) -> None:
+    def __init__(self, device_type: DeviceType) -> None:
         self.problem = ""
         self._device_type = device_type
-        self._ranges = ranges
         self._profile: torch.profiler.profile | None = None
 
     def __enter__(self) -> StepProfiler:
@@ -60,14 +58,13 @@ class StepProfiler:
         except Exception as error:
             self.problem = in_words(error)
         else:
-            self._profile, self._ranges.is_profiled = profile, True
+            self._profile = profile
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stop recording. Exceptions of steps pass through."""
-        self._ranges.is_profiled = False
         if self._profile is not None:
             try:
                 self._profile.stop()
@@ -87,10 +84,9 @@ class StepProfiler:
 class StudyProfile:
     """The profile of one study. All ranks of the gang construct one and run it together."""
 
-    def __init__(self, study: Study, arms: StudyArms, ranges: StepRanges, context: RankContext, seed: int) -> None:
+    def __init__(self, study: Study, arms: StudyArms, context: RankContext, seed: int) -> None:
         self._study = study
         self._arms = arms
-        self._ranges = ranges
         self._context = context
         self._seed = seed
         self._profiled = [arm for arm in study.arms if not arm.infers]
@@ -118,7 +114,7 @@ class StudyProfile:
         context, path = self._context, folder / f"{number}-{arm.name}.json.gz"
         context.progress.arm, context.progress.round, context.progress.phase = arm.name, None, "profile"
         if context.control.rank == 0:
-            profiler = StepProfiler(_device_type(context), self._ranges)
+            profiler = StepProfiler(_device_type(context))
             self._arms.time_block(arm, 1, profiler)
             problem = profiler.problem or profiler.write_trace(path)
             if problem:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 from torch.distributed import PrefixStore
@@ -44,7 +45,7 @@ from pytest_ddpscale.worker.process_groups import communicator_options, process_
 from pytest_ddpscale.worker.profiling import StudyProfile
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 from pytest_ddpscale.worker.seeded import seeded_step
-from pytest_ddpscale.worker.step_ranges import StepRanges
+from pytest_ddpscale.worker.step_ranges import nvtx_range, profiler_range
 from pytest_ddpscale.worker.transport import read_transport
 from pytest_ddpscale.worker.whole_training import WholeTraining
 
@@ -131,7 +132,8 @@ class GangMember:
 
     def _measure(self, study: Study) -> None:
         """Prepare a study, time the arms round by round, clean up, and record why it ended."""
-        context, ranges = self._context, StepRanges(nvtx=self._context.nvtx)
+        context = self._context
+        ranges = nvtx_range if context.nvtx and torch.version.cuda else profiler_range
         images = self._read_images(study)
         self._progress.phase = "preparation"
         arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout, ranges, images)
@@ -145,7 +147,7 @@ class GangMember:
         if context.profile_steps and study.launch == 1:
             # Recorded first, in case a profiler kills this process.
             self._end(study.id, reason)
-            StudyProfile(study, arms, ranges, context, self._plan.seed).run()
+            StudyProfile(study, arms, context, self._plan.seed).run()
             arms.close()
         else:
             arms.close()
@@ -167,7 +169,7 @@ class GangMember:
         samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
         if is_first:
             here.phase = "comparing the image folder"
-        return StudyImages(samples, context.control.store, context.loader_cores)
+        return StudyImages(samples, context.loader_cores)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""

@@ -14,7 +14,7 @@ from torch import nn
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.loaded_batch import LoadedBatch
 from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, LOAD, OPTIMIZER, STEP
-from pytest_ddpscale.worker.step_ranges import StepRanges
+from pytest_ddpscale.worker.step_ranges import Ranges, profiler_range
 
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -95,9 +95,9 @@ class Trainer:
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
-        ranges: StepRanges | None = None,
+        ranges: Ranges = profiler_range,
     ) -> None:
-        self._ranges = ranges or StepRanges()
+        self._ranges = ranges
         self._model = model
         self._optimizer = optimizer
         self._batches = batches

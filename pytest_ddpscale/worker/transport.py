@@ -7,9 +7,7 @@ they cost no throughput.
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +17,19 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.transport_record import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
-_TALKATIVE = ("INFO", "ABORT", "TRACE")
 # Limit for reading, because a log that the user requested may have any length.
 _MOST_CHARACTERS = 64 * 2**20
 _MOST_UNREADABLE, _LONGEST_UNREADABLE = 5, 200
 
-_LINE = re.compile(r":(?P<pid>\d+):\d+ \[\d+\] NCCL INFO (?P<text>.*)")
+_LINE = re.compile(r":\d+:\d+ \[\d+\] NCCL INFO (.*)")
 _NETWORK = re.compile(r"Using network (\S.*)")
 _NVLS = re.compile(r"\b([1-9]\d*) nvls channels\b")
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<sender>\d+)(?:\[[0-9a-f]+\])? -> (?P<receiver>\d+)(?:\[[0-9a-f]+\])? "
+    r"Channel \d+(?:/\d+)? : (?P<sender>\d+)(?:\[[0-9a-f]+\])? -> (?P<receiver>\d+)(?:\[[0-9a-f]+\])? "
     r"(?:\[(?P<direction>send|receive)\] )?via (?P<via>.+)"
 )
 _COLLNET = re.compile(r"Coll(?:Net)? \d+(?:/\d+)? : \d+ \[(?P<direction>send|receive)\] via (?P<via>COLLNET/.+)")
-_CONNECTION = re.compile(r"(?:Channel|Ring|Coll|CollNet) .* via ")
+_CONNECTION = re.compile(r"(?:Channel|Coll|CollNet) .* via ")
 # Number of the adapter, and in parentheses the rank that owns it.
 _NET = re.compile(r"(?P<name>(?:NET|COLLNET)/.+?)/\d+(?:\(\d+\))?(?P<flags>(?:/\S+)?)")
 _SUFFIX = re.compile(r" comm 0x[0-9a-f]+.*")
@@ -44,20 +41,16 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
 
     Args:
         directory: folder of the rank's log file, preferably local to the node.
-        kept: folder instead if the user requested NCCL's messages without naming a file; it is kept.
-
-    Returns:
-        Variables to set; empty if the user named a file for NCCL's messages.
+        kept: folder instead if the user requested NCCL's messages; it is kept.
     """
-    if _FILE in environ:
-        return {}
-    asked = environ.get(_LEVEL)
-    path = str((directory if asked is None else kept) / f"nccl-rank-{rank}.log").replace("%", "%%")
-    if asked is None:
-        return {_LEVEL: "INFO", _SUBSYSTEMS: "INIT", _FILE: path}
-    level = asked if asked.upper() in _TALKATIVE else "INFO"
-    subsystems = {_SUBSYSTEMS: f"INIT,{environ[_SUBSYSTEMS]}"} if _SUBSYSTEMS in environ else {}
-    return {_LEVEL: level, **subsystems, _FILE: path}
+    is_asked = _LEVEL in environ
+    path = str((kept if is_asked else directory) / f"nccl-rank-{rank}.log").replace("%", "%%")
+    found = {_LEVEL: "INFO", _FILE: path}
+    if not is_asked:
+        found[_SUBSYSTEMS] = "INIT"
+    elif _SUBSYSTEMS in environ:
+        found[_SUBSYSTEMS] = f"INIT,{environ[_SUBSYSTEMS]}"
+    return found
 
 
 def read_transport(
@@ -130,7 +123,7 @@ class _Heard:
         """Whether a connection stays on the node; None if the groups that it may belong to disagree."""
         if sender is None or receiver is None:
             return False  # COLLNET connects nodes
-        if transport.startswith(("P2P/", "SHM")) and "MNNVL" not in transport:
+        if transport.startswith(("P2P/", "SHM/")) and "MNNVL" not in transport:
             return True
         own, peer, per_node = int(sender), int(receiver), self.layout.ranks_per_node
         here = self.rank // per_node
@@ -145,8 +138,6 @@ class _Heard:
 def _name_of(via: str) -> str | None:
     """``NET/IB/GDRDMA`` for ``NET/IB/3(9)/GDRDMA``; None if unknown."""
     via = _SUFFIX.sub("", via).strip()
-    if via == "direct shared memory":  # before 2.11
-        return "SHM"
     if match := _NET.fullmatch(via):
         return match["name"] + match["flags"]
     if match := _INDIRECT.fullmatch(via):
@@ -156,41 +147,28 @@ def _name_of(via: str) -> str | None:
 
 def _read(environ: Mapping[str, str], heard: _Heard) -> str:
     """Parse the log. Returns why nothing is known, or an empty string."""
-    level = environ.get(_LEVEL, "")
-    if level.upper() not in _TALKATIVE:
-        return f"{_LEVEL} is {level!r}, so NCCL does not log its connections; leave it unset, or set it to INFO"
-    path = _log_file(environ)
-    if path is None:
-        return f"{_LEVEL} is set and {_FILE} is not, so NCCL logs to standard output only; unset it, or set both"
+    path = Path(environ[_FILE].replace("%%", "%"))
     try:
         count = 0
-        for text in _own_messages(path):
+        for text in _messages(path):
             count += 1
             heard.hear(text)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror or error}"
     if not (heard.network or heard.channels or heard.nvls):
-        return f"{path} has nothing on NCCL's connections ({count} messages of this process)"
+        return f"{path} has nothing on NCCL's connections ({count} messages)"
     return ""
 
 
-def _log_file(environ: Mapping[str, str]) -> Path | None:
-    """The file that NCCL writes to; ``%h`` stands for the host, ``%p`` for the process, ``%%`` for ``%``."""
-    meanings = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
-    name = re.sub("%[hp%]", lambda match: meanings[match[0]], environ.get(_FILE, ""))
-    return Path(name) if name else None
-
-
-def _own_messages(path: Path) -> Iterator[str]:
-    """Messages of this process; several processes may share the file."""
+def _messages(path: Path) -> Iterator[str]:
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file")
-    pid, left = str(os.getpid()), _MOST_CHARACTERS
+    left = _MOST_CHARACTERS
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             left -= len(line)
             if left < 0:
                 return
             match = _LINE.search(line)
-            if match is not None and match["pid"] == pid:
-                yield match["text"].rstrip()
+            if match is not None:
+                yield match[1].rstrip()

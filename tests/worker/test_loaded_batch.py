@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -36,7 +35,7 @@ def study_of(folder: str, *arms: Arm) -> Study:
 
 def arms_of(folder: str, *arms: Arm) -> StudyArms:
     asked = study_of(folder, *arms)
-    images = StudyImages(read_samples(folder, "train", TINY.family.image_size), HashStore())
+    images = StudyImages(read_samples(folder, "train", TINY.family.image_size))
     return StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=images)
 
 
@@ -97,7 +96,7 @@ def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: 
     paths = [os.fsdecode(path) for path in usual._paths]
     slow = SlowSamples(usual.root, TINY.family.image_size, paths, usual._labels.tolist(), usual.classes, 60.0)
     asked = study_of(folder, arm)
-    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=StudyImages(slow, HashStore()))
+    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=StudyImages(slow))
     arms.time_block(arm, steps)
     expected_s = steps * 2 * 0.02 / workers
     assert arms.time_block(arm, steps).block_s > 0.9 * expected_s  # a busy machine only makes it longer

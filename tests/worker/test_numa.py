@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.telemetry.nvml import DriverPlace
 from pytest_ddpscale.worker import numa
-from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, cores_of, node_of, prefer_memory_of, share_of_cores
+from pytest_ddpscale.worker.numa import Binding, bind_to_gpu, cores_of, node_of, share_of_cores
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, uuid_of
 
@@ -29,8 +29,7 @@ wait = threading.Event()
 threading.Thread(target=wait.wait, daemon=True).start()  # as CUDA has some before anything is bound
 binding = bind_to_gpu(sys.argv[1], int(sys.argv[3]), Path(sys.argv[2]))
 cores = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
-preferred = any(" prefer:" in line for line in open("/proc/self/numa_maps"))
-print(json.dumps([dataclasses.asdict(binding), cores, preferred]))
+print(json.dumps([dataclasses.asdict(binding), cores]))
 """
 
 
@@ -59,28 +58,16 @@ def bound(machine: PlayedMachine, kernel: Path, ranks: int = 1) -> Any:
     return json.loads(machine.run_python(BIND, uuid_of(1), str(kernel), str(ranks)))
 
 
-def test_a_rank_and_its_threads_run_on_the_cores_of_its_gpu_and_prefer_its_memory(
-    machine: PlayedMachine, tmp_path: Path
-) -> None:
+def test_a_rank_and_its_threads_run_on_the_cores_of_its_gpu(machine: PlayedMachine, tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    binding, cores, prefers = bound(machine, sysfs(tmp_path, 0, {0: str(core)}))
+    binding, cores = bound(machine, sysfs(tmp_path, 0, {0: str(core)}))
     assert cores == [[core], [core]]
-    assert binding["node"] == 0
-    assert prefers is (binding["note"] == ""), "a container may refuse it, and then that is said"
-
-
-def test_a_node_whose_memory_cannot_be_preferred_is_told(machine: PlayedMachine, tmp_path: Path) -> None:
-    core = min(os.sched_getaffinity(0))
-    binding, cores, prefers = bound(machine, sysfs(tmp_path, 1000, {1000: str(core)}))
-    assert (cores, prefers) == ([[core], [core]], False)
-    assert binding["node"] == 1000
-    assert binding["note"].startswith("memory of NUMA node 1000 is not preferred: set_mempolicy: ")
+    assert (binding["node"], binding["note"]) == (0, "")
 
 
 def test_a_rank_whose_job_has_no_cores_there_stays_where_it_is(machine: PlayedMachine, tmp_path: Path) -> None:
-    binding, cores, prefers = bound(machine, sysfs(tmp_path, 1, {0: "0", 1: "4096-4097"}))
+    binding, cores = bound(machine, sysfs(tmp_path, 1, {0: "0", 1: "4096-4097"}))
     assert {tuple(one) for one in cores} == {tuple(sorted(os.sched_getaffinity(0)))}
-    assert not prefers
     assert binding["node"] is None
     assert binding["note"].startswith("not bound to its GPU's NUMA node 1: only 0 of ")
 
@@ -90,7 +77,7 @@ def test_a_node_needs_a_core_for_each_of_its_own_gpus(
     first: int, node: int | None, machine: PlayedMachine, tmp_path: Path
 ) -> None:
     core = str(min(os.sched_getaffinity(0)))
-    binding, _, _ = bound(machine, sysfs(tmp_path, 0, {0: core}, first), ranks=2)
+    binding, _ = bound(machine, sysfs(tmp_path, 0, {0: core}, first), ranks=2)
     assert binding["node"] == node
     assert binding["note"].endswith("expected at least 2, one for each of its GPUs") is (node is None)
 
@@ -107,11 +94,6 @@ def test_where_the_kernel_knows_of_no_nodes_there_is_nothing_to_bind_and_to_tell
 def test_a_node_that_the_kernel_does_not_describe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numa, "driver_place", lambda uuid: DriverPlace(3, f"0000{ADDRESS}", ADDRESS))
     assert "node1/cpulist" in bind_to_gpu("GPU-1", 1, sysfs(tmp_path, 1, {0: "0"})).note
-
-
-def test_where_nobody_knows_the_system_call_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert prefer_memory_of(0) == "the system call number of set_mempolicy is unknown on riscv64"
 
 
 def test_a_gpu_that_nvml_does_not_know_leaves_its_rank_unbound(machine: PlayedMachine) -> None:

@@ -23,7 +23,7 @@ from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.profiling import StepProfiler, StudyProfile, in_words, read_steps
-from pytest_ddpscale.worker.step_ranges import StepRanges
+from pytest_ddpscale.worker.step_ranges import profiler_range
 from tests.builders.trained import TIMEOUT, study
 
 from .kept_records import KeptRecords, context_on_cpu
@@ -35,13 +35,13 @@ TWO_RANKS = study(Arm("alone", 1, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))
 
 def profiled(control: Control, folder: Path, **changes: Any) -> list[ArmProfile]:
     """The profiles that this rank wrote down."""
-    sink, ranges = KeptRecords(), StepRanges()
+    sink = KeptRecords()
     sink.folder = folder
     (folder / LOGS).mkdir(exist_ok=True)
     context = replace(context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink), profile_steps=STEPS, **changes)
     asked = TWO_RANKS if control.world_size == 2 else study(Arm("alone", 1, 2))
-    arms = StudyArms(asked, CpuDevice(), control.rank, control.layout, TIMEOUT, ranges)
-    StudyProfile(asked, arms, ranges, context, seed=0).run()
+    arms = StudyArms(asked, CpuDevice(), control.rank, control.layout, TIMEOUT)
+    StudyProfile(asked, arms, context, seed=0).run()
     arms.close()
     return sink.profiles
 
@@ -108,20 +108,18 @@ def test_no_pass_begins_after_the_budget(gloo_of_one: None, tmp_path: Path) -> N
 
 
 def test_what_a_step_raises_goes_on_its_way_and_the_profiler_stops() -> None:
-    ranges = StepRanges()
-    with pytest.raises(ZeroDivisionError), StepProfiler("cpu", ranges):
-        _ = 1 // (0 if ranges.is_profiled else 1)
-    assert not ranges.is_profiled
-    with StepProfiler("cpu", ranges) as again:
+    with pytest.raises(ZeroDivisionError), StepProfiler("cpu"):
+        _ = 1 // (0 if profiler_range("a") is not profiler_range("b") else 1)
+    with StepProfiler("cpu") as again:
         pass
     assert again.problem == ""
 
 
 def test_a_trace_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    with StepProfiler("cpu", StepRanges()) as profiler:
+    with StepProfiler("cpu") as profiler:
         torch.zeros(1)
     assert "No such file" in profiler.write_trace(tmp_path / "nowhere" / "trace.json.gz")
-    with StepProfiler("cpu", StepRanges()) as profiler:
+    with StepProfiler("cpu") as profiler:
         torch.zeros(1)
     assert profiler.write_trace(tmp_path / "trace.json.gz") == ""
     with pytest.raises(ValueError, match="no step"):
@@ -130,5 +128,4 @@ def test_a_trace_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_nothing_is_named_while_nobody_listens() -> None:
-    ranges = StepRanges()
-    assert ranges("a") is ranges("b")
+    assert profiler_range("a") is profiler_range("b")

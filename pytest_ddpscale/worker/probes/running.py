@@ -20,9 +20,7 @@ from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 # Calibration runs a probe a few times, and then for this share of a block.
 _FIRST_ITERATIONS = 2
 _CALIBRATED_SHARE = 0.2
-# Messages of at least this size predict how long larger ones take; smaller ones are bound by latency. A single attempt
-# has to exceed the limit by this factor, because on a shared machine any attempt may be interrupted.
-_FORETELLING_BYTES = 2**20
+# A single attempt has to exceed the limit by this factor, because on a shared machine any attempt may be interrupted.
 _SURELY = 4.0
 
 
@@ -36,8 +34,8 @@ class ProbeRounds:
         self._seed = seed
         self._blocks = ProbeBlocks(context)
         self._told: set[tuple[str, int]] = set()  # probes and ranks that are recorded as unsupported
-        # On rank 0: bytes of the last message of each kind and group size, and its seconds.
-        self._last_message: dict[tuple[str, int], tuple[int, float]] = {}
+        # On rank 0: why a message of that kind and group size takes too long; larger ones come later.
+        self._too_slow: dict[tuple[str, int], str] = {}
 
     def run(self) -> EndReason:
         """Probe until all rounds are done, time is up or all is decided; all ranks of the gang call this.
@@ -86,8 +84,8 @@ class ProbeRounds:
         self._progress.round = None
         iterations, seconds = _FIRST_ITERATIONS, list[float]()
         if self._study.limit_s(probe) is not None:
-            key = f"{self._study.id}/foreseen/{probe.name}"
-            if not self._control.decided(key, partial(self._is_foreseen, probe)):
+            key = f"{self._study.id}/tried/{probe.name}"
+            if not self._control.decided(key, partial(self._is_short, probe, 0.0)):
                 return 0
         for attempt, share in enumerate((_CALIBRATED_SHARE, 1.0)):
             key = f"{self._study.id}/calibration-{attempt}/{probe.name}"
@@ -113,30 +111,21 @@ class ProbeRounds:
         if slowest_s is None:
             return 0
         seconds.append(slowest_s / before)
-        if probe.operation.message_bytes is not None:
-            self._last_message[probe.operation.kind, probe.world_size] = probe.operation.message_bytes, min(seconds)
         tolerance = 1.0 if len(seconds) > 1 else _SURELY
         if not self._is_short(probe, min(seconds), tolerance):
             return 0
         return max(1, int(before * goal_s / slowest_s))
 
-    def _is_foreseen(self, probe: Arm) -> bool:
-        """On rank 0: whether a message is expected to keep the limit, from the time of the last smaller one."""
-        size = probe.operation.message_bytes
-        known, took_s = self._last_message.get((probe.operation.kind, probe.world_size), (0, 0.0))
-        if size is None or size <= known or known < _FORETELLING_BYTES:
+    def _is_short(self, probe: Arm, iteration_s: float, tolerance: float = 1.0) -> bool:
+        """Whether an iteration, and smaller messages, keep `tolerance` times the limit; else it is recorded."""
+        limit_s, kind = self._study.limit_s(probe), (probe.operation.kind, probe.world_size)
+        if limit_s is None:
             return True
-        return self._is_short(probe, took_s * size / known, _SURELY, f"{known >> 20} MiB took {took_s:.2g} s")
-
-    def _is_short(self, probe: Arm, iteration_s: float, tolerance: float, foretold_by: str = "") -> bool:
-        """Whether an iteration keeps `tolerance` times the study's limit; if not, it is recorded as unsupported."""
-        limit_s = self._study.limit_s(probe)
-        if limit_s is None or iteration_s <= tolerance * limit_s:
+        if iteration_s > tolerance * limit_s:
+            self._too_slow[kind] = f"one iteration takes {iteration_s:.2g} s, more than the limit of {limit_s:g} s"
+        if kind not in self._too_slow:
             return True
-        ranks = _ranks(probe, self._control.layout)
-        takes = f"would take about {iteration_s:.3g} s ({foretold_by})" if foretold_by else f"takes {iteration_s:.2g} s"
-        reason = f"one iteration {takes}, more than the limit of {limit_s:g} s"
-        told = [RankProbed(rank=rank, unsupported=reason) for rank in ranks]
+        told = [RankProbed(rank=rank, unsupported=self._too_slow[kind]) for rank in _ranks(probe, self._control.layout)]
         self._context.sink.append_records(self._unsupported(probe, told))
         return False
 

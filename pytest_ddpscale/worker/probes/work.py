@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Protocol
 
+import psutil
 import torch
 
-_MEMINFO = Path("/proc/meminfo")
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 _CUDA_OUT_OF_MEMORY = "out of memory"  # of pinned host memory, which is no torch.OutOfMemoryError
 
@@ -59,18 +58,9 @@ def refuse_more_than_is_free(needed_bytes: int, sharers: int, device: torch.devi
     Raises:
         CannotProbeError: the host has too little memory.
     """
-    free_bytes = _available_host_bytes() if device.type == "cpu" else None
-    if free_bytes is not None and needed_bytes * sharers > free_bytes:
+    free_bytes = psutil.virtual_memory().available
+    if device.type == "cpu" and needed_bytes * sharers > free_bytes:
         raise CannotProbeError(
             f"{sharers} ranks on this host need {needed_bytes / 2**20:.0f} MiB each; "
             f"{free_bytes / 2**20:.0f} MiB are available. Choose a smaller size"
         )
-
-
-def _available_host_bytes() -> int | None:
-    try:
-        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None  # not Linux
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return int(kib) * 1024 if kib else None

@@ -80,7 +80,7 @@ def _probe(rank: int) -> tuple[str, list[bytes]]:
     return ProbeRounds(study, context).run(), [line_of(record) for record in sink.records]
 
 
-SMALL, MEDIUM, LARGER, LARGEST = (Arm(f"all-reduce-{size}", RANKS) for size in ("4kib", "1mib", "64mib", "1gib"))
+SMALL, MEDIUM, LARGER, LARGEST = (Arm(f"all-reduce-{size}", RANKS) for size in ("4kib", "1mib", "16mib", "1gib"))
 S_PER_MIB = 0.05
 
 
@@ -114,7 +114,7 @@ def _within_limit(rank: int) -> tuple[list[bytes], list[float]]:
     return [line_of(record) for record in sink.records], SlowByBytes.opened
 
 
-def test_messages_that_take_longer_than_the_limit_are_not_even_tried(tmp_path: Path) -> None:
+def test_messages_larger_than_one_that_takes_too_long_are_not_even_tried(tmp_path: Path) -> None:
     answers = on_ranks(_within_limit, tmp_path, RANKS)
     reader = RecordReader()
     reader.know([WHO])
@@ -122,11 +122,9 @@ def test_messages_that_take_longer_than_the_limit_are_not_even_tried(tmp_path: P
     assert {record.arm for record in records if isinstance(record, Block)} == {SMALL.name, MEDIUM.name}
     unsupported = {record.arm: record for record in records if isinstance(record, Unsupported)}
     assert list(unsupported) == [LARGER.name, LARGEST.name]
-    assert unsupported[LARGER.name].ranks == (0, 1, 2)
-    assert unsupported[LARGEST.name].reasons == (
-        "one iteration would take about 51.2 s (1 MiB took 0.05 s), more than the limit of 0.1 s"
-    )
-    assert max(max(opened) for _, opened in answers) <= 2**20
+    assert unsupported[LARGEST.name].ranks == (0, 1, 2)
+    assert unsupported[LARGEST.name].reasons == unsupported[LARGER.name].reasons
+    assert max(max(opened) for _, opened in answers) <= 2**24
 
 
 Told = tuple[list[str], list[list[AnyRecord]]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from pytest_ddpscale.plan.operation import MatmulPrecision
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.probes import work as work_module
 from pytest_ddpscale.worker.probes.matmul import Matmul, open_matmul
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 
@@ -107,7 +108,7 @@ def test_the_size_of_the_name_is_multiplied() -> None:
 
 
 def test_a_size_that_would_get_ranks_killed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_module, "_available_host_bytes", lambda: 2**34)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**34))
     with pytest.raises(CannotProbeError, match=r"8 ranks on this host need 5120 MiB each; 16384 MiB are available"):
         open_matmul("fp32", CpuDevice(), size=16384, sharers=8)
 
@@ -118,7 +119,7 @@ def test_a_precision_that_the_device_lacks_is_refused_in_words() -> None:
 
 
 def test_matrices_beyond_memory_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_module, "_available_host_bytes", lambda: None)  # as where it cannot be read
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**60))
     with pytest.raises(CannotProbeError, match="not enough memory for matrices of 16777216 x 16777216: "):
         open_matmul("fp32", CpuDevice(), size=2**24)  # more than any address space
 
