@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pytest_ddpscale.run.telemetry import GpuReadings, Spread
+from pytest_ddpscale.run.telemetry import GpuReadings
 from pytest_ddpscale.telemetry.nvml import BUFFERS, reasons_of
 from pytest_ddpscale.util.digits import percent
 
@@ -151,20 +151,16 @@ class GpuLog:
         return (buffered, "buffer") if buffered else (self.polled[reading].items(start_s, end_s), "poll")
 
 
-def spread(values: Sequence[float]) -> Spread[float] | None:
-    """Mean, minimum, maximum and number of samples; None without one."""
-    return weighted_spread([(1.0, value) for value in values])
+def mean(values: Sequence[float]) -> float | None:
+    """Mean of samples; None without one."""
+    return statistics.fmean(values) if values else None
 
 
-def weighted_spread(items: Sequence[tuple[float, float]]) -> Spread[float] | None:
-    """`spread` of (weight, value) pairs, with a weighted mean."""
+def weighted_mean(items: Sequence[tuple[float, float]]) -> float | None:
+    """Mean of (weight, value) pairs; None without one."""
     if not items:
         return None
-    values = [value for _, value in items]
-    low, high = min(values), max(values)
-    mean = math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
-    # Rounding may push the mean of equal values beyond them.
-    return Spread(mean=min(max(mean, low), high), minimum=low, maximum=high, samples=len(values))
+    return math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
 
 
 def shares_of_reasons(masks: Sequence[float]) -> dict[str, float] | None:
@@ -209,7 +205,7 @@ def idle_power_w(log: GpuLog, before_s: float) -> float | None:
 
 # What is polled, and how the values of a window become its reading.
 STATES: dict[str, Callable[[Sequence[float]], Any]] = {
-    "temperature_c": spread,
+    "temperature_c": mean,
     "pcie_generation": _lowest,
     "pcie_width": _lowest,
     "throttle_reasons": shares_of_reasons,
@@ -256,14 +252,14 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
 def _why_not_idle(found: Mapping[str, Any], seconds: float) -> str:
     """Why a low utilization is wrong: some drivers say 0 % of a GPU at full load. Empty if nothing contradicts it."""
     busy, power, joules, limit_w = (found[name] for name in ("utilization", "power_w", "energy_j", "power_limit_w"))
-    if busy is None or busy.mean >= HARDLY_BUSY:
+    if busy is None or busy >= HARDLY_BUSY:
         return ""
-    watts = joules / seconds if joules is not None else power.mean if power else 0.0
+    watts = joules / seconds if joules is not None else power or 0.0
     if limit_w and watts >= AT_WORK * limit_w:
-        return f"{percent(busy.mean)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
+        return f"{percent(busy)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
     sms = found["sm_activity"]
-    if sms and sms.mean >= AT_WORK:
-        return f"{percent(busy.mean)} busy, although {percent(sms.mean)} of its SMs worked"
+    if sms and sms >= AT_WORK:
+        return f"{percent(busy)} busy, although {percent(sms)} of its SMs worked"
     return ""
 
 
@@ -271,14 +267,14 @@ def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str,
     """Each reading, its value, and where that comes from."""
     for reading in BUFFERS:
         items, source = log.samples(reading, start_s, end_s)
-        yield reading, spread([value for _, value in items]), source
+        yield reading, mean([value for _, value in items]), source
     for reading, of_polls in STATES.items():
         yield reading, of_polls(log.polled[reading].within(start_s, end_s)), "poll"
     for reading in LIMITS:
         yield reading, log.limits.get(reading), "poll"
     for reading in ERRORS:
         yield reading, _new(log.counters[reading], start_s, end_s), "counter"
-    yield "sm_activity", weighted_spread(log.sm_activity.within(start_s, end_s)), "gpm"
+    yield "sm_activity", weighted_mean(log.sm_activity.within(start_s, end_s)), "gpm"
     power, _ = log.samples("power_w", start_s, end_s)
     energy_j = _growth(log.counters["energy_j"], start_s, end_s)
     yield "energy_j", *((integral(power, start_s, end_s), "power") if energy_j is None else (energy_j, "counter"))
