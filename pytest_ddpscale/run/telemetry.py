@@ -45,7 +45,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         sm_clock_mhz: clock of the streaming multiprocessors.
         sm_clock_max_mhz: maximum SM clock.
         temperature_c: of the GPU.
-        energy_j: in the window; `sources` says whether from the GPU's ``counter`` or from ``power`` samples.
+        energy_j: growth of the GPU's counter in the window.
         throttle_reasons: share of polls by reason, 0 … 1 (``hw_slowdown``, ``hw_thermal_slowdown``,
             ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``, ``sw_power_cap``, ``sync_boost``, ``gpu_idle`` …).
         ecc_corrected: corrected memory errors, new in the window or in the poll at either end of it.
@@ -53,8 +53,6 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         pcie_generation: lowest value seen.
         pcie_width: lanes, lowest value seen.
         sm_activity: share of SMs with work, 0 … 1 (GPM: Hopper and later).
-        sources: origin by reading: ``buffer`` (samples kept by the driver), ``poll`` (one momentary value per poll),
-            ``counter``, ``power``, ``gpm``.
         unreadable: reason by reading; ``device`` stands for all of them.
     """
 
@@ -76,7 +74,6 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     pcie_generation: Column[Count | None] = None
     pcie_width: Column[Count | None] = None
     sm_activity: Column[Share | None] = None
-    sources: Column[dict[str, str]] = field(default_factory=dict)
     unreadable: Column[dict[str, str]] = field(default_factory=dict)
 
 
@@ -167,7 +164,6 @@ class TelemetryColumns:
     place: IntArray
     lost: Sayings
     throttle_reasons: Sayings
-    sources: Sayings
     unreadable: Sayings
     numbers: Mapping[str, FloatArray]
 

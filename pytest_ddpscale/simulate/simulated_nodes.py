@@ -162,12 +162,6 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
         ecc_corrected=0,
         ecc_uncorrected=0,
         pcie_generation=expectation.pcie_generation or 4,
-        sources={
-            "utilization": "buffer",
-            "throttle_reasons": "poll",
-            "ecc_uncorrected": "counter",
-            "pcie_width": "poll",
-        },
         unreadable={"power_w": "not simulated"},
         **columns,
     )

@@ -24,8 +24,6 @@ MOST_SAMPLES = 50_000
 SETTLED_S = 2.0
 # … and this long after it, as a utilization sample describes up to a second.
 SAMPLE_S = 1.0
-# Longest gap between two power values; drivers sample and we poll at least about once a second.
-MOST_GAP_S = 1.5
 # A utilization below the first is wrong if power, as a share of its limit, or SM activity reach the second.
 HARDLY_BUSY, AT_WORK = 0.1, 0.5
 
@@ -145,10 +143,9 @@ class GpuLog:
             series.clear()
         self.sm_activity, self.polls = Intervals(), TimedValues()
 
-    def samples(self, reading: str, start_s: float, end_s: float) -> tuple[list[tuple[float, float]], str]:
-        """(time, value) of a reading's samples in a window, and where they come from: ``buffer`` or ``poll``."""
-        buffered = self.buffered[reading].items(start_s, end_s)
-        return (buffered, "buffer") if buffered else (self.polled[reading].items(start_s, end_s), "poll")
+    def samples(self, reading: str, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """(time, value) of a reading's samples in a window: the driver's, or without any the polled ones."""
+        return self.buffered[reading].items(start_s, end_s) or self.polled[reading].items(start_s, end_s)
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -176,28 +173,14 @@ def _lowest(values: Sequence[float]) -> int | None:
     return int(min(values)) if values else None
 
 
-def integral(items: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float | None:
-    """Value x seconds over a window; each (time, value) stands for the time since the previous one.
-
-    The newest value also covers the rest of the window. None if one value would cover more than `MOST_GAP_S`, as when
-    the GPU died in the window.
-    """
-    edges = [start_s, *(time_s for time_s, _ in items), end_s]
-    if not items or max(later - earlier for earlier, later in pairwise(edges)) > MOST_GAP_S:
-        return None
-    stretches = pairwise([*edges[:-2], end_s])
-    return math.fsum((end - begin) * value for (begin, end), (_, value) in zip(stretches, items, strict=True))
-
-
 def idle_power_w(log: GpuLog, before_s: float) -> float | None:
     """Median power, in watts, of samples before a time during which the GPU was idle.
 
     None if the GPU was never idle, or if utilization or power cannot be read.
     """
-    power, _ = log.samples("power_w", -math.inf, before_s)
     idle = []
-    for time_s, value in power:
-        busy, _ = log.samples("utilization", time_s - SETTLED_S, min(time_s + SAMPLE_S, before_s))
+    for time_s, value in log.samples("power_w", -math.inf, before_s):
+        busy = log.samples("utilization", time_s - SETTLED_S, min(time_s + SAMPLE_S, before_s))
         if busy and all(share == 0 for _, share in busy):
             idle.append(value)
     return statistics.median(idle) if idle else None
@@ -224,27 +207,22 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
     if not log.is_idle_power_known:
         log.idle_power_w, log.is_idle_power_known = idle_power_w(log, start_s), True
     found: dict[str, Any] = {"idle_power_w": log.idle_power_w}
-    sources: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     if log.idle_power_w is None:
         unreadable["idle_power_w"] = "the GPU was never idle before the first window"
-    for reading, value, source in _of_window(log, start_s, end_s):
+    for reading, value in _of_window(log, start_s, end_s):
         found[reading] = value
-        if value is not None:
-            sources[reading] = source
-        else:
+        if value is None:
             behind = log.reasons.get(f"{reading} samples", "no sample in the window")
             unreadable[reading] = log.reasons.get(reading, behind)
     if why := _why_not_idle(found, end_s - start_s):
         found["utilization"], unreadable["utilization"] = None, why
-        del sources["utilization"]
     return GpuReadings(
         started_unix_s=start_s,
         ended_unix_s=end_s,
         polls=len(log.polls.within(start_s, end_s)),
         lost=min(log.lost.values(), default=""),
         **({} if log.problem else found),
-        sources=sources,
         unreadable={"device": log.problem} if log.problem else unreadable,
     )
 
@@ -263,21 +241,18 @@ def _why_not_idle(found: Mapping[str, Any], seconds: float) -> str:
     return ""
 
 
-def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str, Any, str]]:
-    """Each reading, its value, and where that comes from."""
+def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str, Any]]:
+    """Each reading and its value."""
     for reading in BUFFERS:
-        items, source = log.samples(reading, start_s, end_s)
-        yield reading, mean([value for _, value in items]), source
+        yield reading, mean([value for _, value in log.samples(reading, start_s, end_s)])
     for reading, of_polls in STATES.items():
-        yield reading, of_polls(log.polled[reading].within(start_s, end_s)), "poll"
+        yield reading, of_polls(log.polled[reading].within(start_s, end_s))
     for reading in LIMITS:
-        yield reading, log.limits.get(reading), "poll"
+        yield reading, log.limits.get(reading)
     for reading in ERRORS:
-        yield reading, _new(log.counters[reading], start_s, end_s), "counter"
-    yield "sm_activity", weighted_mean(log.sm_activity.within(start_s, end_s)), "gpm"
-    power, _ = log.samples("power_w", start_s, end_s)
-    energy_j = _growth(log.counters["energy_j"], start_s, end_s)
-    yield "energy_j", *((integral(power, start_s, end_s), "power") if energy_j is None else (energy_j, "counter"))
+        yield reading, _new(log.counters[reading], start_s, end_s)
+    yield "sm_activity", weighted_mean(log.sm_activity.within(start_s, end_s))
+    yield "energy_j", _growth(log.counters["energy_j"], start_s, end_s)
 
 
 def _new(counter: TimedValues, start_s: float, end_s: float) -> int | None:

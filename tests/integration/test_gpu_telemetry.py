@@ -94,7 +94,6 @@ def test_utilization_is_high_while_the_gpu_multiplies_matrices(steady: Telemetry
 
 def test_the_energy_counter_and_power_samples_agree(steady: Telemetry) -> None:
     assert steady.energy_j is not None
-    assert steady.sources["energy_j"] == "counter"
     assert steady.power_w is not None
     assert steady.energy_j == pytest.approx(steady.power_w * WINDOW_S, rel=0.1)
 

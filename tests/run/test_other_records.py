@@ -30,7 +30,7 @@ EMPTY = GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.5)
 FULL = GpuReadings(
     started_unix_s=1000.0, ended_unix_s=1002.0, polls=2, utilization=0.97,
     power_w=410.5, power_limit_w=500.0, idle_power_w=71.0, energy_j=1026.0, ecc_corrected=0,
-    throttle_reasons={"sw_power_cap": 0.5}, pcie_generation=5, sources={"energy_j": "counter"},
+    throttle_reasons={"sw_power_cap": 0.5}, pcie_generation=5,
     unreadable={"ecc_corrected": "Not Supported"},
 )  # fmt: skip
 TELEMETRY: dict[str, Any] = json.loads(

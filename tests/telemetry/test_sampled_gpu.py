@@ -102,7 +102,6 @@ def test_a_healthy_gpu_at_work_is_read_completely(gpus: list[Telemetry]) -> None
 
 def test_running_totals_are_cut_to_the_window(gpus: list[Telemetry]) -> None:
     gpu = gpus[HEALTHY]
-    assert gpu.sources["energy_j"] == "counter"
     assert gpu.energy_j == pytest.approx(880 * WINDOW_S, rel=0.02)
     assert (gpu.ecc_corrected, gpu.ecc_uncorrected) == (0, 0)
 
@@ -113,10 +112,9 @@ def test_gpm_says_what_the_sms_did(gpus: list[Telemetry]) -> None:
     assert "NotSupported" in gpus[OLD].unreadable["sm_activity"]
 
 
-def test_a_driver_without_buffers_is_polled_and_that_is_said(gpus: list[Telemetry]) -> None:
+def test_a_driver_without_buffers_is_polled(gpus: list[Telemetry]) -> None:
     gpu = gpus[NO_BUFFERS]
-    assert {gpu.sources[name] for name in ("utilization", "power_w", "sm_clock_mhz")} == {"poll"}
-    assert gpus[HEALTHY].sources["utilization"] == "buffer"
+    assert (gpu.power_w, gpu.sm_clock_mhz) == (390, 1350)
     assert gpu.utilization == pytest.approx(0.99)
 
 
@@ -129,11 +127,6 @@ def test_a_driver_with_neither_buffer_nor_value_says_nothing(gpus: list[Telemetr
 def test_impossible_values_are_left_out(gpus: list[Telemetry]) -> None:
     assert gpus[IMPOSSIBLE].utilization is None
     assert gpus[IMPOSSIBLE].sm_clock_mhz is not None
-
-
-def test_without_an_energy_counter_power_is_summed_up(gpus: list[Telemetry]) -> None:
-    assert gpus[OLD].sources["energy_j"] == "power"
-    assert gpus[OLD].energy_j == pytest.approx(265 * WINDOW_S, rel=0.02)
 
 
 def test_an_old_driver_is_asked_for_throttling_by_the_old_name(gpus: list[Telemetry]) -> None:
