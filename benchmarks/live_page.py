@@ -26,7 +26,7 @@ from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.verdicts import read_judgement
 
 PAGES = 5
@@ -64,12 +64,8 @@ def made_up_telemetry(ranks: int) -> bytes:
     """Two lines of all GPUs, with as many digits as real ones."""
     draw = np.random.default_rng(0)
 
-    def spread() -> Any:
-        mean, least, most = (tuple((base + draw.random(ranks)).tolist()) for base in (601.0, 600.0, 602.0))
-        return Spread(mean, least, most, 12)
-
-    fields: dict[str, Any] = {name: spread() for name in ("power_w", "temperature_c", "sm_clock_mhz")}
-    fields["energy_j"] = tuple((1000 * draw.random(ranks)).tolist())
+    names = ("power_w", "temperature_c", "sm_clock_mhz", "energy_j")
+    fields: dict[str, Any] = {name: tuple((601 + draw.random(ranks)).tolist()) for name in names}
     line = TelemetryBlock(
         study="weak/made-up", arm="ddp", round=0, gang=0, ranks=tuple(range(ranks)), started_unix_s=1.0,
         ended_unix_s=3.0, **fields,

@@ -22,7 +22,6 @@ import numpy.typing as npt
 THRESHOLDS = Path(__file__).resolve().parent / "oracle" / "thresholds"
 CONFIDENCE, MEASURED = 0.95, "measurements.jsonl"
 # Quantities of telemetry that have several samples.
-SAMPLED = ("utilization", "power_w", "sm_clock_mhz", "temperature_c", "sm_activity")
 Line = dict[str, Any]
 
 
@@ -222,14 +221,9 @@ def reading(run: Files, arms: str, rank: str, name: str, value: str, rounds: str
 
 
 def window(run: Files, arms: str, rank: str, name: str, value: str, rounds: str = "0-999") -> None:
-    """Set a quantity of telemetry, all of its samples."""
+    """Set a quantity of telemetry."""
     for line in _some(run.telemetry, arms, rounds):
-        parts = ("mean", "minimum", "maximum", "samples") if name in SAMPLED else ()
-        for part in parts:
-            spread = line[name] = line.get(name) or dict.fromkeys(parts)
-            _put(spread, part, line["ranks"], rank, 10 if part == "samples" else json.loads(value))
-        if not parts:
-            _put(line, name, line["ranks"], rank, json.loads(value))
+        _put(line, name, line["ranks"], rank, json.loads(value))
 
 
 def column(run: Files, kind: str, study: str, rank: str, name: str, value: str) -> None:

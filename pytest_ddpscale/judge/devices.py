@@ -87,8 +87,7 @@ def mean_power_w(told: TelemetryColumns) -> FloatArray:
     From the GPU's energy counter if it has one: from Ampere on, power samples are averages over the last second, so
     they lag in a block of a few seconds.
     """
-    is_counted = told.sources.where(lambda sources: sources.get("energy_j") == "counter") & ~np.isnan(told.energy_j)
-    return np.where(is_counted, told.energy_j / told.seconds, told.power_w)
+    return np.where(np.isnan(told.energy_j), told.power_w, told.energy_j / told.seconds)
 
 
 def device_notes(evidence: Evidence) -> list[str]:

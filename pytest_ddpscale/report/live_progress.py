@@ -30,17 +30,13 @@ _LEAST_BYTES, _BYTES_OF_RANK = 2**16, 2**11
 _OF_TELEMETRY = ("power_w", "temperature_c")
 
 
-class _Means(msgspec.Struct):
-    mean: float | tuple[float | None, ...] | None = None
-
-
 class _PowerAndHeat(msgspec.Struct):
     """What is read of a line of telemetry.jsonl, unvalidated: a line of thousands of GPUs has megabytes."""
 
     gang: int
     ranks: tuple[int, ...]
-    power_w: _Means | None = None
-    temperature_c: _Means | None = None
+    power_w: float | tuple[float | None, ...] | None = None
+    temperature_c: float | tuple[float | None, ...] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_PowerAndHeat)
@@ -91,8 +87,7 @@ class LiveProgress:
         ranks = np.asarray(found.ranks, np.int64)
         fresh = is_missing[ranks]
         for name, column in self._telemetry.items():
-            spread: _Means | None = getattr(found, name)
-            means = np.broadcast_to(np.asarray(spread.mean if spread else None, np.float64), ranks.shape)
+            means = np.broadcast_to(np.asarray(getattr(found, name), np.float64), ranks.shape)
             column[ranks[fresh]] = means[fresh]
         is_missing[ranks] = False
 

@@ -6,17 +6,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.text import count_text, shorten
+from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.tables import Column, Table, table
+from pytest_ddpscale.util.tables import Table, table
 
 PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
 _REDUCED = "All-reduces of a step (gradient buckets), medians over the steps"
 _BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
-_KERNELS = ("Name", "Calls a step", "A step", "Share")
-_GAPS = (Column("Idle from", is_number=True), Column("For", is_number=True), Column("After"), Column("Before"))
-_LONGEST_KERNEL, _LONGEST_NEIGHBOUR = 110, 60
 _MIB = 2**20
 _MOST_ARMS = 3  # named with a reason; profiles.jsonl has all
 
@@ -55,11 +52,9 @@ def how_line(profiles: Sequence[ArmProfile], device_type: str) -> str:
     )
 
 
-def details(profiles: Sequence[ArmProfile], device_type: str) -> Iterator[tuple[str, list[tuple[str, Table]]]]:
-    """Title, and buckets, kernels and gaps with their captions, of each study's largest arm under DDP."""
-    longest = "Longest kernels" if device_type == "cuda" else "Longest operators, self time"
+def details(profiles: Sequence[ArmProfile]) -> Iterator[tuple[str, str, Table]]:
+    """Title, and the buckets with their caption, of each study's largest arm under DDP."""
     for one in largest_profiles(profiles):
-        step_ms = statistics.fmean(one.step_ms)
         buckets = [
             (
                 str(number), f"{bucket.bytes / _MIB:.2f}" if bucket.bytes else ABSENT, _ms(bucket.begins_ms),
@@ -67,20 +62,8 @@ def details(profiles: Sequence[ArmProfile], device_type: str) -> Iterator[tuple[
             )
             for number, bucket in enumerate(one.buckets, 1)
         ]  # fmt: skip
-        kernels = [
-            (
-                shorten(kernel.name, _LONGEST_KERNEL), f"{kernel.calls / len(one.step_ms):g}", _ms(kernel.ms_per_step),
-                _share(kernel.ms_per_step, step_ms),
-            )
-            for kernel in one.longest
-        ]  # fmt: skip
-        gaps = [(_ms(gap.begins_ms), _ms(gap.lasts_ms), _kernel(gap.after), _kernel(gap.before)) for gap in one.gaps]
-        tables = [
-            (_REDUCED, table(_BUCKETS, buckets, of_numbers=True)),
-            (longest, table(_KERNELS, kernels, of_numbers=True)),
-            ("Longest idle times of the step of median duration", Table(_GAPS, gaps)),
-        ]
-        yield f"{one.study}, {one.arm}", tables
+        trace = f" (for Perfetto or chrome://tracing: {one.trace})" if one.trace else ""
+        yield f"{one.study}, {one.arm}{trace}", _REDUCED, table(_BUCKETS, buckets, of_numbers=True)
 
 
 def largest_profiles(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
@@ -95,10 +78,6 @@ def largest_profiles(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
 def _ranks(one: ArmProfile) -> int:
     kind, _, ranks = one.arm.partition("+")[0].removesuffix("-spread").partition("@")
     return int(ranks) if kind == "ddp" and ranks.isdecimal() else 0
-
-
-def _kernel(name: str) -> str:
-    return shorten(name, _LONGEST_NEIGHBOUR) or ABSENT
 
 
 def _ms(milliseconds: float) -> str:

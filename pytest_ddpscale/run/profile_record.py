@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
 from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, refuse_other_lengths
 
-MOST_KERNELS = 10
-MOST_GAPS = 5
-MOST_SPANS = 1000
-LONGEST_NAME = 200
 # Tolerance for rounding of the trace's clock and of the written numbers.
 _SLACK_MS = 0.01
 Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
-Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 PerStep = Annotated[tuple[Milliseconds, ...], Meta(max_length=MOST_PROFILED_STEPS)]
-Lane = Literal["phase", "compute", "all_reduce", "other_collective"]
 
 
 class ProfiledBucket(Record, frozen=True, kw_only=True):
@@ -36,38 +30,6 @@ class ProfiledBucket(Record, frozen=True, kw_only=True):
     begins_ms: Milliseconds
     took_ms: Milliseconds
     hidden_ms: Milliseconds
-
-
-class ProfiledKernel(Record, frozen=True, kw_only=True):
-    """Kernels of one name; on a CPU operators, without nested operators.
-
-    Attributes:
-        name: from the trace, truncated.
-        calls: number of calls in all profiled steps.
-        ms_per_step: mean time per step of all calls.
-    """
-
-    name: Name
-    calls: Positive
-    ms_per_step: Milliseconds
-
-
-class IdleGap(Record, frozen=True, kw_only=True):
-    """A gap in which a rank neither computed nor communicated, between two kernels or operators."""
-
-    begins_ms: Milliseconds
-    lasts_ms: Milliseconds
-    after: Name = ""
-    before: Name = ""
-
-
-class ProfileSpan(Record, frozen=True, kw_only=True):
-    """A span in the timeline of one step; unnamed spans of dense computation are merged."""
-
-    lane: Lane
-    begins_ms: Milliseconds
-    lasts_ms: Milliseconds
-    name: Name = ""
 
 
 class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
@@ -90,9 +52,6 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
         all_reduce_ms: time in which an all-reduce ran.
         hidden_ms: part of that in which the rank computed.
         buckets: all-reduces of a step, in order.
-        longest: the kernels or operators that took longest.
-        gaps: the longest idle times of the step with the median duration.
-        spans: timeline of that step.
     """
 
     study: str
@@ -108,9 +67,6 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
     all_reduce_ms: PerStep = ()
     hidden_ms: PerStep = ()
     buckets: tuple[ProfiledBucket, ...] = ()
-    longest: Annotated[tuple[ProfiledKernel, ...], Meta(max_length=MOST_KERNELS)] = ()
-    gaps: Annotated[tuple[IdleGap, ...], Meta(max_length=MOST_GAPS)] = ()
-    spans: Annotated[tuple[ProfileSpan, ...], Meta(max_length=MOST_SPANS)] = ()
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other. Raises ValueError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from msgspec import Meta, field
@@ -16,39 +16,22 @@ from msgspec import Meta, field
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.rank_columns import Index
 from pytest_ddpscale.run.records import GangRecord, Joules, RankPlace, Ranks, Share
-from pytest_ddpscale.run.strict_json import Count, Positive, Record, UnixSeconds, column, each, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, refuse_other_lengths
 
 T = TypeVar("T")
 if TYPE_CHECKING:  # most code has the readings of one GPU; columns are read with `each`
     Column = Annotated[T, "or one for each GPU"]
-    Part = Annotated[T, "or one for each GPU, None without a value"]
 else:
     Column = T | tuple[T, ...]
-    Part = T | None | tuple[T | None, ...]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Growth = Annotated[int, Meta(ge=0, le=2**62)]
-
-
-class Spread(Record, Generic[T], frozen=True):
-    """A quantity over a window; None for a GPU without a value.
-
-    Attributes:
-        mean: of the samples; samples that cover a period are weighted by their part in the window.
-        minimum: smallest sample.
-        maximum: largest sample.
-        samples: number of samples.
-    """
-
-    mean: Part[T]
-    minimum: Part[T]
-    maximum: Part[T]
-    samples: Part[Positive]
 
 
 class GpuReadings(Record, frozen=True, kw_only=True):
     """Readings of GPUs, each in one window of time. A value that all share, as of a single GPU, is stored once.
 
-    None means that the driver gave no value; `unreadable` has the reason.
+    None means that the driver gave no value; `unreadable` has the reason. Utilization, power, clock,
+    temperature and SM activity are means over the window.
 
     Attributes:
         started_unix_s: start of the window, seconds since 1970 UTC.
@@ -62,7 +45,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         sm_clock_mhz: clock of the streaming multiprocessors.
         sm_clock_max_mhz: maximum SM clock.
         temperature_c: of the GPU.
-        energy_j: in the window; `sources` says whether from the GPU's ``counter`` or from ``power`` samples.
+        energy_j: growth of the GPU's counter in the window.
         throttle_reasons: share of polls by reason, 0 … 1 (``hw_slowdown``, ``hw_thermal_slowdown``,
             ``hw_power_brake_slowdown``, ``sw_thermal_slowdown``, ``sw_power_cap``, ``sync_boost``, ``gpu_idle`` …).
         ecc_corrected: corrected memory errors, new in the window or in the poll at either end of it.
@@ -70,8 +53,6 @@ class GpuReadings(Record, frozen=True, kw_only=True):
         pcie_generation: lowest value seen.
         pcie_width: lanes, lowest value seen.
         sm_activity: share of SMs with work, 0 … 1 (GPM: Hopper and later).
-        sources: origin by reading: ``buffer`` (samples kept by the driver), ``poll`` (one momentary value per poll),
-            ``counter``, ``power``, ``gpm``.
         unreadable: reason by reading; ``device`` stands for all of them.
     """
 
@@ -79,33 +60,24 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     ended_unix_s: Column[UnixSeconds]
     polls: Column[Count] = 0
     lost: Column[str] = ""
-    utilization: Spread[Share] | None = None
-    power_w: Spread[Amount] | None = None
+    utilization: Column[Share | None] = None
+    power_w: Column[Amount | None] = None
     power_limit_w: Column[Amount | None] = None
     idle_power_w: Column[Amount | None] = None
-    sm_clock_mhz: Spread[Amount] | None = None
+    sm_clock_mhz: Column[Amount | None] = None
     sm_clock_max_mhz: Column[Amount | None] = None
-    temperature_c: Spread[Amount] | None = None
+    temperature_c: Column[Amount | None] = None
     energy_j: Column[Joules | None] = None
     throttle_reasons: Column[dict[str, Share] | None] = None
     ecc_corrected: Column[Growth | None] = None
     ecc_uncorrected: Column[Growth | None] = None
     pcie_generation: Column[Count | None] = None
     pcie_width: Column[Count | None] = None
-    sm_activity: Spread[Share] | None = None
-    sources: Column[dict[str, str]] = field(default_factory=dict)
+    sm_activity: Column[Share | None] = None
     unreadable: Column[dict[str, str]] = field(default_factory=dict)
 
 
 READINGS = GpuReadings.__struct_fields__
-_PARTS = Spread.__struct_fields__
-
-
-def _joined(values: Sequence[Any]) -> Any:
-    if not any(isinstance(value, Spread) for value in values):
-        return column(values)
-    parts: list[Any] = [column(getattr(value, part, None) for value in values) for part in _PARTS]
-    return Spread(*parts)
 
 
 class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
@@ -125,29 +97,10 @@ class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
     gang: Count
     ranks: Ranks
 
-    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = dict.fromkeys(READINGS, _joined)
-
     def __post_init__(self) -> None:
-        count = len(self.ranks)
-        refuse_other_lengths(self, count, *READINGS)
-        for name in READINGS:
-            found = getattr(self, name)
-            if isinstance(found, Spread):
-                refuse_other_lengths(found, count, *_PARTS)
-                _refuse_impossible(name, found, count)
+        refuse_other_lengths(self, len(self.ranks), *READINGS)
         if not np.less(self.started_unix_s, self.ended_unix_s).all():
             raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
-
-
-def _refuse_impossible(name: str, spread: Spread[float], count: int) -> None:
-    parts = {part: getattr(spread, part) for part in _PARTS}
-    mean, minimum, maximum, samples = (np.asarray(column, np.float64) for column in parts.values())  # None is NaN
-    is_sound = (minimum <= mean) & (mean <= maximum) & (samples >= 1)
-    is_absent = np.isnan(mean) & np.isnan(minimum) & np.isnan(maximum) & np.isnan(samples)
-    impossible = np.flatnonzero(np.broadcast_to(~(is_sound | is_absent), count))
-    if len(impossible):
-        said = {part: each(column, count)[impossible[0]] for part, column in parts.items()}
-        raise ValueError(f"{name}: {said}; expected minimum <= mean <= maximum, of at least one sample")
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +153,7 @@ class TelemetryColumns:
         round: number of the round.
         rank: global rank of the GPU.
         place: index in `places` of each row.
-        numbers: quantities by name, NaN if not read; of a spread, the mean.
+        numbers: quantities by name, NaN if not read.
     """
 
     arms: Sequence[tuple[str, str]]
@@ -211,7 +164,6 @@ class TelemetryColumns:
     place: IntArray
     lost: Sayings
     throttle_reasons: Sayings
-    sources: Sayings
     unreadable: Sayings
     numbers: Mapping[str, FloatArray]
 
@@ -298,9 +250,7 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     told = {name: _sayings([getattr(block, name) for block in blocks], counts) for name in _TOLD}
     numbers = {}
     for name in sorted({*READINGS} - {*_TOLD}):
-        columns = (getattr(block, name) for block in blocks)
-        means = [one.mean if isinstance(one, Spread) else one for one in columns]
-        numbers[name] = _stacked(means, counts, np.float64)
+        numbers[name] = _stacked([getattr(block, name) for block in blocks], counts, np.float64)
     return TelemetryColumns(
         arms=list(arms),
         places=list(places),

@@ -20,7 +20,7 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
-from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
 from pytest_ddpscale.simulate.measuring import GANG
@@ -29,7 +29,6 @@ _GIB = 2**30
 _PLENTY_BYTES = 2**40
 _CAPABILITY, _ARCHITECTURE = "9.0", "sm_90"  # any pair that matches
 _UNCORRECTABLE = 3
-_SAMPLES = 10  # of the utilization in a block
 HELD_DOWN_BY = "hw_thermal_slowdown"
 _WITHIN_NODE, _BETWEEN_NODES = "P2P/CUMEM", "NET/IB/GDRDMA"
 VERSIONS: dict[str, str | None] = {
@@ -146,11 +145,10 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
     few = round(lanes * LANES_LEFT)
     ended = np.round(started_s + lasted_s, 3)
-    mean: Any = column(busy.tolist())
     columns: dict[str, Any] = {
         "started_unix_s": column(started_s.tolist()),
         "ended_unix_s": tuple(ended.tolist()),
-        "utilization": Spread(mean, minimum=float(busy.min()), maximum=1.0, samples=_SAMPLES),
+        "utilization": column(busy.tolist()),
         "throttle_reasons": column(slow if rank in held_down else {} for rank in ranks) if held_down else {},
         "pcie_width": column(few if rank in few_lanes else lanes for rank in ranks) if few_lanes else lanes,
     }
@@ -164,12 +162,6 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
         ecc_corrected=0,
         ecc_uncorrected=0,
         pcie_generation=expectation.pcie_generation or 4,
-        sources={
-            "utilization": "buffer",
-            "throttle_reasons": "poll",
-            "ecc_uncorrected": "counter",
-            "pcie_width": "poll",
-        },
         unreadable={"power_w": "not simulated"},
         **columns,
     )

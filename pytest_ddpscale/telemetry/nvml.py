@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-# Reading → an NVML function and its arguments after the handle, by name, as an older nvidia-ml-py lacks some.
+# Reading → names of an NVML function and its arguments after the handle.
 _QUESTIONS: dict[str, tuple[str, ...]] = {
     "driver": ("nvmlSystemGetDriverVersion",),
     "cuda_driver": ("nvmlSystemGetCudaDriverVersion_v2",),
@@ -42,7 +42,7 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
     "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
     "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The same, if the driver or nvidia-ml-py lacks that function.
+# The same, if the driver lacks that function.
 _OLDER = {
     "cuda_driver": ("nvmlSystemGetCudaDriverVersion",),
     "throttle_reasons": ("nvmlDeviceGetCurrentClocksThrottleReasons",),  # the name before driver 535
@@ -83,12 +83,12 @@ class Buffer(NamedTuple):
     """How the driver keeps a reading.
 
     Attributes:
-        sampling_type: name of the nvmlSamplingType_t, which an older nvidia-ml-py may lack.
+        sampling_type: nvmlSamplingType_t.
         least: smallest plausible value of the reading; smaller ones are dropped.
         most: largest plausible value; larger ones are dropped.
     """
 
-    sampling_type: str
+    sampling_type: int
     least: float
     most: float
 
@@ -97,10 +97,10 @@ class Buffer(NamedTuple):
 # independently of clients; it keeps the last 10 to 20 s. A sample describes the period that ends at its time stamp, in
 # system time.
 BUFFERS = {
-    "utilization": Buffer("NVML_GPU_UTILIZATION_SAMPLES", 0, 1),
+    "utilization": Buffer(pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0, 1),
     # a board always draws power, and none draws 100 kW
-    "power_w": Buffer("NVML_TOTAL_POWER_SAMPLES", 0.001, 1e5),
-    "sm_clock_mhz": Buffer("NVML_PROCESSOR_CLK_SAMPLES", 1, 1e5),
+    "power_w": Buffer(pynvml.NVML_TOTAL_POWER_SAMPLES, 0.001, 1e5),
+    "sm_clock_mhz": Buffer(pynvml.NVML_PROCESSOR_CLK_SAMPLES, 1, 1e5),
 }
 
 
@@ -145,7 +145,7 @@ class NvmlCalls:
 def _answer(reading: str, *subject: Any) -> Any:
     try:
         answer = _call(_QUESTIONS[reading], subject)
-    except (pynvml.NVMLError_FunctionNotFound, AttributeError):
+    except pynvml.NVMLError_FunctionNotFound:
         if reading not in _OLDER:
             raise
         answer = _call(_OLDER[reading], subject)
@@ -165,9 +165,7 @@ def is_lost(error: Exception) -> bool:
 
 
 def in_words(error: Exception) -> str:
-    """``NVMLError_GpuIsLost: GPU is lost``; for a name missing in the installed pynvml, what to install."""
-    if isinstance(error, AttributeError) and error.obj is pynvml:
-        return f"the installed nvidia-ml-py has no {error.name}; install nvidia-ml-py>=12.560"
+    """``NVMLError_GpuIsLost: GPU is lost``."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -81,9 +81,9 @@ class SampledGpu:
         buffer, samples = BUFFERS[reading], self.log.buffered[reading]
 
         def take_over(handle: Any) -> None:
-            sampling_type = getattr(pynvml, buffer.sampling_type)
+            last_us = self._last_seen_us[reading]
             try:
-                kind, found = pynvml.nvmlDeviceGetSamples(handle, sampling_type, self._last_seen_us[reading])
+                kind, found = pynvml.nvmlDeviceGetSamples(handle, buffer.sampling_type, last_us)
             except pynvml.NVMLError_NotFound:
                 return  # nothing newer
             for sample in found:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pytest_ddpscale.run.telemetry import GpuReadings, Spread
+from pytest_ddpscale.run.telemetry import GpuReadings
 from pytest_ddpscale.telemetry.nvml import BUFFERS, reasons_of
 from pytest_ddpscale.util.digits import percent
 
@@ -24,8 +24,6 @@ MOST_SAMPLES = 50_000
 SETTLED_S = 2.0
 # … and this long after it, as a utilization sample describes up to a second.
 SAMPLE_S = 1.0
-# Longest gap between two power values; drivers sample and we poll at least about once a second.
-MOST_GAP_S = 1.5
 # A utilization below the first is wrong if power, as a share of its limit, or SM activity reach the second.
 HARDLY_BUSY, AT_WORK = 0.1, 0.5
 
@@ -145,26 +143,21 @@ class GpuLog:
             series.clear()
         self.sm_activity, self.polls = Intervals(), TimedValues()
 
-    def samples(self, reading: str, start_s: float, end_s: float) -> tuple[list[tuple[float, float]], str]:
-        """(time, value) of a reading's samples in a window, and where they come from: ``buffer`` or ``poll``."""
-        buffered = self.buffered[reading].items(start_s, end_s)
-        return (buffered, "buffer") if buffered else (self.polled[reading].items(start_s, end_s), "poll")
+    def samples(self, reading: str, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """(time, value) of a reading's samples in a window: the driver's, or without any the polled ones."""
+        return self.buffered[reading].items(start_s, end_s) or self.polled[reading].items(start_s, end_s)
 
 
-def spread(values: Sequence[float]) -> Spread[float] | None:
-    """Mean, minimum, maximum and number of samples; None without one."""
-    return weighted_spread([(1.0, value) for value in values])
+def mean(values: Sequence[float]) -> float | None:
+    """Mean of samples; None without one."""
+    return statistics.fmean(values) if values else None
 
 
-def weighted_spread(items: Sequence[tuple[float, float]]) -> Spread[float] | None:
-    """`spread` of (weight, value) pairs, with a weighted mean."""
+def weighted_mean(items: Sequence[tuple[float, float]]) -> float | None:
+    """Mean of (weight, value) pairs; None without one."""
     if not items:
         return None
-    values = [value for _, value in items]
-    low, high = min(values), max(values)
-    mean = math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
-    # Rounding may push the mean of equal values beyond them.
-    return Spread(mean=min(max(mean, low), high), minimum=low, maximum=high, samples=len(values))
+    return math.fsum(weight * value for weight, value in items) / math.fsum(weight for weight, _ in items)
 
 
 def shares_of_reasons(masks: Sequence[float]) -> dict[str, float] | None:
@@ -180,28 +173,14 @@ def _lowest(values: Sequence[float]) -> int | None:
     return int(min(values)) if values else None
 
 
-def integral(items: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float | None:
-    """Value x seconds over a window; each (time, value) stands for the time since the previous one.
-
-    The newest value also covers the rest of the window. None if one value would cover more than `MOST_GAP_S`, as when
-    the GPU died in the window.
-    """
-    edges = [start_s, *(time_s for time_s, _ in items), end_s]
-    if not items or max(later - earlier for earlier, later in pairwise(edges)) > MOST_GAP_S:
-        return None
-    stretches = pairwise([*edges[:-2], end_s])
-    return math.fsum((end - begin) * value for (begin, end), (_, value) in zip(stretches, items, strict=True))
-
-
 def idle_power_w(log: GpuLog, before_s: float) -> float | None:
     """Median power, in watts, of samples before a time during which the GPU was idle.
 
     None if the GPU was never idle, or if utilization or power cannot be read.
     """
-    power, _ = log.samples("power_w", -math.inf, before_s)
     idle = []
-    for time_s, value in power:
-        busy, _ = log.samples("utilization", time_s - SETTLED_S, min(time_s + SAMPLE_S, before_s))
+    for time_s, value in log.samples("power_w", -math.inf, before_s):
+        busy = log.samples("utilization", time_s - SETTLED_S, min(time_s + SAMPLE_S, before_s))
         if busy and all(share == 0 for _, share in busy):
             idle.append(value)
     return statistics.median(idle) if idle else None
@@ -209,7 +188,7 @@ def idle_power_w(log: GpuLog, before_s: float) -> float | None:
 
 # What is polled, and how the values of a window become its reading.
 STATES: dict[str, Callable[[Sequence[float]], Any]] = {
-    "temperature_c": spread,
+    "temperature_c": mean,
     "pcie_generation": _lowest,
     "pcie_width": _lowest,
     "throttle_reasons": shares_of_reasons,
@@ -228,27 +207,22 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
     if not log.is_idle_power_known:
         log.idle_power_w, log.is_idle_power_known = idle_power_w(log, start_s), True
     found: dict[str, Any] = {"idle_power_w": log.idle_power_w}
-    sources: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     if log.idle_power_w is None:
         unreadable["idle_power_w"] = "the GPU was never idle before the first window"
-    for reading, value, source in _of_window(log, start_s, end_s):
+    for reading, value in _of_window(log, start_s, end_s):
         found[reading] = value
-        if value is not None:
-            sources[reading] = source
-        else:
+        if value is None:
             behind = log.reasons.get(f"{reading} samples", "no sample in the window")
             unreadable[reading] = log.reasons.get(reading, behind)
     if why := _why_not_idle(found, end_s - start_s):
         found["utilization"], unreadable["utilization"] = None, why
-        del sources["utilization"]
     return GpuReadings(
         started_unix_s=start_s,
         ended_unix_s=end_s,
         polls=len(log.polls.within(start_s, end_s)),
         lost=min(log.lost.values(), default=""),
         **({} if log.problem else found),
-        sources=sources,
         unreadable={"device": log.problem} if log.problem else unreadable,
     )
 
@@ -256,32 +230,29 @@ def cut(log: GpuLog, start_s: float, end_s: float) -> GpuReadings:
 def _why_not_idle(found: Mapping[str, Any], seconds: float) -> str:
     """Why a low utilization is wrong: some drivers say 0 % of a GPU at full load. Empty if nothing contradicts it."""
     busy, power, joules, limit_w = (found[name] for name in ("utilization", "power_w", "energy_j", "power_limit_w"))
-    if busy is None or busy.mean >= HARDLY_BUSY:
+    if busy is None or busy >= HARDLY_BUSY:
         return ""
-    watts = joules / seconds if joules is not None else power.mean if power else 0.0
+    watts = joules / seconds if joules is not None else power or 0.0
     if limit_w and watts >= AT_WORK * limit_w:
-        return f"{percent(busy.mean)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
+        return f"{percent(busy)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
     sms = found["sm_activity"]
-    if sms and sms.mean >= AT_WORK:
-        return f"{percent(busy.mean)} busy, although {percent(sms.mean)} of its SMs worked"
+    if sms and sms >= AT_WORK:
+        return f"{percent(busy)} busy, although {percent(sms)} of its SMs worked"
     return ""
 
 
-def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str, Any, str]]:
-    """Each reading, its value, and where that comes from."""
+def _of_window(log: GpuLog, start_s: float, end_s: float) -> Iterator[tuple[str, Any]]:
+    """Each reading and its value."""
     for reading in BUFFERS:
-        items, source = log.samples(reading, start_s, end_s)
-        yield reading, spread([value for _, value in items]), source
+        yield reading, mean([value for _, value in log.samples(reading, start_s, end_s)])
     for reading, of_polls in STATES.items():
-        yield reading, of_polls(log.polled[reading].within(start_s, end_s)), "poll"
+        yield reading, of_polls(log.polled[reading].within(start_s, end_s))
     for reading in LIMITS:
-        yield reading, log.limits.get(reading), "poll"
+        yield reading, log.limits.get(reading)
     for reading in ERRORS:
-        yield reading, _new(log.counters[reading], start_s, end_s), "counter"
-    yield "sm_activity", weighted_spread(log.sm_activity.within(start_s, end_s)), "gpm"
-    power, _ = log.samples("power_w", start_s, end_s)
-    energy_j = _growth(log.counters["energy_j"], start_s, end_s)
-    yield "energy_j", *((integral(power, start_s, end_s), "power") if energy_j is None else (energy_j, "counter"))
+        yield reading, _new(log.counters[reading], start_s, end_s)
+    yield "sm_activity", weighted_mean(log.sm_activity.within(start_s, end_s))
+    yield "energy_j", _growth(log.counters["energy_j"], start_s, end_s)
 
 
 def _new(counter: TimedValues, start_s: float, end_s: float) -> int | None:

@@ -133,7 +133,7 @@ class GangTelemetry:
 def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> list[RankBlock]:
     """Ranks' parts of a block, completed with the utilization and energy of their GPU if known."""
     count = len(telemetry.ranks)
-    means = each(telemetry.utilization.mean, count) if telemetry.utilization else (None,) * count
-    known = zip(telemetry.ranks, means, each(telemetry.energy_j, count), strict=True)
+    columns = each(telemetry.utilization, count), each(telemetry.energy_j, count)
+    known = zip(telemetry.ranks, *columns, strict=True)
     told = {rank: {"utilization": mean, "energy_j": energy_j} for rank, mean, energy_j in known}
     return [msgspec.structs.replace(part, readings=part.readings | told.get(part.rank, {})) for part in parts]

@@ -183,14 +183,7 @@ def read_steps(path: Path, device_type: DeviceType) -> list[TracedStep]:
 
 def numbers_of(steps: Sequence[TracedStep]) -> dict[str, Any]:
     """Fields of an `ArmProfile` from steps."""
-    typical = trace_analysis.typical_step(steps)
-    return {
-        **trace_analysis.step_columns(steps),
-        "buckets": trace_analysis.buckets_of(steps),
-        "longest": trace_analysis.longest_kernels(steps),
-        "gaps": trace_analysis.idle_gaps(typical),
-        "spans": trace_analysis.timeline(typical),
-    }
+    return {**trace_analysis.step_columns(steps), "buckets": trace_analysis.buckets_of(steps)}
 
 
 def in_words(error: Exception) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +18,9 @@ import numpy as np
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.profile_record import (
-    LONGEST_NAME,
-    MOST_GAPS,
-    MOST_KERNELS,
-    MOST_SPANS,
-    IdleGap,
-    Lane,
-    ProfiledBucket,
-    ProfiledKernel,
-    ProfileSpan,
-)
-from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, OPTIMIZER, STEP
+from pytest_ddpscale.run.profile_record import ProfiledBucket
+from pytest_ddpscale.worker.step_names import STEP
 
-_PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 # Kernels of NCCL, `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`, of symmetric memory `ncclSymkDevKernel_…` (before 2.19
@@ -79,7 +67,6 @@ class TracedCollective:
     begin: float
     end: float
     is_all_reduce: bool
-    name: str
     bytes: int | None
 
 
@@ -91,17 +78,11 @@ class TracedStep:
         length: its duration.
         compute: merged spans of computation.
         collectives: in order of their begins.
-        phases: name, begin and end of forward, backward and optimizer.
-        pieces: name, begin and end of each kernel; on a CPU of each outermost operator.
-        own_ms: name and own time of each kernel; on a CPU of each operator, without nested ones.
     """
 
     length: float
     compute: FloatArray
     collectives: Sequence[TracedCollective]
-    phases: Sequence[tuple[str, float, float]]
-    pieces: Sequence[tuple[str, float, float]]
-    own_ms: Sequence[tuple[str, float]]
 
     def communication(self, *, only_all_reduce: bool = False) -> FloatArray:
         """Merged spans in which a collective runs."""
@@ -144,80 +125,43 @@ def _cpu_step(mark: TraceEvent, events: Sequence[TraceEvent]) -> TracedStep:
     inside = [one for one in events if one.end > mark.ts and one.ts < mark.end]
     operators = [one for one in inside if one.cat == "cpu_op" and one.tid == mark.tid]
     handing_over = [one for one in operators if one.name.startswith(_HANDING_OVER)]
-    outermost, own = _nested(operators)
     span = _within(mark.ts, mark.end)
     return TracedStep(
         length=mark.dur / _US_PER_MS,
         compute=without(merged([span(one) for one in operators]), merged([span(one) for one in handing_over])),
         collectives=_collectives([one for one in inside if one.tid != mark.tid], mark.ts, mark.end),
-        phases=[(one.name, *span(one)) for one in inside if one.name in _PHASES],
-        pieces=[(one.name, *span(one)) for one in outermost],
-        own_ms=own,
     )
 
 
-def _nested(operators: Sequence[TraceEvent]) -> tuple[list[TraceEvent], list[tuple[str, float]]]:
-    """Outermost operators of one thread, and name and own milliseconds of each operator."""
-    outermost: list[TraceEvent] = []
-    calling: list[TraceEvent] = []
-    ordered = sorted(operators, key=lambda one: (one.ts, -one.dur))
-    own = {id(one): one.dur for one in ordered}
-    for one in ordered:
-        while calling and calling[-1].end <= one.ts:
-            calling.pop()
-        if calling:
-            own[id(calling[-1])] -= one.dur
-        else:
-            outermost.append(one)
-        calling.append(one)
-    return outermost, [(one.name, max(0.0, own[id(one)]) / _US_PER_MS) for one in ordered]
-
-
 def _gpu_steps(marks: Sequence[TraceEvent], events: Sequence[TraceEvent]) -> list[TracedStep]:
-    """Steps on a GPU; work belongs to the step and phase in which it was launched, because it may run much later."""
+    """Steps on a GPU; work belongs to the step in which it was launched, because it may run much later."""
     on_gpu = [one for one in events if one.cat in _ON_GPU]
     if not any(one.cat == "kernel" for one in on_gpu):
         raise ValueError("the trace has no GPU kernel")
     launched_at = {_correlation(one): one.ts for one in events if one.cat in _LAUNCHES}
     borders = [mark.ts for mark in marks]
-    of_step: list[list[tuple[float, TraceEvent]]] = [[] for _ in marks]
+    of_step: list[list[TraceEvent]] = [[] for _ in marks]
     for one in on_gpu:
         launch = launched_at.get(_correlation(one), one.ts)
         number = int(np.searchsorted(borders, launch, "right")) - 1
         if number >= 0 and launch <= marks[-1].end:
-            of_step[number].append((launch, one))
+            of_step[number].append(one)
     if not all(of_step):
         raise ValueError("the trace has a step without any GPU kernel")
-    begins = [min(one.ts for _, one in launched) for launched in of_step]
-    ends = [*begins[1:], max(one.end for _, one in of_step[-1])]
-    phases = [one for one in events if one.name in _PHASES and one.cat == "user_annotation"]
-    return [
-        _gpu_step(begin, end, launched, phases, on_gpu)
-        for begin, end, launched in zip(begins, ends, of_step, strict=True)
-    ]
+    begins = [min(one.ts for one in launched) for launched in of_step]
+    ends = [*begins[1:], max(one.end for one in of_step[-1])]
+    return [_gpu_step(begin, end, on_gpu) for begin, end in zip(begins, ends, strict=True)]
 
 
-def _gpu_step(
-    begin: float, end: float, launched: Sequence[tuple[float, TraceEvent]], phases: Sequence[TraceEvent],
-    on_gpu: Sequence[TraceEvent],
-) -> TracedStep:  # fmt: skip
+def _gpu_step(begin: float, end: float, on_gpu: Sequence[TraceEvent]) -> TracedStep:
     span = _within(begin, end)
     # Includes work of an earlier step that still runs.
     running = [one for one in on_gpu if one.end > begin and one.ts < end]
     computing = [one for one in running if not _COLLECTIVE.match(one.name)]
-    found = []
-    for phase in phases:
-        of_phase = [one for at, one in launched if phase.ts <= at <= phase.end and not _COLLECTIVE.match(one.name)]
-        if of_phase:
-            latest = max(one.end for one in of_phase)
-            found.append((phase.name, span(of_phase[0])[0], min(latest, end) / _US_PER_MS - begin / _US_PER_MS))
     return TracedStep(
         length=(end - begin) / _US_PER_MS,
         compute=merged([span(one) for one in computing]),
         collectives=_collectives(running, begin, end),
-        phases=found,
-        pieces=[(one.name, *span(one)) for one in running],
-        own_ms=[(one.name, one.dur / _US_PER_MS) for _, one in launched],
     )
 
 
@@ -238,7 +182,7 @@ def _collectives(events: Iterable[TraceEvent], begin: float, end: float) -> list
     span = _within(begin, end)
     found = [one for one in events if _COLLECTIVE.match(one.name)]
     return [
-        TracedCollective(begins, ends, bool(_ALL_REDUCE.match(one.name)), one.name, message_bytes(one.args))
+        TracedCollective(begins, ends, bool(_ALL_REDUCE.match(one.name)), message_bytes(one.args))
         for one in sorted(found, key=lambda one: one.ts)
         for begins, ends in [span(one)]
     ]
@@ -323,60 +267,9 @@ def buckets_of(steps: Sequence[TracedStep]) -> tuple[ProfiledBucket, ...]:
     return tuple(buckets)
 
 
-def longest_kernels(steps: Sequence[TracedStep]) -> tuple[ProfiledKernel, ...]:
-    """Names with the longest total time over all steps."""
-    total: dict[str, float] = defaultdict(float)
-    calls: dict[str, int] = defaultdict(int)
-    for step in steps:
-        for name, own_ms in step.own_ms:
-            total[name[:LONGEST_NAME]] += own_ms
-            calls[name[:LONGEST_NAME]] += 1
-    names = sorted(total, key=lambda name: -total[name])[:MOST_KERNELS]
-    return tuple(
-        ProfiledKernel(name=name, calls=calls[name], ms_per_step=_rounded(total[name] / len(steps))) for name in names
-    )
-
-
 def typical_step(steps: Sequence[TracedStep]) -> TracedStep:
     """The step with the median duration; the shorter of two middle ones."""
     return sorted(steps, key=lambda step: step.length)[(len(steps) - 1) // 2]
-
-
-def idle_gaps(step: TracedStep) -> tuple[IdleGap, ...]:
-    """The longest gaps without computation and communication, longest first."""
-    gaps = without(np.array([[0.0, step.length]]), step.busy).tolist()
-    longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:MOST_GAPS]
-    pieces = [*step.pieces, *((one.name, one.begin, one.end) for one in step.collectives)]
-    found = []
-    for begin, end in longest:
-        after = max((one for one in pieces if one[2] <= begin), key=lambda one: one[2], default=("", 0.0, 0.0))
-        before = min((one for one in pieces if one[1] >= end), key=lambda one: one[1], default=("", 0.0, 0.0))
-        found.append(
-            IdleGap(
-                begins_ms=_rounded(begin), lasts_ms=_rounded(end - begin),
-                after=after[0][:LONGEST_NAME], before=before[0][:LONGEST_NAME],
-            )
-        )  # fmt: skip
-    return tuple(found)
-
-
-def timeline(step: TracedStep) -> tuple[ProfileSpan, ...]:
-    """The spans of a step's timeline; computation is merged across gaps that are too short to be visible."""
-    phases = step.phases[: MOST_SPANS // 4]
-    found = [_span("phase", begin, end, name.partition(":")[2]) for name, begin, end in phases]
-    found += [
-        _span("all_reduce" if one.is_all_reduce else "other_collective", one.begin, one.end, one.name)
-        for one in step.collectives[: MOST_SPANS // 4]
-    ]
-    gap, compute = step.length / MOST_SPANS, step.compute
-    while len(compute) > MOST_SPANS // 2:
-        compute = merged(np.column_stack([compute[:, 0], compute[:, 1] + gap]).tolist()) - [0.0, gap]
-        gap *= 2
-    return tuple(found) + tuple(_span("compute", begin, end) for begin, end in compute.tolist())
-
-
-def _span(lane: Lane, begin: float, end: float, name: str = "") -> ProfileSpan:
-    return ProfileSpan(lane=lane, begins_ms=_rounded(begin), lasts_ms=_rounded(end - begin), name=name[:LONGEST_NAME])
 
 
 def _median(values: Iterable[float]) -> float:

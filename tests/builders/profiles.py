@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_ddpscale.run.profile_record import ArmProfile, IdleGap, ProfiledBucket, ProfiledKernel, ProfileSpan
+from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledBucket
 
 
 def profile(
@@ -14,11 +14,6 @@ def profile(
     reduced = reduced or [(0.0, 0.0)] * len(steps)
     is_ddp = any(under_way for under_way, _ in reduced)
     buckets = (ProfiledBucket(bytes=2**20, begins_ms=50, took_ms=reduced[0][0], hidden_ms=reduced[0][1]),)
-    spans = (
-        ProfileSpan(lane="phase", begins_ms=0, lasts_ms=40, name="forward"),
-        ProfileSpan(lane="compute", begins_ms=0, lasts_ms=60),
-        ProfileSpan(lane="all_reduce", begins_ms=50, lasts_ms=40, name="gloo:all_reduce"),
-    )
     return ArmProfile(
         study=study, arm=arm, gang=0, rank=0, trace=f"profiles/{arm}.json.gz",
         step_ms=tuple(step for step, _, _ in steps), compute_ms=tuple(compute for _, compute, _ in steps),
@@ -26,7 +21,4 @@ def profile(
         idle_ms=tuple(step - compute - waiting for step, compute, waiting in steps),
         all_reduce_ms=tuple(under_way for under_way, _ in reduced), hidden_ms=tuple(hidden for _, hidden in reduced),
         buckets=buckets if is_ddp else (),
-        longest=(ProfiledKernel(name="aten::convolution_backward", calls=20 * len(steps), ms_per_step=25),),
-        gaps=(IdleGap(begins_ms=90, lasts_ms=5, after="gloo:all_reduce", before="aten::add_"),),
-        spans=spans if is_ddp else spans[:2],
     )  # fmt: skip

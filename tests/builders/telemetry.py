@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from pytest_ddpscale.judge import devices
 from pytest_ddpscale.run.column_record import joined
@@ -12,7 +11,6 @@ from pytest_ddpscale.run.strict_json import Count, each
 from pytest_ddpscale.run.telemetry import (
     READINGS,
     GpuReadings,
-    Spread,
     TelemetryBlock,
     TelemetryColumns,
     telemetry_columns_of,
@@ -35,19 +33,12 @@ def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecor
     """Records GPU by GPU."""
     found = []
     for block in blocks:
-        columns = [_each(getattr(block, name), len(block.ranks)) for name in READINGS]
+        columns = [each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
             host, local_rank, device = gangs[block.gang].place(rank)[:3]
             readings = dict(zip(READINGS, values, strict=True))
             found.append(Telemetry(block.study, block.arm, block.round, rank, local_rank, host, device, **readings))
     return found
-
-
-def _each(column: Any, count: int) -> Sequence[Any]:
-    if not isinstance(column, Spread):
-        return each(column, count)
-    parts = zip(*(each(getattr(column, name), count) for name in column.__struct_fields__), strict=True)
-    return [None if mean is None else Spread(mean, *others) for mean, *others in parts]
 
 
 def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:

@@ -47,7 +47,6 @@ from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import ClockSkew, GpuProcess, InfiniBandPort, RemappedRows, Survey
-from pytest_ddpscale.run.telemetry import Spread
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -95,8 +94,6 @@ def value_of(name: str, text: str, before: Any) -> Any:
         return ClockSkew(middle_s - half_s, middle_s + half_s)
     if name == "topology":
         return TOPOLOGIES[text]
-    if isinstance(before, Spread):
-        return Spread(float(text), float(text), float(text), 10)
     if isinstance(before, dict):
         return dict.fromkeys(words, 1)
     if isinstance(before, tuple | list):
@@ -273,7 +270,7 @@ class Checked:
                 told += [window] if window else []
                 busy = (window or healthy).utilization
                 if all(one.name != "idle" for one in own):
-                    block = make_measurement(study, self.study.arms[0], number, utilization=busy and busy.mean, **place)
+                    block = make_measurement(study, self.study.arms[0], number, utilization=busy, **place)
                     measured.append(replaced(block, arm=name))
         return told, measured
 

@@ -13,7 +13,7 @@ from pytest_ddpscale.report.live_progress import LiveProgress
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
-from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from tests.builders.judgements import HOSTILE, JUDGEMENT, PLAN
 from tests.builders.records import gang_on, steady_block
 
@@ -28,13 +28,12 @@ def heard(*records: object) -> LiveProgress:
     return progress
 
 
-def telemetry(ranks: tuple[int, ...], power_w: tuple[float, ...], hot_c: Any = 60.0) -> bytes:
+def telemetry(ranks: tuple[int, ...], power_w: Any, hot_c: Any = 60.0) -> bytes:
     """A line of telemetry.jsonl."""
-    watts: Any = power_w
     return line_of(
         TelemetryBlock(
             study=SECOND, arm="ddp@2", round=0, gang=0, ranks=ranks, started_unix_s=1.0, ended_unix_s=2.0,
-            power_w=Spread(watts, watts, watts, 3), temperature_c=Spread(hot_c, hot_c, hot_c, 3),
+            power_w=power_w, temperature_c=hot_c,
         )
     )  # fmt: skip
 

@@ -8,16 +8,14 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.figures.timeline import exposed_parts, pieces_of, step_timeline
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.profile_text import part_rows, problem_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledKernel, ProfileSpan
-from tests.builders.judgements import ACCEPTED, HOSTILE, RUN
+from pytest_ddpscale.run.profile_record import ArmProfile
+from tests.builders.judgements import ACCEPTED, RUN
 from tests.builders.profiles import profile
-from tests.report.drawn import painted
 from tests.report.page_text import page_text
 
 ARMS = (Arm("alone", 1, 4), Arm("no_sync", 2, 4), Arm("ddp", 2, 4), Arm("each", 2, 4))
@@ -47,9 +45,7 @@ def test_both_reports_have_what_was_profiled_and_why_an_arm_was_not() -> None:
     for report in (render_markdown(ACCEPTED, RUN, evidence=evidence(NO_SYNC, DDP, LOST)), page(NO_SYNC, DDP, LOST)):
         assert "Rank 0 profiled 3 steps of each arm with torch.profiler" in report
         assert "o profile of weak/r, each@2: this build of torch has no Kineto" in report
-    text = page(NO_SYNC, DDP, LOST)
-    assert "profiles/ddp@2.json.gz" in render_html(ACCEPTED, RUN, evidence(DDP)), "under the picture"
-    assert "aten::convolution_backward" in text
+    assert "profiles/ddp@2.json.gz" in render_html(ACCEPTED, RUN, evidence(DDP))
 
 
 def test_traces_are_linked_only_if_there_are_any() -> None:
@@ -72,29 +68,5 @@ def test_without_a_profile_the_ticket_has_no_section() -> None:
     assert "## Profile" not in render_markdown(ACCEPTED, RUN, evidence=evidence())
 
 
-def test_names_of_kernels_stay_text() -> None:
-    kernel = ProfiledKernel(name=HOSTILE[:200], calls=3, ms_per_step=1)
-    span = ProfileSpan(lane="phase", begins_ms=0, lasts_ms=100, name=HOSTILE[:200])
-    attack = _with(DDP, longest=(kernel,), spans=(span, *DDP.spans))
-    rendered = render_html(ACCEPTED, RUN, evidence(NO_SYNC, attack))
-    assert "<script>alert" not in rendered
-    assert rendered.count("<script") == 1
-
-
 def _with(one: ArmProfile, **changes: object) -> ArmProfile:
     return ArmProfile(**{name: getattr(one, name) for name in one.__struct_fields__} | changes)
-
-
-def test_the_timeline_paints_what_is_exposed_fully() -> None:
-    computing = [span for span in DDP.spans if span.lane == "compute"]
-    (reduced,) = (pieces_of(span, computing) for span in DDP.spans if span.lane == "all_reduce")
-    assert [(begin, end, opacity) for begin, end, _, opacity in reduced] == [(50, 90, 0.3), (60, 90, 1.0)]
-    assert {"step", "computing", "all-reduce"} <= {one.get_text() for one in painted(step_timeline(DDP)).texts}
-    assert step_timeline(LOST) is None
-
-
-def test_what_no_span_covers_is_exposed() -> None:
-    computing = [ProfileSpan(lane="compute", begins_ms=begin, lasts_ms=2) for begin in (0, 4, 8)]
-    assert exposed_parts(1, 9, computing) == [(2, 4), (6, 8)]
-    assert exposed_parts(4, 6, computing) == []
-    assert exposed_parts(20, 21, computing) == [(20, 21)]

@@ -10,7 +10,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.live_progress import REFRESH_S
 from pytest_ddpscale.run.record_lines import Idle, Interrupted, line_of
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
-from pytest_ddpscale.run.telemetry import Spread, TelemetryBlock
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.session.interim import LARGEST_SHARE_OF_PROGRESS, Interim
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on, steady_block
@@ -72,10 +72,9 @@ def test_ranks_and_progress_are_put_in_every_10_s_also_while_blocks_are_timed(
         if second % 3:
             timed.page.hear(Idle())
             continue
-        hot = Spread(60.0 + second, 60.0 + second, 60.0 + second, 3)
         telemetry = TelemetryBlock(
             study=STUDY, arm="ddp@2", round=second, gang=0, ranks=(0, 1), started_unix_s=1.0, ended_unix_s=2.0,
-            temperature_c=hot,
+            temperature_c=60.0 + second,
         )  # fmt: skip
         measuring.run.append_lines("telemetry.jsonl", line_of(telemetry))
         timed.page.hear(steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0))

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock, Value
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.telemetry import GpuReadings, Spread, TelemetryBlock
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.link import Sampler
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
@@ -51,10 +51,9 @@ class ToldSampler(Sampler):
 
     def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> tuple[GpuReadings, ...]:
         self.asked.append(list(windows))
-        half = Spread(0.5, 0.5, 0.5, 3)
         return () if self.is_dead else tuple(
             GpuReadings(
-                started_unix_s=begin, ended_unix_s=end, polls=3, utilization=half,
+                started_unix_s=begin, ended_unix_s=end, polls=3, utilization=0.5,
                 energy_j=float(uuid.removeprefix("GPU-")),
             )
             for uuid, begin, end in windows

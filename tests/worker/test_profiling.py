@@ -66,7 +66,6 @@ def test_rank_0_profiles_each_arm_while_all_ranks_of_it_take_the_steps(tmp_path:
     assert min(ddp.all_reduce_ms) > 0
     gradients = sum(4 * parameter.numel() for parameter in _tiny().parameters())
     assert sum(bucket.bytes or 0 for bucket in ddp.buckets) == gradients
-    assert {span.name for span in ddp.spans if span.lane == "phase"} == {"forward", "backward", "optimizer"}
     assert traced == {"alone": 1, "no_sync@2": 1, "ddp@2": 1}, "the trace that is kept has the typical step"
 
 

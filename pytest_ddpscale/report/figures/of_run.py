@@ -11,8 +11,6 @@ from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures import maps, step_bars
 from pytest_ddpscale.report.figures.drawing import WIDE, Drawing, bare_number, draw
 from pytest_ddpscale.report.figures.lines import LineAxes, panels
-from pytest_ddpscale.report.figures.timeline import step_timeline
-from pytest_ddpscale.report.profile_text import largest_profiles
 from pytest_ddpscale.report.scaling_curves import EFFICIENCY, SPEEDUP, THROUGHPUT, Quantity, ScalingCurve
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -49,7 +47,7 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Fi
     """All figures of a run, drawn from the same values as the verdicts."""
     watermark = WATERMARK if judgement.simulated or run.is_simulated() else ""
     found = [*_of_places(evidence, judgement), *_of_scaling(evidence, judgement), *_of_steps(evidence)]
-    return [_drawn(figure, judgement.sku, watermark) for figure in [*found, *_of_profiles(evidence)]]
+    return [_drawn(figure, judgement.sku, watermark) for figure in found]
 
 
 def write_pngs(drawn: list[Figure], directory: Path) -> list[Path]:
@@ -155,14 +153,3 @@ def _of_steps(evidence: Evidence) -> Iterator[Figure]:
         ),
     )  # fmt: skip
     yield from (figure for figure in found if figure.shown)
-
-
-def _of_profiles(evidence: Evidence) -> Iterator[Figure]:
-    for number, profile in enumerate(largest_profiles(evidence.profiles), 1):
-        timeline = step_timeline(profile)
-        if timeline:
-            trace = f" Its trace, for Perfetto or chrome://tracing: {profile.trace}" if profile.trace else ""
-            yield Figure(
-                f"profile-{number}", f"One step of {profile.study}, {profile.arm}", timeline,
-                f"Rank {profile.rank} under torch.profiler, the step of median duration.{trace}",
-            )  # fmt: skip

@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.telemetry import Spread
 from tests.integration.played_gpus.played_session import (
     HOST,
     EndedSession,
@@ -118,21 +117,16 @@ def test_each_gpu_has_a_line_of_telemetry_for_every_block(healthy: EndedSession)
     assert all(one.device == uuid_of(one.rank) for one in telemetry)
 
 
-def mean(spread: Spread[float] | None) -> float:
-    assert spread is not None
-    return spread.mean
-
-
 def test_telemetry_is_what_the_driver_says_of_working_gpus(healthy: EndedSession) -> None:
     blocks = [one for one in healthy.telemetry if one.study == "weak/tiny"]
     assert len(blocks) == 2 * 2 * FEWEST_ROUNDS  # GPUs, arms, rounds
     for one in blocks:
         seconds = one.ended_unix_s - one.started_unix_s
         assert one.energy_j == pytest.approx(A100.work.power_w * seconds, rel=ENERGY_ERROR)
-        assert mean(one.power_w) == pytest.approx(A100.work.power_w)
-        assert mean(one.sm_clock_mhz) == A100.work.sm_clock_mhz
+        assert one.power_w == pytest.approx(A100.work.power_w)
+        assert one.sm_clock_mhz == A100.work.sm_clock_mhz
         assert one.idle_power_w == A100.power_w
-        assert mean(one.utilization) == pytest.approx(0.99)
+        assert one.utilization == pytest.approx(0.99)
         assert one.ecc_uncorrected == 0
 
 
