@@ -51,8 +51,7 @@ SAME = """
 """
 # One line says why not.
 REFUSED = """
-    pytest-forked --forked; pytest-isolate --isolate; pytest-parallel --workers=2; pytest-picked --picked;
-    pytest-run-parallel --parallel-threads=2; pytest-xdist -n2; python -O --assert=plain
+    pytest-forked --forked; pytest-picked --picked; pytest-xdist -n2; python -O --assert=plain
 """
 # They leave items out, and the headline says how many.
 SOME = "pytest-split --splits=2 --group=1"

@@ -304,7 +304,7 @@ def _add_history(commands: Commands) -> None:
         help="history file, one per cluster since nodes are known by name; default: "
              f"${OPTIONS['history'].variable}, else ddpscale-runs/history.sqlite here")  # fmt: skip
     command.add_argument("--gpu-sku", metavar="SKU", help="canonical name, as the history lists it; default: all")
-    command.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="default: %(default)s")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
     command.add_argument("--add", type=Path, nargs="+", metavar="RUN_DIR", default=[],
         help="add judged runs, each once; print only what was added")  # fmt: skip
     command.add_argument("--forget", metavar="NODE",
@@ -314,7 +314,7 @@ def _add_history(commands: Commands) -> None:
 def _history(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.database import DEFAULT_HISTORY
     from pytest_ddpscale.history.overview import read_histories
-    from pytest_ddpscale.report.history_text import json_text, node_lines, overview_lines, tsv_lines
+    from pytest_ddpscale.report.history_text import json_text, node_lines, overview_lines
 
     file: Path = arguments.history or DEFAULT_HISTORY
     if arguments.add:
@@ -327,8 +327,8 @@ def _history(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print(json_text(nodes))
         return
-    lines = tsv_lines(nodes) if arguments.format == "tsv" else overview_lines(nodes)
-    if arguments.format == "text" and arguments.node is not None:
+    lines = overview_lines(nodes)
+    if arguments.node is not None:
         lines = (line for node in nodes for line in (*node_lines(node), ""))
     for line in lines:
         print(line)

@@ -358,27 +358,13 @@ OF_ANY_RUN = (
 )  # fmt: skip
 
 
-# Variables of options that are gone, and what to do instead.
-_FORMER_VARIABLES = {
-    "DDPSCALE_PRECISION": "no such variable; --ddp-launches=3 --ddp-rounds=16 measures a fixed number of rounds",
-    "DDPSCALE_FAMILY_CONFIDENCE": "no such variable; each requirement is judged at --ddp-confidence",
-    "DDPSCALE_ISOLATE": "no such variable; --ddp-profile gives each study a fresh gang",
-    "DDPSCALE_TOTAL_LIMIT": "no such variable; the limit follows from the plan",
-    "DDPSCALE_QUEUE_LIMIT": "--ddp-slurm-args=--immediate=SECONDS on the command line",
-    "DDPSCALE_HOSTFILE": "--ddp-hosts=@FILE on the command line",
-    "DDPSCALE_OPERATOR": "--ddp-note=operator=NAME on the command line",
-    "DDPSCALE_SITE": "--ddp-note=site=PLACE on the command line",
-    "DDPSCALE_TICKET": "--ddp-note=ticket=ID on the command line",
-}
-
-
 def refuse_unread_variables(environ: Mapping[str, str]) -> None:
     """Refuse variables that look like options but are not read: an ignored setting could change what is judged.
 
     Raises:
         OptionError: one is set; the message says what to write instead.
     """
-    instead = dict(_FORMER_VARIABLES)
+    instead = dict[str, str]()
     for option in OPTIONS.values():
         if not option.in_environment:
             typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag

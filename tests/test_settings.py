@@ -144,11 +144,6 @@ def test_a_variable_that_is_not_read_is_refused_with_what_to_write(name: str) ->
     assert f"or {name} in the ini file. Unset {option.variable}." in str(raised.value)
 
 
-def test_a_variable_of_a_former_option_is_refused_too() -> None:
-    with pytest.raises(OptionError, match=r"^DDPSCALE_TICKET: .* expected --ddp-note=ticket=ID on the command line\."):
-        refuse_unread_variables({"DDPSCALE_TICKET": "OPS-7"})
-
-
 def test_other_variables_are_left_alone() -> None:
     others = "THRESHOLDS", "HISTORY", "CONTAINER", "SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG", "NOBODY"
     refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in others})

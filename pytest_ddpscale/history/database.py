@@ -18,7 +18,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.util.regular_file import refuse_irregular
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x64647073  # "ddps": marks the file as ours in SQLite's header
 BUSY_S = 60.0
 
@@ -29,9 +29,7 @@ _SCHEMA = (
     """CREATE TABLE hosts (
         host TEXT NOT NULL, run TEXT NOT NULL REFERENCES runs (id), versions TEXT NOT NULL, PRIMARY KEY (host, run))""",
     """CREATE TABLE verdicts (
-        run TEXT NOT NULL REFERENCES runs (id), id TEXT NOT NULL, metric TEXT NOT NULL, subject TEXT NOT NULL,
-        world_size INTEGER NOT NULL, outcome TEXT NOT NULL, value REAL, low REAL, high REAL, unit TEXT NOT NULL,
-        severity TEXT NOT NULL)""",
+        run TEXT NOT NULL REFERENCES runs (id), id TEXT NOT NULL, outcome TEXT NOT NULL, severity TEXT NOT NULL)""",
     """CREATE TABLE key_values (
         run TEXT NOT NULL REFERENCES runs (id), host TEXT NOT NULL, gpu_index INTEGER, gpu_uuid TEXT,
         metric TEXT NOT NULL, subject TEXT NOT NULL, world_size INTEGER NOT NULL, arm TEXT NOT NULL,

@@ -125,8 +125,8 @@ def _write(
         [(host, identity, strict_json(said)) for host, said in sorted(versions.items())],
     )
     connection.executemany(
-        "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(identity, *_verdict_row(verdict)) for verdict in verdicts],
+        "INSERT INTO verdicts VALUES (?, ?, ?, ?)",
+        [(identity, one.id, one.outcome, one.severity) for one in verdicts],
     )
     connection.executemany(
         "INSERT INTO key_values VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -175,14 +175,6 @@ def _mark_later(connection: sqlite3.Connection, sku: str, started_at: str, hosts
             "UPDATE key_values SET standing = ? WHERE rowid = ?",
             [("worse" if value in fallen else "norm", number) for number, value in values.items()],
         )
-
-
-def _verdict_row(verdict: Verdict) -> tuple[str | int | float | None, ...]:
-    low, high = verdict.interval or (None, None)
-    return (
-        verdict.id, verdict.metric, verdict.workload, verdict.world_size, verdict.outcome, verdict.value, low, high,
-        verdict.unit, verdict.severity,
-    )  # fmt: skip
 
 
 def _identity(sku: str, started_at: str, record: RunRecord, records: Sequence[AnyRecord]) -> str:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.cases import AnyCase
 
 ACCEPTANCE = "acceptance"
-_OURS = ("--ddp", "--gpu", "--thres")  # how options of this plugin begin
 _REFUSED = "ddpscale_refusal"  # key under which an xdist worker leaves its error
 
 
@@ -48,22 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             more |= {"action": "append"} if option.repeats else {}
             group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **more)
         parser.addini(option.name, option.help, default="")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, None, None]:
-    """Name the option that an unknown one resembles, once all plugins and conftest files have added theirs."""
-    yield
-    flags = [option.flag for option in OPTIONS.values()]
-    typed = {flag for arg in args if (flag := arg.partition("=")[0]).startswith(_OURS) and flag not in flags}
-    if not typed:
-        return
-    _, unknown = parser.parse_known_and_unknown_args(args)
-    for flag in typed & {one.partition("=")[0] for one in unknown}:
-        from pytest_ddpscale.util.nearest import did_you_mean
-
-        if near := did_you_mean(flag, flags):
-            raise pytest.UsageError(f"found {flag!r}, an unknown option{near}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before plugins that are refused begin anything

@@ -42,10 +42,11 @@ class Run:
     def samples(self, metric: str, workload: str, world_size: int) -> list[float]:
         """Per-round values of a metric, in its unit, for a test of your own.
 
-        Another launch measures what the plan does not include. Empty if nothing could be measured.
+        Empty if nothing could be measured.
 
         Raises:
-            OptionError: this SKU has no such metric or workload, or there are more ranks than devices.
+            OptionError: this SKU has no such metric or workload, there are more ranks than devices, or the plan does
+                not measure it.
         """
         return self.session.samples(metric, workload, world_size, self.listener)
 

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
 
 import pytest
 
 from pytest_ddpscale.plugin.selection import may_measure
 
 _TIMEOUT = ("timeout", "pytest_timeout")  # by its entry point, and by -p
-
-
-class _Apart(NamedTuple):
-    """An option that runs each test in a process or thread of its own, where each would measure anew.
-
-    Attributes:
-        plugins: names under which pytest knows its plugin.
-        option: where the value is kept.
-        mark: that does the same to one test; empty if none does.
-    """
-
-    distribution: str
-    plugins: tuple[str, ...]
-    option: str
-    mark: str = ""
-
-
-_APART = (
-    _Apart("pytest-forked", ("pytest_forked",), "forked", "forked"),
-    _Apart("pytest-isolate", ("pytest_isolate", "pytest_isolate.plugin"), "isolate", "isolate"),
-    _Apart("pytest-parallel", ("parallel", "pytest_parallel"), "workers"),
-    _Apart("pytest-parallel", ("parallel", "pytest_parallel"), "tests_per_worker"),
-    _Apart("pytest-run-parallel", ("run-parallel", "pytest_run_parallel.plugin"), "parallel_threads"),
-)
+_FORKED = ("pytest_forked",)
 
 
 def refuse_options(config: pytest.Config) -> None:
@@ -47,10 +23,8 @@ def refuse_options(config: pytest.Config) -> None:
             "pytest-xdist is active with workers; expected one pytest process, because measurements of several would "
             "disturb each other. Run without -n (torchrun starts the ranks), or with -p no:xdist."
         )
-    for one in _APART:
-        if _has(config, one.plugins) and str(config.getoption(one.option, None)) not in ("None", "False", "1"):
-            flag = f"--{one.option.replace('_', '-')}"
-            raise _refusal(one, f"active with {flag}", f"without {flag}")
+    if _has(config, _FORKED) and config.getoption("forked", None):
+        raise _refusal("active with --forked", "without --forked")
     if sys.flags.optimize and config.getoption("assertmode", "rewrite") == "plain":
         raise pytest.UsageError(
             "python -O with --assert=plain drops every assert, so a site's own test could not fail. "
@@ -60,11 +34,10 @@ def refuse_options(config: pytest.Config) -> None:
 
 def refuse_marks(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse the same of single tests that measure. Raises pytest.UsageError."""
-    for one in _APART:
-        if one.mark and _has(config, one.plugins):
-            for item in filter(may_measure, items):
-                if item.get_closest_marker(one.mark):
-                    raise _refusal(one, f"asked for by the mark {one.mark!r} of {item.nodeid}", "without that mark")
+    if _has(config, _FORKED):
+        for item in filter(may_measure, items):
+            if item.get_closest_marker("forked"):
+                raise _refusal(f"asked for by the mark 'forked' of {item.nodeid}", "without that mark")
 
 
 def lift_time_limit(item: pytest.Item) -> None:
@@ -77,10 +50,10 @@ def lift_time_limit(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.timeout(0))
 
 
-def _refusal(one: _Apart, found: str, instead: str) -> pytest.UsageError:
+def _refusal(found: str, instead: str) -> pytest.UsageError:
     return pytest.UsageError(
-        f"{one.distribution} is {found}; expected one pytest process and thread, because all requirements are judged "
-        f"on one measurement, and each process or thread would measure anew. Run {instead}."
+        f"pytest-forked is {found}; expected one pytest process, because all requirements are judged on one "
+        f"measurement, and each process would measure anew. Run {instead}."
     )
 
 

@@ -1,4 +1,4 @@
-"""The history of nodes as text, tab-separated values and JSON."""
+"""The history of nodes as text and JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from pytest_ddpscale.run.gpu_name import short_gpu_name
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.util.tables import table, text_lines
 
-TSV_HEADER = (
-    "sku", "host", "at", "metric", "subject", "world_size", "arm", "gpu_index", "gpu_uuid", "value", "unit",
-    "batch_size", "past_ratio", "past_spread", "past_runs", "past_standing",
-)  # fmt: skip
-
-_NONE = "-"
 _RUNS_SHOWN = 5
 
 
@@ -56,19 +50,6 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
     rows = [(*_named(d.value), f"{d.value.value:.4g} {d.value.unit}", _beside(d.past)) for d in inorder]
     yield from text_lines(table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows))
-
-
-def tsv_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
-    """A header, then a line for each value of each node; no field is empty or holds a tab."""
-    yield "\t".join(TSV_HEADER)
-    for node in nodes:
-        for drift in node.drifts:
-            one = drift.value
-            fields = (
-                node.sku, node.host, drift.at, one.metric, one.subject, one.world_size, one.arm, one.gpu_index,
-                one.gpu_uuid, one.value, one.unit, one.batch_size, *_tsv(drift.past),
-            )  # fmt: skip
-            yield "\t".join(_NONE if field is None else text.one_line(str(field)) or _NONE for field in fields)
 
 
 def json_text(nodes: Sequence[NodeHistory]) -> str:
@@ -118,9 +99,3 @@ def _word(one: ValueComparison) -> str:
 def _percent(one: ValueComparison) -> str:
     change = digits.number_text(one.ratio - 1, "fraction")
     return change if change.startswith("−") else f"+{change}"
-
-
-def _tsv(one: ValueComparison | None) -> tuple[object, ...]:
-    if one is None:
-        return (None,) * 4
-    return f"{one.ratio:.6f}", f"{one.reference.spread:.6f}", one.reference.number, one.standing

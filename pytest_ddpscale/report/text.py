@@ -216,12 +216,6 @@ def check_text(verdict: Verdict) -> str:
     return f"{check.title}: a node passes if {check.meaning}" if check else ""
 
 
-def requirement_text(verdict: Verdict) -> str:
-    """Name in a table of one metric: ``resnet152-fp16-8gpu``; for a check also what it requires of every node."""
-    check = _check_of(verdict)
-    return f"{short_name(verdict)}: {check.meaning}" if check else short_name(verdict)
-
-
 def subject_text(verdict: Verdict) -> str:
     """The requirement in words: ``Weak scaling efficiency of resnet152-fp16 on 8 ranks``."""
     metric, name, ranks = METRICS[verdict.metric], one_line(verdict.workload), count_text(verdict.world_size, "rank")

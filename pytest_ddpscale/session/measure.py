@@ -1,11 +1,10 @@
-"""A session that measures: plans the selection, launches it, and measures beyond the plan if a test asks for more."""
+"""A session that measures: plans the selection and launches it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from pytest_ddpscale.launch.limits import STARTUP_S, Limits
 from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.planner import PACES, Pace, Question
+from pytest_ddpscale.plan.planner import PACES, Pace
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener, Unfit
@@ -45,7 +44,6 @@ class MeasureSource(EvidenceSource):
     def __init__(self, subject: Subject, machine: Machine, layout: Layout) -> None:
         super().__init__(subject, machine, layout)
         self._was_launched = False
-        self._was_refused = False  # the nodes are unfit, so nothing may run on them
 
     @property
     def named(self) -> str:
@@ -112,8 +110,8 @@ class MeasureSource(EvidenceSource):
             return "needs several nodes to spread ranks over; there is 1"
         return case.missing or None
 
-    def plan_for(self, cases: Sequence[AnyCase], more: Sequence[Question] = ()) -> Plan:
-        """The plan for all requirements that can be measured here, and for further questions."""
+    def plan_for(self, cases: Sequence[AnyCase]) -> Plan:
+        """The plan for all requirements that can be measured here."""
         measurable = [case for case in cases if self.why_not(case) is None]
         subject, machine = self.subject, self.machine
         nodes = machine.cluster.nodes if machine.devices is not None else 1
@@ -121,7 +119,7 @@ class MeasureSource(EvidenceSource):
             subject.sku, subject.device_type, (),
             nodes=nodes, ranks_per_node=machine.per_node, gpus_asked=machine.gpus_asked,
         )  # fmt: skip
-        return plan_of_cases(empty, measurable, self._pace(), more)
+        return plan_of_cases(empty, measurable, self._pace())
 
     def _pace(self) -> Pace:
         settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
@@ -151,30 +149,11 @@ class MeasureSource(EvidenceSource):
     def _make_room(self) -> None:
         """Called before launch; a new run has no old records to set aside."""
 
-    def covering(self, question: Question | None, listener: Listener) -> Evidence:
-        """Evidence for a question, measured by another launch if the plan does not cover it."""
-        from pytest_ddpscale.judge.values import covers
-
+    def measured(self, listener: Listener) -> Evidence:
+        """The evidence, measured first if necessary."""
         self.measure(listener)
         assert self.evidence is not None
-        may_measure = not self.writing_problem and not self._was_refused
-        if may_measure and question is not None and not covers(self.evidence.plan, question):
-            self.evidence = self._measured_beyond_the_plan(question, self.evidence, listener)
         return self.evidence
-
-    def _measured_beyond_the_plan(self, question: Question, evidence: Evidence, listener: Listener) -> Evidence:
-        extra = self.plan_for((), [question])
-        taken = {study.workload.name for study in evidence.plan.studies}
-        named = tuple(
-            replace(s, workload=replace(s.workload, name=further_name(s.workload.name, taken))) for s in extra.studies
-        )
-        # A second pair search would reuse the first one's round numbers.
-        extra = replace(extra, studies=named, pairs=None if evidence.pairs else extra.pairs)
-        run = self.measured_run
-        with self._writing(run):
-            run.write_json(run.plan_json, evidence.plan.joined(extra))
-            self._launch(extra, listener)
-        return self._read(run)
 
     def close(self, status: Ending) -> None:
         """Record how the session ended, and the ranks' hosts, versions and environment."""
@@ -230,7 +209,6 @@ class MeasureSource(EvidenceSource):
         # Only for a whole plan: other measurements are compared with earlier ones on all nodes.
         may_choose = self.subject.settings.unfit == LEAVE_OUT and plan is self.plan
         if others is None or others.devices is None or not may_choose:
-            self._was_refused = True
             ends = [StudyEnd(study, "error", f"nothing was measured: {in_words}") for study in plan.study_ids]
             run.append_records(ends)
             return
@@ -256,8 +234,3 @@ def launch_on(cluster: Cluster, settings: Settings, device_type: DeviceType, env
     environment = worker_environment(environ, device_type, pass_env=passed)
     container = container_of(settings.container, device_type, launcher.image_arguments)
     return Launch(launcher, environment, cluster.hosts, device_type, container, cluster.nodes)
-
-
-def further_name(workload: str, taken: Collection[str]) -> str:
-    """Name of a workload that is trained again: ``NAME-extra1``, or the next free number."""
-    return next(name for number in count(1) if (name := f"{workload}-extra{number}") not in taken)

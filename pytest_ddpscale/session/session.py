@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from pytest_ddpscale.errors import HistoryError
+from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
@@ -18,7 +18,7 @@ from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, with_waiver
 from pytest_ddpscale.judge.slow_links import slow_links
-from pytest_ddpscale.judge.values import samples_of
+from pytest_ddpscale.judge.values import covers, samples_of
 from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.run.coverage import Coverage
@@ -81,13 +81,17 @@ class AcceptanceSession:
         return self.verdicts[case.id]
 
     def samples(self, metric: str, workload: str, world_size: int, listener: Listener) -> list[float]:
-        """Per-round values of a metric, in its unit, with or without a requirement on it.
+        """Per-round values of a metric, in its unit.
 
         Raises:
-            OptionError: unknown metric or workload, or more ranks than devices.
+            OptionError: unknown metric or workload, more ranks than devices, or the plan does not measure it.
         """
         question = self.source.question(metric, workload, world_size)
-        evidence = self.source.covering(question, self.interim.listening(listener))
+        evidence = self.source.measured(self.interim.listening(listener))
+        if not covers(evidence.plan, question):
+            found = f"found {metric} of {workload} at world size {world_size}, which the plan does not measure"
+            action = "Add a requirement on it to the thresholds file: with `severity: warn` it rejects nothing."
+            raise OptionError("run.samples", found, "what a selected requirement needs", action)
         return [float(value) for value in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:
@@ -174,8 +178,7 @@ class AcceptanceSession:
         why_not = self.source.why_not(case)
         if why_not is not None:
             return self._judged_without_data(case, why_not)
-        question = case.question if isinstance(case, Case) else None
-        return self._judged(case, self.source.covering(question, listener))
+        return self._judged(case, self.source.measured(listener))
 
     def _judged(self, case: AnyCase, evidence: Evidence) -> Verdict:
         return with_waiver(self._judged_by_bound(case, evidence), case, evidence, today())

@@ -242,8 +242,8 @@ class EvidenceSource(ABC):
         """Why a requirement cannot be measured or judged; None if it can."""
 
     @abstractmethod
-    def covering(self, question: Question | None, listener: Listener) -> Evidence:
-        """Evidence that covers a question, measured beyond the plan if necessary; None asks for the plan only."""
+    def measured(self, listener: Listener) -> Evidence:
+        """The evidence, measured first if necessary."""
 
     def question(self, metric: str, workload: str, world_size: int) -> Question:
         """The question of a site's own test.
@@ -417,7 +417,7 @@ class JudgeSource(EvidenceSource):
         """What the thresholds declare missing; the measurements show the rest."""
         return case.missing or None
 
-    def covering(self, question: Question | None, listener: Listener) -> Evidence:
+    def measured(self, listener: Listener) -> Evidence:
         """All evidence of the run."""
         assert self.evidence is not None  # read when selected
         return self.evidence

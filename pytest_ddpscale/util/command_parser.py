@@ -1,4 +1,4 @@
-"""A parser of commands: help with an example and exit codes, what was probably meant, and mistakes in one line."""
+"""A parser of commands: help with an example and exit codes, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pytest_ddpscale.removed import REMOVED
-from pytest_ddpscale.util.nearest import did_you_mean
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
@@ -21,14 +20,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process."""
-        self.exit(USER_ERROR, f"{self.prog}: {message}{'' if message.endswith('?') else '.'} See {self.prog} --help.\n")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Name what was probably meant; argparse does so only in some versions of Python."""
-        if action.choices is not None and value not in action.choices:
-            known = [str(choice) for choice in action.choices]
-            near = did_you_mean(str(value), known) or f"; expected one of {', '.join(known)}"
-            raise argparse.ArgumentError(action, f"found {str(value)!r}{near}")
+        self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help.\n")
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -36,13 +28,10 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     found, unknown = parser.parse_known_args(argv)
     if unknown:
         command: argparse.ArgumentParser = found.parser
-        flag, what, near = unknown[0].partition("=")[0], "one argument too many", ""
-        if flag.startswith("-"):
-            if instead := REMOVED.get(f"{command.prog} {flag}"):
-                command.error(f"{flag} was removed; instead: {instead}")
-            taken = [action for action in command._actions if action.help != argparse.SUPPRESS]
-            what, near = "an unknown option", did_you_mean(flag, (one for a in taken for one in a.option_strings))
-        command.error(f"found {flag!r}, {what}{near}")
+        flag = unknown[0].partition("=")[0]
+        if instead := REMOVED.get(f"{command.prog} {flag}"):
+            command.error(f"{flag} was removed; instead: {instead}")
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
     return found
 
 

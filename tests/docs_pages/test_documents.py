@@ -58,7 +58,7 @@ def test_every_command_in_a_sentence_exists(parsers: Parsers) -> None:
         ("pytest --gpu-sku=b200 --ddp-rounds=3", "at least 8 rounds"),
         ("pytest -m nodes_health --gpu-sku=cpu", "no option or mark nodes_health"),
         ("ddpscale simulate --gpu-sku a100 --out RUN --gpu 8", "unrecognized arguments: --gpu 8"),
-        ("cd x && .venv/bin/ddpscale reports RUN | head", "found 'reports'"),
+        ("cd x && .venv/bin/ddpscale reports RUN | head", "invalid choice: 'reports'"),
         ("ssh n7 'cd /s && .venv/bin/pytest --gpu-sku=b200 --ddp-run-dirs=x'", "--ddp-run-dirs"),
         ("ddpscale suite collectives … --size 1MiB", "no option --size"),
         ("ddpscale threshold … check", "no subcommand 'threshold'"),

@@ -107,7 +107,7 @@ def test_there_is_no_write_ahead_log_which_nfs_cannot_share(tmp_path: Path) -> N
         (other_database, "is another program's database"),
         (other_application, "is another program's database"),
         (newer, f"has schema version {SCHEMA_VERSION + 1}; expected at most {SCHEMA_VERSION}"),
-        (older, "has schema version 1; expected 3. An earlier pytest-ddpscale wrote it: remove it, or keep using"),
+        (older, "has schema version 1; expected 4. An earlier pytest-ddpscale wrote it: remove it, or keep using"),
         (damaged, "is not a history file, or is damaged"),
         (cut_short, "is not a history file, or is damaged"),
         (without_a_table, "is not a history file, or is damaged"),
@@ -193,7 +193,7 @@ def test_a_file_that_stays_locked_is_a_sentence(tmp_path: Path, monkeypatch: pyt
 
 def test_a_number_that_no_database_takes_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match="cannot store the run's values"), writing(tmp_path / "h") as connection:
-        connection.execute("INSERT INTO verdicts (world_size) VALUES (?)", (10**30,))
+        connection.execute("INSERT INTO key_values (world_size) VALUES (?)", (10**30,))
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

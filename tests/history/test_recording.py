@@ -18,11 +18,10 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults
-from tests.builders.nights import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements, verdict
+from tests.builders.nights import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements
 from tests.builders.records import blocks_of
 
 
@@ -49,16 +48,7 @@ def test_a_run_is_kept_with_its_verdicts_values_and_versions(tmp_path: Path, his
     assert found.versions == {"python": "3.11.2", **VERSIONS, "driver": "580.65"}
     assert found.failed == ("throughput_per_gpu[r-2gpu]",)
     assert sorted(one.value for one in found.values) == pytest.approx([100.0] * 4)
-    expected = ("throughput_per_gpu", "r", 2, "failed", 100.0, 99.0, 101.0, "img/s", "fail")
-    assert [row[2:] for row in rows(history, "verdicts")] == [expected]
-
-
-def test_a_verdict_without_a_value_has_none(tmp_path: Path, history: Path) -> None:
-    run = judged_run(tmp_path / "run")
-    judgement = read_judgement(run.verdicts_json)
-    unmeasured = verdict("not_measured", value=None, interval=None)
-    record_run(history, run, type(judgement)(SKU, "incomplete", "", (unmeasured,)))
-    assert [row[5:9] for row in rows(history, "verdicts")] == [("not_measured", None, None, None)]
+    assert [row[1:] for row in rows(history, "verdicts")] == [("throughput_per_gpu[r-2gpu]", "failed", "fail")]
 
 
 def test_a_run_that_was_moved_or_copied_is_the_same_run(tmp_path: Path, history: Path) -> None:

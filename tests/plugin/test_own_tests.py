@@ -17,7 +17,6 @@ import pytest
 def test_samples(run):
     values = run.samples("weak_scaling_efficiency", "resnet152-fp16", 8)
     assert len(values) == {ROUNDS} and all(0.97 < value < 0.98 for value in values)
-    assert run.samples("throughput_per_gpu", "vit-b-16-fp16", 4) == []
     assert run.sku == "tested-gpu" and (run.directory / "run.json").is_file()
 
 @pytest.mark.requirement("throughput_per_gpu", "peak_memory_gib")

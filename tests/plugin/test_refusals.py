@@ -135,9 +135,6 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
         ("no test here uses `requirement`", "ddpscale init DIR"),
     ),
     "no run": (as_it_is, "--ddp-judge=nowhere", ("ERROR: nowhere: does not exist. `ddpscale runs` lists runs.",)),
-    "a misspelt option": (
-        as_it_is, "--ddp-juge=measured", ("found '--ddp-juge', an unknown option; did you mean '--ddp-judge'?",),
-    ),
     "a run that may not be looked at": (as_it_is, f"--ddp-judge={'x' * 300}", ("run.json: File name too long.",)),
     "an older run": (
         of_schema("run.json", 1), JUDGE,

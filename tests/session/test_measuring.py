@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.block import Block, step_bytes
-from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.session.measure import further_name
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Machine
 from tests.builders.sessions import SAMPLES_PER_S, InstantGang, Open, nothing
-from tests.rows import rows
 
 
 class TestMeasuring:
@@ -70,51 +64,13 @@ class TestMeasuring:
         assert limits.total_s is not None, "the plan gives one"
         assert limits.total_s > 600.0, "and it contains the start"
 
-    def test_a_question_outside_the_plan_is_measured_by_a_further_launch(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang]
-    ) -> None:
-        measuring.judge(measuring.source.cases[0], nothing)
-        for _ in range(2):
-            samples = measuring.samples("strong_scaling_speedup", "r", 2, nothing)
-            assert samples == pytest.approx([2.0] * FEWEST_ROUNDS)
-        assert [study.id for gang in gangs for study in gang.plan.studies] == ["weak/r", "strong/r-extra1"]
-        assert measuring.run is not None
-        assert [study.id for study in measuring.run.read_plan().studies] == ["weak/r", "strong/r-extra1"]
-        assert measuring.judge(measuring.source.cases[1], nothing).passed
-
-    def test_a_further_launch_searches_for_slow_links_unless_they_were_measured(
-        self, measuring: AcceptanceSession, gangs: list[InstantGang]
-    ) -> None:
-        measuring.judge(measuring.source.cases[0], nothing)
-        assert measuring.run is not None
-        measuring.source.machine = Machine(Cluster(nodes=3), 6)
-        measuring.samples("weak_scaling_efficiency", "r", 6, nothing)
-        assert gangs[-1].plan.pairs is not None
-        assert measuring.run.read_plan().pairs == gangs[-1].plan.pairs, "ranks read it there"
-        number = max(gangs_by_number(measuring.run.read_records()))
-        found = Block(
-            study="pairs", arm=gangs[-1].plan.pairs.arm.name, round=0, gang=number, ranks=(0, 2), count=20,
-            work=2.0**20, seconds=1.0, began_unix_s=1.0, series={"step_s": step_bytes([0.05] * 40)},
-        )  # fmt: skip
-        measuring.run.append_record(found)
-        measuring.samples("weak_scaling_efficiency", "r", 5, nothing)
-        measuring.samples("weak_scaling_efficiency", "r", 3, nothing)
-        assert [gang.plan.pairs is None for gang in gangs] == [True, False, False, True]
-
     def test_a_question_that_makes_no_sense_is_refused(self, measuring: AcceptanceSession) -> None:
         for question, complaint in {
             ("speed", "r", 1): "found metric 'speed'; expected one of throughput_per_gpu",
             ("generation_ratio", "r", 1): "found metric 'generation_ratio'; expected one of",
             ("throughput_per_gpu", "s", 1): "found workload 's'; expected one of r",
             ("throughput_per_gpu", "r", 3): "found world size 3; expected at most 2",
+            ("strong_scaling_speedup", "r", 2): "2, which the plan does not measure; .* Add a requirement on it",
         }.items():
             with pytest.raises(OptionError, match=complaint):
                 measuring.samples(*question, nothing)
-
-
-@rows(
-    ("taken", "name"),
-    [((), "r-extra1"), (("r-extra1", "r-extra2"), "r-extra3"), (("r-extra2", "s-extra1"), "r-extra1")],
-)
-def test_what_is_trained_once_more_has_a_name_of_its_own(taken: tuple[str, ...], name: str) -> None:
-    assert further_name("r", taken) == name

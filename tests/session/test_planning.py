@@ -73,14 +73,6 @@ class TestLaunches:
         asked = [GPUS, probe_case(MATMUL, 10.0)]
         assert planning(ddp_launches="3").plan_for(asked).probes == planning().plan_for(asked).probes
 
-    def test_are_those_of_the_plan_for_what_is_asked_beyond_it(self) -> None:
-        """As of a run that is gone on with, whatever its options."""
-        source = planning(ddp_launches="3")
-        source.select([training(8)])
-        assert source.plan is not None
-        source.plan = replace(source.plan.of_launch(1), launches=1)
-        assert source.plan_for((), [training(4).question]).launches == 1
-
 
 class TestWhatIsLacking:
     def test_is_more_devices_than_there_are(self) -> None:

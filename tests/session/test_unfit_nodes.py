@@ -178,12 +178,6 @@ class TestStop:
         assert session.run.read_run().devices_present == 6
         assert stage.told_unfit == [{"n2": TOO_SMALL}]
 
-    def test_launches_nothing_for_a_test_of_the_sites_own_either(self, stage: Stage) -> None:
-        session = stage.session("stop")
-        stage.judged(session)
-        assert session.samples("strong_scaling_speedup", "r", 2, stage.heard.append) == []
-        assert len(stage.gangs) == 1
-
 
 class TestLeaveOut:
     def test_measures_the_others_by_a_plan_of_their_own(self, stage: Stage) -> None:
