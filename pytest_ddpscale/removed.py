@@ -5,5 +5,7 @@ REMOVED: dict[str, str] = {
     "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
     "ddpscale import pytorch-ddp --out": "the file itself, which import prints and compare reads",
     "ddpscale suite whole-run --bounds": "--at-most-time-to-train and --at-least-accuracy, of the largest world size",
+    "ddpscale simulate --nic-gbps": "ClusterOptions(nic_gbps=…) in Python, or --fault=slow-link:NODE:SHARE",
+    "ddpscale simulate --unwaited": "ClusterOptions(unwaited=…) in Python, or --fault=slow-link:NODE:SHARE",
     "ddpscale history --accept": "--forget NODE, after which its next runs become a new baseline",
 }
