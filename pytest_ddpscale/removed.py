@@ -8,5 +8,7 @@ REMOVED: dict[str, str] = {
     "thresholds feature_weights": "ddpscale suite factors --feature-weights",
     "thresholds versus: run:DIR": "a SKU with that run's numbers, as calibrate writes it; or ddpscale compare",
     "ddpscale suite whole-run --bounds": "--at-most-time-to-train and --at-least-accuracy, of the largest world size",
+    "ddpscale simulate --nic-gbps": "ClusterOptions(nic_gbps=…) in Python, or --fault=slow-link:NODE:SHARE",
+    "ddpscale simulate --unwaited": "ClusterOptions(unwaited=…) in Python, or --fault=slow-link:NODE:SHARE",
     "ddpscale history --accept": "--forget NODE, after which its next runs become a new baseline",
 }

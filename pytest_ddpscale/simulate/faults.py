@@ -129,6 +129,7 @@ class InjectedFault:
         size: factor on the time, share of the bandwidth, per cent, or the first round in which a ``missing-rank`` is
             missing; 1 if the kind has no size.
         rounds: first round of every study with the fault, for ``step``; in one of how many it is, for ``at-times``.
+        text: as it was typed.
     """
 
     kind: str
@@ -136,13 +137,7 @@ class InjectedFault:
     what: str = ""
     size: float = 1.0
     rounds: int = 0
-
-    def __str__(self) -> str:
-        everybody = f":{ALL}" if self.kind in COMMON_FAULTS else ""
-        place = everybody if self.place is None else f":{self.place}"
-        what = f"{'-' if self.kind == 'slow-link' else ':'}{self.what}" if self.what else ""
-        size = f":{self.size:g}" if FORMS[self.kind].sizes else ""
-        return self.kind + place + what + size + (f":{self.rounds}" if self.kind in _IN_ROUNDS else "")
+    text: str = ""
 
     def ranks(self, layout: Layout) -> range:
         """The affected ranks, of a pair the first; empty if it affects all."""
@@ -279,13 +274,13 @@ def parse_fault(text: str, layout: Layout, where: str = "--fault") -> InjectedFa
     Raises:
         OptionError: unknown kind, wrong arguments, or a rank or node that does not exist.
     """
-    kind, *parts = text.split(":")
+    kind = text.partition(":")[0]
     form = FORMS.get(kind)
     if form is None:
         kinds = ", ".join(known.written(name) for name, known in FORMS.items())
         raise OptionError(where, f"found {text!r}", f"one of {kinds}")
     try:
-        fault = _fault(kind, form, parts)
+        fault = _fault(text, form)
     except ValueError:
         expected = f"{form.written(kind)} ({form.meaning}), for example {form.example}"
         raise OptionError(where, f"found {text!r}", expected) from None
@@ -310,8 +305,9 @@ def parse_faults(texts: Sequence[str], layout: Layout) -> Faults:
     return Faults(tuple(parse_fault(text, layout) for text in texts), layout)
 
 
-def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
+def _fault(text: str, form: _Form) -> InjectedFault:
     """Raises ValueError for a wrong number of parts, a malformed number, or an unknown GPU fault or probe."""
+    kind, *parts = text.split(":")
     if not sum(not field.startswith("[") for field in form.fields) <= len(parts) <= len(form.fields):
         raise ValueError(parts)
     strikes_all = kind == "drift" or (kind in COMMON_FAULTS and parts[0] == ALL)
@@ -324,7 +320,7 @@ def _fault(kind: str, form: _Form, parts: Sequence[str]) -> InjectedFault:
     number = int if kind == "missing-rank" else float
     has_size = form.sizes is not None and len(parts) == len(form.fields)
     size = number(parts[-2 if kind in _IN_ROUNDS else -1]) if has_size else 1.0
-    fault = InjectedFault(kind, place, what, size, int(parts[-1]) if kind in _IN_ROUNDS else 0)
+    fault = InjectedFault(kind, place, what, size, int(parts[-1]) if kind in _IN_ROUNDS else 0, text)
     if (form.sizes and not form.sizes[0] <= fault.size <= form.sizes[1]) or fault.rounds < (kind == "at-times"):
         raise ValueError(parts)
     return fault

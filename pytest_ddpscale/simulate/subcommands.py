@@ -17,9 +17,7 @@ from pytest_ddpscale.settings import (
     read_value,
     world_sizes,
 )
-from pytest_ddpscale.simulate.allreduce import NIC_GBPS
 from pytest_ddpscale.simulate.faults import fault_help, parse_faults
-from pytest_ddpscale.simulate.models import UNWAITED
 from pytest_ddpscale.thresholds.commands import warn_of_problems
 from pytest_ddpscale.util.packaged import usual_thresholds
 
@@ -63,8 +61,6 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     add("--gpu-sku", required=True, metavar="SKU", help="a name or alias in the thresholds file")
     add("--gpus", type=int, metavar="N", help="size of the cluster; default: that of the largest requirement")
     add("--gpus-per-node", type=int, default=8, metavar="N", help="default: %(default)s")
-    add("--nic-gbps", type=float, default=NIC_GBPS, metavar="GB/s",
-        help="between nodes, per GPU and direction; default: %(default)g (200 Gbit/s InfiniBand)")  # fmt: skip
     add("--noise", type=float, metavar="SD",
         help="relative standard deviation of a round; default: 0.003 on GPU, 0.02 on CPU")  # fmt: skip
     add("--gpu-spread", type=float, default=0.0, metavar="SD",
@@ -76,9 +72,6 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     add("--nodes-seed", type=int, default=0, metavar="S",
         help="seed of what nodes and GPUs differ by: another one gives other nodes of the cluster; default: "
         "%(default)s")  # fmt: skip
-    add("--unwaited", type=float, default=UNWAITED, metavar="POINTS",
-        help="efficiency above the published one if no GPU waited for a slower one, as a fraction; negative for more "
-        "communication; default: %(default)g")  # fmt: skip
     add("--correlation", type=float, default=0.0, metavar="R",
         help="correlation between successive rounds (AR(1) noise); default: %(default)g")  # fmt: skip
     add("--hiccups", type=float, default=0.0, metavar="SHARE",
@@ -108,7 +101,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)
-    wrong = f", with {', '.join(map(str, faults.faults))}" if faults.faults else ""
+    wrong = f", with {', '.join(arguments.fault)}" if arguments.fault else ""
     print(f"{WATERMARK}. Wrote {len(plan.studies)} studies of {plan.world_size} {cluster.sku}{wrong} to {run.path}.")
     print(f"Next: pytest --ddp-judge={run.path}")
 
@@ -123,13 +116,11 @@ def _cluster(arguments: argparse.Namespace) -> SimulatedCluster:
         sku=arguments.gpu_sku,
         gpus=arguments.gpus,
         gpus_per_node=arguments.gpus_per_node,
-        nic_gbps=arguments.nic_gbps,
         round_noise=arguments.noise,
         workloads=arguments.workloads,
         spread=NodeSpread(arguments.node_spread, arguments.gpu_spread, arguments.launch_spread, arguments.nodes_seed),
         correlation=arguments.correlation,
         hiccups=arguments.hiccups,
-        unwaited=arguments.unwaited,
     )
     cluster = open_cluster(thresholds, options)
     warn_of_problems(thresholds)

@@ -54,7 +54,7 @@ def write_simulated_run(
 
 
 def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: str, argv: Sequence[str]) -> RunRecord:
-    said = tuple(map(str, simulated.faults.faults))
+    said = tuple(fault.text for fault in simulated.faults.faults)
     return RunRecord(
         sku=cluster.sku,
         status="simulated",
