@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_FLOOR
@@ -18,17 +17,15 @@ from pytest_ddpscale.util.listing import first_few
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
 # 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
 _WRONG_FAILURES = 0.18
-# The same for several launches: one side of Student's t, which is exact for their number.
-_WRONG_FAILURES_OF_LAUNCHES = 0.5
 # Smaller p-values depend on the noise model more than on chance.
 _LEAST_CHANCE = 1e-9
 MARK = "†"  # marks an interval that is known to be too narrow
 # Simulated, 20,000 runs: with a standard deviation of launches twice that of rounds.
 DOUBTFUL = (
     "on a CPU, launches differ about twice as much as rounds, so an interval from 16 rounds covers the true value in "
-    "54 % of cases; more rounds do not help, --ddp-launches=3 does"
+    "54 % of cases; more rounds do not help, runs on other days do"
 )
-TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more, which --ddp-launches=3 includes"
+TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more; measure again on another day"
 _UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
 NOT_COVERED = (
     "This report covers the day of the measurement and the workloads and world sizes in the table. It does not cover "
@@ -60,17 +57,12 @@ def certainty_lines(judgement: Judgement) -> Iterator[str]:
 
 def _rejected_by_mistake(members: Sequence[Verdict], level: float) -> str:
     counted = text.count_text(len(members), "requirement")
-    has_launches = any(one.launches > 1 for one in members)
-    shares = [_WRONG_FAILURES_OF_LAUNCHES if one.launches > 1 else _WRONG_FAILURES for one in members]
-    together = max(shares) * (1 - level)
-    apart = 1 - math.prod(1 - share * (1 - level) for share in shares)
-    how = "simulated, with noise that lasts for several rounds"
-    if has_launches:
-        how = "if launches are normally distributed"
+    together = _WRONG_FAILURES * (1 - level)
+    apart = 1 - (1 - together) ** len(members)
     return (
         f"Rejected by mistake: {counted} can reject by chance. A machine exactly on all their bounds would be rejected "
         f"in {_percent(together)} of runs if their errors coincide, and in {_percent(apart)} if they are independent "
-        f"({how}). A margin makes that rare."
+        "(simulated, with noise that lasts for several rounds). A margin makes that rare."
     )
 
 
@@ -126,28 +118,14 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     trained = [one for one in verdicts if METRICS[one.metric].subject == "workload" and has_interval(one)]
     if not trained:
         return ""
-    if any(map(interval_mark, trained)):
-        return TOO_NARROW
-    count = max(one.launches for one in trained)
-    if count == 1:
-        return _UNKNOWN
-    said = f"training values are means of {count} launches"
-    # A relative spread says little about values near zero, such as the cost of DDP on one GPU.
-    rates = [one for one in trained if METRICS[one.metric].is_rate]
-    spreads = [one.launch_sd for one in rates if one.launch_sd is not None]
-    if not spreads:
-        return said
-    least, most = (number_text(end, "fraction") for end in (min(spreads), max(spreads)))
-    ends = least if least == most else f"{least} … {most}"
-    return f"{said}; rates and efficiencies vary between launches with a standard deviation of {ends}"
+    return TOO_NARROW if any(map(interval_mark, trained)) else _UNKNOWN
 
 
 def launch_sd_text(verdict: Verdict) -> str:
-    """``standard deviation of 3 launches 1.2 % of the value``, or of earlier launches; empty if unknown."""
+    """``standard deviation of earlier launches 1.2 % of the value``; empty if unknown."""
     if verdict.launch_sd is None:
         return ""
-    which = "earlier" if verdict.launches == 1 else verdict.launches
-    return f"standard deviation of {which} launches {number_text(verdict.launch_sd, 'fraction')} of the value"
+    return f"standard deviation of earlier launches {number_text(verdict.launch_sd, 'fraction')} of the value"
 
 
 def not_tested_lines(judgement: Judgement) -> list[str]:

@@ -42,14 +42,6 @@ def test_no_speed_is_claimed_by_a_bound_far_below_the_gpus_own() -> None:
     assert uniform_loss_text(judgement) == ""
 
 
-def test_means_of_launches_fail_by_chance_more_often() -> None:
-    """Student's t over them has 2.5 % on each side; a confidence sequence has far less."""
-    several = tuple(replace(PASSED, id=str(number), launches=3) for number in range(30))
-    (_, rejected, _) = certainty_lines(replace(ACCEPTED, verdicts=(*several, replace(PASSED, id="probe"))))
-    assert "in 2.5 % of runs if their errors coincide, and in 53.63 % if they are independent" in rejected
-    assert "(if launches are normally distributed)" in rejected
-
-
 def test_where_launches_differ_more_than_rounds_no_other_chance_is_claimed() -> None:
     """Not 5 % in one sentence and 54 % in another."""
     (said,) = certainty_lines(replace(ACCEPTED, verdicts=(replace(PASSED, flags=(THIS_LAUNCH_ONLY,)),)))
