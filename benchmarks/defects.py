@@ -72,8 +72,8 @@ DEFECTS = (
         "judge",
         "a study may end after two rounds",
         "judge/deciding.py",
-        "self._plan.launches > 1 or rounds < FEWEST_ROUNDS",
-        "self._plan.launches > 1 or rounds < 2",
+        "            if rounds < FEWEST_ROUNDS:\n                return arms\n",
+        "            if rounds < 2:\n                return arms\n",
         JUDGE,
     ),
     Defect(

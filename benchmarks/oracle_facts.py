@@ -65,7 +65,7 @@ def judged_run(folder: Path, *, with_sentences: bool) -> Facts:
         numbers[cause["id"]] += 1
         facts[f"cause {cause['id']} {numbers[cause['id']]}".removesuffix(" 1")] = _some(cause, keys) | named
     for verdict in said["verdicts"]:
-        keys = [*OF_VERDICT, *["launches"] * (verdict["launches"] > 1), *["reason"] * with_sentences]
+        keys = [*OF_VERDICT, *["reason"] * with_sentences]
         facts[verdict["id"]] = _some(verdict, keys) | {"culprits": _culprits(verdict, *evidence)}
     return facts
 

@@ -1,6 +1,8 @@
 """Options and keys that went: each is refused by name for this version, with what to use instead."""
 
 REMOVED: dict[str, str] = {
+    "pytest --ddp-launches": "runs on several days, which ddpscale compare and the history hold against each other",
+    "ddpscale simulate --launches": "several runs, each with another --seed",
     "ddpscale calibrate --history": "the run directories of those nights, which have every value",
     "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
     "ddpscale import pytorch-ddp --out": "the file itself, which import prints and compare reads",

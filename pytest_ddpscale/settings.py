@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.removed import REMOVED
 
 AUTO = "auto"
 LAUNCHERS = ("torchrun", "exec", "ssh", "slurm")
@@ -155,15 +156,6 @@ def number_of_rounds(text: str) -> int:
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"at least {FEWEST_ROUNDS} rounds: fewer cannot decide a requirement")
     return rounds
-
-
-def number_of_launches(text: str) -> int:
-    """Launches of a plan's studies: one, or enough for an interval."""
-    from pytest_ddpscale.plan.study import MOST_LAUNCHES
-
-    if not _is_count(text, MOST_LAUNCHES) or int(text) == 2:
-        raise ValueError(f"1, or 3 to {MOST_LAUNCHES}: the means of two launches give ± 9 standard deviations")
-    return int(text)
 
 
 def number_of_profiled_steps(text: str) -> int:
@@ -325,9 +317,6 @@ class Settings:
         "confidence of the intervals", default="0.95")
     rounds: int | None = _option("--ddp-rounds", "N", number_of_rounds, "measuring",
         "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
-    launches: int = _option("--ddp-launches", "N", number_of_launches, "measuring",
-        "measure every study in N launches of new processes, 1 or 3 to 10: with 3 or more, intervals are over "
-        "launches, each with 8 rounds or --ddp-rounds", default="1")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
@@ -358,13 +347,21 @@ OF_ANY_RUN = (
 )  # fmt: skip
 
 
+# Options that went, and what to use instead.
+REMOVED_OPTIONS = {
+    Option(name.removeprefix("pytest "), None, str, "", "", "judging"): f"instead: {instead}"
+    for name, instead in REMOVED.items()
+    if name.startswith("pytest ")
+}
+
+
 def refuse_unread_variables(environ: Mapping[str, str]) -> None:
     """Refuse variables that look like options but are not read: an ignored setting could change what is judged.
 
     Raises:
         OptionError: one is set; the message says what to write instead.
     """
-    instead = dict[str, str]()
+    instead = {option.variable: said for option, said in REMOVED_OPTIONS.items()}
     for option in OPTIONS.values():
         if not option.in_environment:
             typed = f"{option.flag}={option.metavar}" if option.metavar else option.flag
@@ -395,6 +392,10 @@ def settings_from(
     Raises:
         OptionError: a value is invalid; the message says where it came from.
     """
+    for gone, instead in REMOVED_OPTIONS.items():
+        found = _find(gone, options, ini, environ)
+        if found.text:
+            raise OptionError(found.where, "was removed", instead)
     given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
     _refuse_two_runs(given)
     values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}

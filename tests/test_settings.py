@@ -44,14 +44,13 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_history": ("history", "site/a.sqlite", "b.sqlite", Path("site/a.sqlite"), Path("b.sqlite")),
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
-    "ddp_launches": ("launches", "3", "10", 3, 10),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
     "ddp_profile": ("profile_steps", "1", "100", 1, 100),
 }
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
-    "ddp_launches", "ddp_hosts", "ddp_exec", "ddp_remote_python",
+    "ddp_hosts", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
 SWITCHES = {"ddp_allow_incomplete": "allow_incomplete", "ddp_nvtx": "nvtx"}
@@ -82,7 +81,7 @@ def test_nothing_asked_for() -> None:
         nodes=None, slurm_args=(), container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0,
         unfit="measure", history=None,
-        confidence=0.95, rounds=None, launches=1, block_s=None,
+        confidence=0.95, rounds=None, block_s=None,
         allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 
@@ -142,6 +141,17 @@ def test_a_variable_that_is_not_read_is_refused_with_what_to_write(name: str) ->
         f"{option.variable}: is set, but not read from the environment; expected {option.flag}"
     )
     assert f"or {name} in the ini file. Unset {option.variable}." in str(raised.value)
+
+
+@pytest.mark.parametrize("where", [{"options": {"ddp_launches": "3"}}, {"ini": {"ddp_launches": "3"}}])
+def test_a_removed_option_is_refused_with_what_to_use_instead(where: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"ddp.launches: was removed; expected instead: runs on several days"):
+        read(**where)
+
+
+def test_a_variable_of_a_former_option_is_refused_too() -> None:
+    with pytest.raises(OptionError, match=r"^DDPSCALE_LAUNCHES: .* expected instead: runs on several days"):
+        refuse_unread_variables({"DDPSCALE_LAUNCHES": "3"})
 
 
 def test_other_variables_are_left_alone() -> None:
@@ -254,11 +264,6 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
             "names of environment variables such as MY_SITE,UCX_*",
         ),
         ("ddp_gpus_per_node", ["0", "-1", "2.0", "two", "+2", " ", "4097"], "a whole number from 1 to 4096"),
-        (
-            "ddp_launches",
-            ["0", "-1", "some", "11", "2"],
-            "1, or 3 to 10: the means of two launches give ± 9 standard deviations",
-        ),
         ("ddp_rounds", ["0", "-5", "many", "10001"], "a whole number from 1 to 10000"),
         ("ddp_rounds", ["1", "4"], f"at least {FEWEST_ROUNDS} rounds: fewer cannot decide a requirement"),
         (

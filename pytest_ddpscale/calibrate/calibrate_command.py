@@ -27,8 +27,7 @@ def add_calibrate(commands: Commands) -> None:
     )
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
-        help="runs of trusted nodes: at least 3 nodes, 2 launches of each, those of --ddp-launches too, one driver, "
-             "torch and NCCL")  # fmt: skip
+        help="runs of trusted nodes: at least 3 nodes, 2 runs of each, one driver, torch and NCCL")  # fmt: skip
     add("--gpu-sku", metavar="SKU", help="SKU to calibrate; default: that of the runs")
     add(
         "--thresholds",

@@ -23,7 +23,7 @@ from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
 from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES, TrustedRun
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, cases_for
+from pytest_ddpscale.thresholds.cases import AnyCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.digits import percent
@@ -225,10 +225,9 @@ def _unfit(cases: Sequence[AnyCase], runs: Sequence[TrustedRun]) -> dict[str, st
 def _by_host(case: AnyCase, runs: Sequence[TrustedRun], unfit: Mapping[str, str]) -> dict[str, dict[str, NodeValue]]:
     found: dict[str, dict[str, NodeValue]] = {}
     for run in runs:
-        for launch, evidence in run.launches_of(case).items():
-            for host, value in node_values(case, evidence).items():
-                if host in run.gpus and host not in unfit:
-                    found.setdefault(host, {})[launch] = value
+        for host, value in node_values(case, run.evidence).items():
+            if host in run.gpus and host not in unfit:
+                found.setdefault(host, {})[run.name] = value
     return found
 
 
@@ -328,14 +327,9 @@ def _spread(case: AnyCase, kept: ByLaunch) -> NextValue | str:
     }
     repeated = sum(len(by_launch) >= FEWEST_LAUNCHES for by_launch in logs.values())
     if 2 * repeated < len(logs):
-        if isinstance(case, NodeCase):
-            return (
-                f"a run probes its nodes once, however many its launches: only {repeated} of {len(logs)} nodes had "
-                f"{FEWEST_LAUNCHES} runs, too few for a deviation between launches; add a run"
-            )
         return (
             f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
-            "launches; add a run, or measure with --ddp-launches=3"
+            "launches; add a run of another day"
         )
     return next_value(logs)
 

@@ -12,7 +12,8 @@ from pytest_ddpscale.judge.caveats import ON_NUMBERS, Asked, caveats_on
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.rounds import WHOLE
-from pytest_ddpscale.judge.values import groups_of, matching_study, of_launch, why_no_study
+from pytest_ddpscale.judge.values import groups_of, matching_study, why_no_study
+from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -74,11 +75,8 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
 def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     if not all(map(evidence.plan.layout.fits_node, case.question.arms)):
         return {}
-    study, values = (
-        matching_study(evidence.plan, case.question),
-        of_launch(case.question, evidence) / case.constant,
-    )
-    if study is None or values.broken[0] is not None:
+    study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
+    if study is None or values.broken is not None:
         return {}
     found = groups_of(case.question, study, evidence)
     asked = Asked(case, evidence, values, CONFIDENCE, groups=found)

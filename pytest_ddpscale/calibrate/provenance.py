@@ -32,7 +32,6 @@ class Provenance:
         first: when the first run started, ISO 8601 in UTC.
         last: when the last run started.
         runs: names of the run directories.
-        launches: number of their launches.
         software: known versions of the software that affects a GPU's speed.
         is_simulated: whether no machine was measured.
     """
@@ -43,7 +42,6 @@ class Provenance:
     first: str
     last: str
     runs: tuple[str, ...]
-    launches: int
     software: Mapping[str, str]
     is_simulated: bool
 
@@ -64,7 +62,6 @@ def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Prove
         began[0],
         began[-1],
         tuple(run.name for run in runs),
-        sum(run.launches for run in runs),
         software,
         any(run.is_simulated for run in runs),
     )
@@ -75,8 +72,8 @@ def source_text(calibration: Calibration, provenance: Provenance) -> str:
     uuids = [uuid for node in provenance.nodes for uuid in provenance.gpus[node]]
     first, last = provenance.first[:10], provenance.last[:10]
     parts = [
-        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {provenance.launches} launches"
-        f"{_of_runs(provenance)}, " + (first if first == last else f"{first} to {last}"),
+        f"{len(provenance.nodes)} nodes ({_listed(provenance.nodes)}) in {len(provenance.runs)} launches, "
+        + (first if first == last else f"{first} to {last}"),
         *(f"{name} {version}" for name, version in provenance.software.items()),
         f"{len(uuids)} GPUs: {_listed([_short(uuid) for uuid in uuids])}",
         f"ddpscale {__version__} calibrate, false rejects of a healthy node at most {calibration.rate:.3g}",
@@ -85,12 +82,6 @@ def source_text(calibration: Calibration, provenance: Provenance) -> str:
         parts.append(f"left out: {first_few([one.node for one in calibration.excluded], _NAMED)}")
     said = "; ".join(parts)
     return f"SIMULATED, no machine was measured: {said}" if provenance.is_simulated else said
-
-
-def _of_runs(provenance: Provenance) -> str:
-    """`` of 1 run`` where runs have several launches, else nothing."""
-    number = len(provenance.runs)
-    return f" of {number} run{'s' if number > 1 else ''}" if number != provenance.launches else ""
 
 
 def _short(uuid: str) -> str:

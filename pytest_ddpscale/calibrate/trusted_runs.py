@@ -13,7 +13,6 @@ from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.run_record import why_not_one_machine
-from pytest_ddpscale.thresholds.cases import AnyCase, Case
 from pytest_ddpscale.util.listing import first_few
 
 FEWEST_NODES = 3
@@ -25,7 +24,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class TrustedRun:
-    """One run over some nodes, of one or several launches.
+    """One run over some nodes.
 
     Attributes:
         name: of its directory, as given.
@@ -51,20 +50,6 @@ class TrustedRun:
     def hosts(self) -> list[str]:
         """Names of the run's nodes, sorted."""
         return sorted(self.gpus)
-
-    @property
-    def launches(self) -> int:
-        """Number of launches that measured training."""
-        return self.evidence.plan.launches
-
-    def launches_of(self, case: AnyCase) -> Mapping[str, Evidence]:
-        """The evidence of each launch that measured a requirement, by a name of the launch.
-
-        Every launch measures training. Probes are measured once a run, in the first one.
-        """
-        if self.launches == 1 or not isinstance(case, Case):
-            return {self.name: self.evidence}
-        return {f"{self.name}, launch {number}": one for number, one in enumerate(self.evidence.launches, start=1)}
 
 
 def read_trusted_run(path: Path) -> TrustedRun:

@@ -165,8 +165,8 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
     )
     if not all(one.knows_launches for one in told):
         yield (
-            "These two launches only: not all intervals include differences between launches (--ddp-launches=3, or 5 "
-            "earlier runs in the history, would)."
+            "These two launches only: not all intervals include differences between launches (5 earlier runs in "
+            "the history would)."
         )
     places: dict[tuple[str, str], list[str]] = {}
     for one in told:

@@ -188,7 +188,7 @@ def _of_verdict(verdict: Verdict) -> _Reached:
     why_not = verdict.reason if verdict.value is None or verdict.interval is None else ""
     if verdict.outcome in ("not_measured", "error"):
         why_not = f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}"
-    knows_launches = verdict.launches > 1 or verdict.launch_sd is not None
+    knows_launches = verdict.launch_sd is not None
     return _Reached(verdict.value, verdict.interval, verdict.rounds, verdict.place, knows_launches, why_not)
 
 
@@ -233,17 +233,16 @@ def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) ->
     """As a verdict on it would have it."""
     question = Question(THROUGHPUT_PER_GPU, study.workload, size, one_gpu=_one_gpu(study))
     found, worst = values(question, run.evidence), worst_value(question, run.evidence, confidence)
-    broken = [why.text(question) for why in found.broken if why is not None]
-    if broken or worst is None:
-        return _Reached(why_not=broken[0] if broken else "no complete round")
-    rounds = sum(int(found.rounds(launch).max()) for launch in range(found.launches))
+    if found.broken is not None or worst is None:
+        return _Reached(why_not=found.broken.text(question) if found.broken else "no complete round")
+    rounds = int(found.rounds().max())
     why_not = "" if worst.interval else f"{rounds} rounds are too few"
-    return _Reached(worst.value, worst.interval, rounds, worst.place, found.launches > 1, why_not)
+    return _Reached(worst.value, worst.interval, rounds, worst.place, why_not=why_not)
 
 
 def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
     """Weak-scaling studies with training, by the work of one rank; of several batches the largest."""
-    weak = [one for one in run.evidence.plan.studies if one.scaling == "weak" and one.launch == 1]
+    weak = [one for one in run.evidence.plan.studies if one.scaling == "weak"]
     studies = [one for one in weak if _world_sizes(one)]
     ordered = sorted(studies, key=lambda one: one.workload.batch_size)
     return {tuple(one.workload.kernels.values()): one for one in ordered}

@@ -41,7 +41,6 @@ def _pairs(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
     for name in _SOFTWARE:
         yield name, _version(a, name), _version(b, name)
     yield from _topology(a, b)
-    yield "launches", str(a.evidence.plan.launches), str(b.evidence.plan.launches)
     yield from _of_studies(a, b)
     for name in sorted({*a.record.environment, *b.record.environment}):
         yield name, a.record.environment.get(name, "not set"), b.record.environment.get(name, "not set")

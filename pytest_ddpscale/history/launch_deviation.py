@@ -36,9 +36,9 @@ class LaunchDeviation(NamedTuple):
 
 
 def may_be_widened(verdict: Verdict, case: AnyCase) -> bool:
-    """Whether a verdict has the interval of a single launch, of a metric that the history stores."""
+    """Whether a verdict has an interval, of a metric that the history stores."""
     is_throughput = isinstance(case, Case) and case.requirement.definition is THROUGHPUT_PER_GPU
-    return is_throughput and verdict.launches == 1 and verdict.interval is not None
+    return is_throughput and verdict.interval is not None
 
 
 def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, baseline: Baseline) -> Verdict:
@@ -69,7 +69,7 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
     is_decided = verdict.outcome in ("passed", "failed") and WRONG_DATA not in verdict.flags
     if not is_decided or not interval[0] < verdict.bound_value <= interval[1]:
         return widened
-    reason = f"the bound lies inside the interval {note}; --ddp-launches=3 measures several"
+    reason = f"the bound lies inside the interval {note}; measure again on another day"
     return replace(widened, outcome="inconclusive", reason=reason)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.estimating import FAR, Found, why_not_decided
-from pytest_ddpscale.judge.intervals import mean_p_value
 from pytest_ddpscale.judge.sequential import largest_log_evidence
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -88,16 +87,12 @@ def against_bound(
     return replace(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
         interval=None if says_nothing else possible,
-        correlation=found.correlation, launch_sd=found.launch_sd,
-        p_value=p_value_of(values, requirement, found.launch_values) if outcome == "failed" else None,
+        correlation=found.correlation, p_value=p_value_of(values, requirement) if outcome == "failed" else None,
     )  # fmt: skip
 
 
-def p_value_of(values: FloatArray, requirement: Requirement, launch_values: Sequence[float] = ()) -> float | None:
+def p_value_of(values: FloatArray, requirement: Requirement) -> float | None:
     """The p value of one place under the hypothesis that the requirement is met, valid after any number of rounds.
-
-    With several launches, at least three, whose numbers of rounds were fixed before, from Student's t over their
-    values.
 
     Returns:
         1 ÷ the largest e-value after any of the rounds so far, 0 … 1. None with too few rounds to decide, such as an
@@ -106,12 +101,9 @@ def p_value_of(values: FloatArray, requirement: Requirement, launch_values: Sequ
     definition, bound = requirement.definition, requirement.bound
     if len(values) < FEWEST_ROUNDS or definition.only_bound is not None:
         return None
-    series: FloatArray = np.array(launch_values) if launch_values else values
+    series = values
     if definition.scale == "factors":
         series, bound = np.log(series), math.log(bound)
-    if launch_values:
-        sign = -1 if definition.upper_bound else 1
-        return mean_p_value((sign * series).tolist(), sign * bound)
     return math.exp(-largest_log_evidence(series, bound, -1.0 if definition.upper_bound else 1.0, FEWEST_ROUNDS))
 
 

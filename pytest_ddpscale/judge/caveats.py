@@ -56,16 +56,15 @@ _OF_COMMUNICATION = (EXPOSED_COMMUNICATION.name, COMMUNICATION_TIME.name)
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A requirement and what one launch measured for it.
+    """A requirement and what was measured for it.
 
     Attributes:
         case: the requirement, on training or a probe.
-        evidence: of the launch.
-        values: of the launch.
+        evidence: of the run.
+        values: of its question or probe.
         confidence: of intervals, 0 … 1.
         limit: largest number of rounds; 0 if no more will come.
         due: number of rounds that were begun and timed every arm of the question.
-        together: values of all launches, if these are compared with the bound; None if those of the launch are.
         groups: complete rounds of the arms, by place; empty for a probe.
         peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
     """
@@ -76,13 +75,12 @@ class Asked:
     confidence: float
     limit: int = 0
     due: int = 0
-    together: Values[str] | None = None
     groups: Sequence[Groups] = ()
     peers: RankComparison | None = None
 
     @property
     def value_of(self) -> FloatArray:
-        """Value of each place in this launch, (places,)."""
+        """Value of each place, (places,)."""
         return self.values.estimated(self.confidence, self.limit).values
 
     def rounds(self, place: str) -> ArmRounds:
@@ -132,7 +130,7 @@ def missing_rounds(asked: Asked) -> Caveat | None:
 
 
 def plausibility(asked: Asked) -> Caveat | None:
-    """The value is not credible, such as a utilization or efficiency far above 1: of all launches, or of this one."""
+    """The value is not credible, such as a utilization or efficiency far above 1."""
     if not isinstance(asked.case, Case):
         return None
     (least, most), value_of = asked.case.requirement.definition.credible_at(asked.case.world_size), asked.value_of
@@ -140,17 +138,12 @@ def plausibility(asked: Asked) -> Caveat | None:
         is_cost = asked.case.requirement.definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        told = [verdict.value]
-        if asked.together is not None and verdict.outcome in ("passed", "failed"):
-            told.append(float(value_of[place]))
-        for value in told:
-            if value is not None and not least <= value <= most:
-                side = f"more than {most:g}" if value > most else f"less than {least:g}"
-                return _doubted(
-                    verdict, f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed"
-                )
-        return verdict
+    def apply(verdict: Verdict, _: int) -> Verdict:
+        value = verdict.value
+        if value is None or least <= value <= most:
+            return verdict
+        side = f"more than {most:g}" if value > most else f"less than {least:g}"
+        return _doubted(verdict, f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed")
 
     return Caveat(~((least <= value_of) & (value_of <= most)), apply)
 

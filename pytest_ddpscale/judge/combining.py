@@ -1,4 +1,4 @@
-"""Verdicts on places, and on launches, combined to one: it passes if every planned place passes, in each launch.
+"""Verdicts on places combined to one: it passes if every planned place passes.
 
 A place is a node, a GPU, a group of ranks or a pair of them. Each is judged at the requested confidence. A false pass
 is then no likelier than with one place. With N places a false failure is up to N times as likely, so a failure counts
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,9 +20,6 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
-
-# The first of these that any launch has stands for all. Launches share value and interval, so only caveats differ.
-_WORST_FIRST: tuple[VerdictOutcome, ...] = ("error", "not_measured", "inconclusive", "failed", "passed")
 
 
 class Clear(NamedTuple):
@@ -177,51 +173,6 @@ def _with_undecided(verdict: Verdict, undecided: Sequence[Place]) -> Verdict:
     names = first_few([place.name for place in undecided])
     note = f"more rounds may fail further {undecided[0].noun}: undecided on {names}"
     return replace(verdict, notes=(*verdict.notes, note), flags=(*verdict.flags, "undecided"))
-
-
-def combined_launches(verdicts: Sequence[Verdict]) -> Verdict:
-    """The worst of verdicts on launches, with the rounds, notes, flags and culprits of all.
-
-    Each is on the value and interval of all launches, with caveats of that launch alone.
-    """
-    is_enough = METRICS[verdicts[0].metric].compares_results  # to differ in one launch
-
-    def rank(one: Verdict) -> int:
-        return -1 if is_enough and one.outcome == "failed" else _WORST_FIRST.index(one.outcome)
-
-    worst = min(verdicts, key=rank)
-    count = len(verdicts)
-    alone = [number for number, one in enumerate(verdicts, start=1) if one.reason == worst.reason]
-    reason = worst.reason if len(alone) == count else f"launch {alone[0]} of {count}: {worst.reason}"
-    return replace(
-        worst,
-        reason=reason,
-        rounds=sum(one.rounds for one in verdicts),
-        notes=tuple(_notes_of_launches(verdicts)),
-        flags=tuple(dict.fromkeys(flag for one in verdicts for flag in one.flags)),
-        culprits=tuple(_culprits_of_launches(verdicts)),
-    )
-
-
-def _notes_of_launches(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Notes of the launches; with launch numbers, unless all share the note."""
-    for note in dict.fromkeys(note for one in verdicts for note in one.notes):
-        there = [str(number) for number, one in enumerate(verdicts, start=1) if note in one.notes]
-        yield note if len(there) == len(verdicts) else f"launch {', '.join(there)}: {note}"
-
-
-def _culprits_of_launches(verdicts: Sequence[Verdict]) -> Iterator[Culprit]:
-    """Culprits of any launch with the number of launches that name them; certain if they are in most launches."""
-    named = [culprit for one in verdicts for culprit in one.culprits]
-    times, certain = Counter(map(_who, named)), Counter(_who(one) for one in named if one.is_certain)
-    first = {_who(one): one for one in reversed(named)}
-    for who in dict.fromkeys(map(_who, named)):
-        evidence = f"{first[who].evidence}; in {times[who]} of {len(verdicts)} launches"
-        yield replace(first[who], evidence=evidence, is_certain=2 * certain[who] > len(verdicts))
-
-
-def _who(culprit: Culprit) -> Culprit:
-    return replace(culprit, evidence="", is_certain=False, slowdown=None, peers=None, slow_rounds=None, rounds=None)
 
 
 def why_nodes_missing(nodes: Sequence[PlaceVerdict], evidence: Evidence) -> str:

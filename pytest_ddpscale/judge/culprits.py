@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, compare, median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged, one_after_another
+from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.judge.stragglers import (
     Straggler,
@@ -47,7 +47,7 @@ class RankComparison:
 
     Attributes:
         study: that is judged.
-        evidence: of the launch.
+        evidence: of the run.
         limit: by which a rank may be slower than its peers, 0.05 for 5 %; None for `UNLESS_TOLD`.
     """
 
@@ -77,9 +77,9 @@ class RankComparison:
     @cached_property
     def rounds(self) -> ArmRounds:
         """The complete rounds."""
-        return self._rounds_in(*self.where) if self.where else NO_ROUNDS
-
-    def _rounds_in(self, study: Study, arm: Arm) -> ArmRounds:
+        if self.where is None:
+            return NO_ROUNDS
+        study, arm = self.where
         rounds = merged(self.evidence.columns, study.id, arm, self.evidence.plan.layout)
         return rounds if arm.compares_ranks else as_steps(rounds, own_pace_s(rounds))
 
@@ -90,22 +90,16 @@ class RankComparison:
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
-        """Slow ranks, slowest first; if no single launch shows any, those that the rounds of all launches show."""
+        """Slow ranks, slowest first."""
         return self.evidence.once(("stragglers", self.study.id, self.at_most), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
-        plan, telemetry = self.evidence.plan, self.evidence.telemetry
+        telemetry = self.evidence.telemetry
         found = with_held_down(stragglers_of(self.rounds, self.at_most), self.rounds, telemetry)
         if not found and (pace := own_pace_of(self.study, self.evidence)) is not None:
             # Noise may leave open in one study what the forward passes of another show.
             found = with_held_down(stragglers_of(pace.as_steps, self.at_most), pace.rounds, telemetry)
-        if found or plan.launches == 1 or self.where is None:
-            return found
-        study, arm = self.where
-        launches = [self._rounds_in(replace(study, launch=number), arm) for number in range(1, plan.launches + 1)]
-        if any(stragglers_of(launch, self.at_most) for launch in launches):
-            return []
-        return stragglers_of(one_after_another(launches), self.at_most)
+        return found
 
     @property
     def watched(self) -> list[Straggler]:
@@ -298,7 +292,7 @@ def _note_on_computation(verdict: Verdict, compared: RankComparison) -> str:
     values, reaches = averages_of(logs)
     most = 100 * math.expm1(max(0.0, float(np.nanmax(values + reaches))))
     where, _ = compared.where
-    study = "" if where == compared.study else f" (in {replace(where, launch=1).id})"
+    study = "" if where == compared.study else f" (in {where.id})"
     percent = f"{math.ceil(10 * most - 1e-6) / 10:.1f} %"
     return f"no rank is more than {percent} slower than its peers without communication{study}"
 

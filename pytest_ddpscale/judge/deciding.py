@@ -77,8 +77,7 @@ class Decider:
                 return arms
             plan, columns = self._plan, self._columns.columns(wanted)
         else:
-            # Launches have a fixed length, because their means decide.
-            if self._plan.launches > 1 or rounds < FEWEST_ROUNDS:
+            if rounds < FEWEST_ROUNDS:
                 return arms
             # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
             # And the study before shows which rank was slowest before the first round.

@@ -1,23 +1,20 @@
 """From values of rounds to estimates: a value with its interval for each place, and why it may not decide yet.
 
 Some conditions are settled once per launch (memory placement, cores, channels, other jobs), so the spread of its rounds
-does not show them, however many there are. The value of several launches is therefore the mean of their values, with a
-Student-t interval over them (Student 1908), in logarithms if values err by factors. The number of rounds of each launch
-was fixed before, so no correction for repeated looks is needed.
+does not show them, however many there are.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_ddpscale.judge.intervals import geometric_mean_estimate, mean_estimate, single_sample_estimate
+from pytest_ddpscale.judge.intervals import single_sample_estimate
 from pytest_ddpscale.judge.sequential import BoolArray, EProcesses, FloatArray
 from pytest_ddpscale.judge.steadiness import (
     are_far,
@@ -51,8 +48,6 @@ class Found(NamedTuple):
         interval: lower and upper limit; None if there are too few rounds for one.
         note: note for the reader; may be empty.
         too_few: why there is no interval; empty if there is one.
-        launch_sd: relative standard deviation between launches; None with one launch.
-        launch_values: value of each launch; empty with one.
         correlation: of successive rounds; None if unknown.
         series: from which further rounds may depart, the only row; None without an interval from rounds.
     """
@@ -61,8 +56,6 @@ class Found(NamedTuple):
     interval: tuple[float, float] | None
     note: str = ""
     too_few: str = ""
-    launch_sd: float | None = None
-    launch_values: tuple[float, ...] = ()
     correlation: float | None = None
     series: Estimated | None = None
 
@@ -211,34 +204,6 @@ def estimate_of(
 ) -> Found:
     """`estimate` of one series, in the order of the rounds."""
     return estimate(np.array([values]), scale, confidence, limit, np.array([error])).found(0)
-
-
-def over_launches(found: Sequence[Found], scale: Scale, confidence: float) -> Found:
-    """Value and interval over launches; without an interval if any launch has none.
-
-    A launch that drifts counts with its whole interval, which reaches to where its trend would lead: if all launches
-    drift the same way, their means agree on a value at which none of them stays.
-    """
-    values, by_factors = [one.value for one in found], scale == "factors"
-
-    def mean(values: Sequence[float]) -> float:
-        if not by_factors:
-            return statistics.fmean(values)
-        return math.exp(statistics.fmean(math.log(value) if value > 0 else -math.inf for value in values))
-
-    for number, one in enumerate(found, start=1):
-        if one.interval is None:
-            known = [value for value in values if math.isfinite(value)]
-            too_few = f"launch {number} of {len(found)}: {one.too_few}"
-            return Found(mean(known) if known else math.nan, None, too_few=too_few)
-    estimate = (geometric_mean_estimate if by_factors else mean_estimate)(values, confidence)
-    ends = [one.interval if one.note and one.interval else (one.value, one.value) for one in found]
-    low, high = map(mean, zip(*ends, strict=True))
-    interval = min(estimate.interval[0], low), max(estimate.interval[1], high)
-    note = "; ".join(f"launch {number}: {one.note}" for number, one in enumerate(found, start=1) if one.note)
-    spread = statistics.stdev(map(math.log, values) if by_factors else values)
-    size = 1.0 if by_factors else abs(statistics.fmean(values))
-    return Found(estimate.value, interval, note, launch_sd=spread / size if size else None, launch_values=tuple(values))
 
 
 def why_not_decided(found: Found, bound: float, side: int) -> str:

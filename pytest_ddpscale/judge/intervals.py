@@ -1,6 +1,6 @@
 """Confidence intervals of means, and of the difference of a value between two runs.
 
-In a difference each value has its own interval from its rounds or launches. They are combined by the method of variance
+In a difference each value has its own interval from its rounds. They are combined by the method of variance
 estimates recovery (Zou and Donner, 2008, "Construction of confidence limits about effect measures: a general approach",
 Statistics in Medicine 27): with values a and b, limits l and u,
 
@@ -60,16 +60,6 @@ def single_sample_estimate(value: float, relative_error: float, confidence: floa
     """Normal interval, in logarithms, of one long sample with a known relative standard error."""
     reach = statistics.NormalDist().inv_cdf(0.5 + confidence / 2) * relative_error
     return Estimate(value, (value * math.exp(-reach), value * math.exp(reach)))
-
-
-def mean_p_value(values: Sequence[float], least: float) -> float:
-    """One-sided p value of the hypothesis that the mean is `least` or more, by Student's t, of independent values."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    below = least - statistics.fmean(values)
-    if error == 0:
-        return 0.0 if below > 0 else 1.0
-    tail = 1 - _t_cdf(abs(below) / error, len(values) - 1)
-    return tail if below > 0 else 1 - tail
 
 
 @cache

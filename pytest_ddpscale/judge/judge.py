@@ -15,7 +15,6 @@ from pytest_ddpscale.judge.combining import (
     Clear,
     PlaceVerdict,
     combined,
-    combined_launches,
     judge_each,
     why_nodes_missing,
     with_failed_nodes,
@@ -23,18 +22,18 @@ from pytest_ddpscale.judge.combining import (
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
 from pytest_ddpscale.judge.node_checks import judge_check
-from pytest_ddpscale.judge.own_pace import own_pace_of
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
 from pytest_ddpscale.judge.uniformity import judge_uniformity
-from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, joined, launches_of, matching_study
+from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
+from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
-from pytest_ddpscale.plan.study import PROBES
+from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -47,8 +46,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     bound, ``failed`` if it is on the bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds
     (`bounds`) or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
     broke. Each place is judged (`combining`): with several nodes those that fit a requirement, and all GPUs, groups or
-    pairs of a probe. With several launches the interval is that of their means, and a caveat in one launch counts for
-    all. Wrong results fail whatever the speed.
+    pairs of a probe. Wrong results fail whatever the speed.
     """
     blank, subject = blank_verdict(case, confidence), case.requirement.definition.subject
     if isinstance(case, Case):
@@ -59,73 +57,36 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
 
 def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
-    """Judge each launch with the value and interval of all; ranks with wrong results count in each launch alone."""
-    blank = replace(blank, launches=evidence.plan.launches)
-    each = [one / case.constant for one in launches_of(case.question, evidence)]
-    for why in (one.broken[0] for one in each):
-        if why is not None and why.why in (Why.NOT_PLANNED, Why.PLANNED_DIFFERENTLY):
-            return replace(blank, reason=why.text(case.question))
-    is_one = len(each) == 1 or case.requirement.definition.compares_results
-    together = None if is_one else joined(each)
-    against = _against_slowest(case, evidence, each)
-    verdicts = [
-        _judge_launch(blank, case, launch, one, together, against, number)
-        for number, (launch, one) in enumerate(zip(evidence.launches, each, strict=True))
-    ]
-    if len(verdicts) > 1:
-        return combined_launches(verdicts)
+    study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
+    if study is None:
+        assert values.broken is not None
+        return replace(blank, reason=values.broken.text(case.question))
+    verdict = with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
     # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
-    is_doubtful = evidence.plan.device_type == "cpu" and verdicts[0].interval is not None
-    return replace(verdicts[0], flags=(*verdicts[0].flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdicts[0]
+    is_doubtful = evidence.plan.device_type == "cpu" and verdict.interval is not None
+    return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
 
 
-def _against_slowest(case: Case, evidence: Evidence, each: Sequence[Values[str]]) -> list[Values[str]] | None:
-    """Weak scaling against the slowest GPU in each launch; None for others, and if any launch lacks own paces."""
-    if not applies_to(case):
-        return None
-    studies = [matching_study(launch.plan, case.question) for launch in evidence.launches]
-    launches = [(study, launch) for study, launch in zip(studies, evidence.launches, strict=True) if study is not None]
-    paces = [own_pace_of(study, launch) for study, launch in launches]
-    usual = [pace.usual for pace in paces if pace is not None]
-    if len(usual) < len(each):
-        return None
-    found = []
-    for number, ((study, launch), values) in enumerate(zip(launches, each, strict=True)):
-        others = usual[:number][::-1] + usual[number + 1 :]
-        against = values_against_slowest(case, study, launch, values, others)
-        if against is None:
-            return None
-        found.append(against)
-    return found
-
-
-def _judge_launch(
-    blank: Verdict, case: Case, evidence: Evidence, values: Values[str], together: Values[str] | None,
-    against: list[Values[str]] | None, launch: int,
-) -> Verdict:  # fmt: skip
-    study, question = matching_study(evidence.plan, case.question), case.question
-    assert study is not None  # or it is unplanned
-    if values.broken[0] is not None:
-        why = values.broken[0]
+def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
+    question, why = case.question, values.broken
+    if why is not None:
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
-        verdict = with_gpu_errors(verdict, study.id, evidence)
-        return with_spent_budget(verdict, study.id, evidence.out_of_time)
+        return with_gpu_errors(verdict, study.id, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
     if case.requirement.definition.reads_own_pace:
         due = _rounds_due(evidence, study.id, begun, arms)
         verdict = judge_uniformity(blank, case, study, evidence, due)
-        verdict = verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
-        return with_spent_budget(verdict, study.id, evidence.out_of_time)
+        return verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
     peers = RankComparison(study, evidence, case.peers.computing)
     asked = Asked(
-        case, evidence, values, blank.confidence, 0 if together else study.rounds,
-        _rounds_due(evidence, study.id, begun, arms), together, groups_of(question, study, evidence),
-        peers if is_by_node else None,
+        case, evidence, values, blank.confidence, study.rounds, _rounds_due(evidence, study.id, begun, arms),
+        groups_of(question, study, evidence), peers if is_by_node else None,
     )  # fmt: skip
     planned, places = evidence.plan.nodes if is_by_node else 1, [Place("node", (), name) for name in values.places]
     why_not = {place: why.text(question) for place, why in values.missing.items()}
-    spread = None if against is None else SpreadJudge(asked, study, against, launch)
+    against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
+    spread = None if against is None else SpreadJudge(asked, study, against)
     nodes = _judge_places(blank, asked, places, planned, why_not, spread)
     missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = combined(blank, nodes, planned, missing)
@@ -140,8 +101,7 @@ def _judge_launch(
             return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), alike)
 
         verdict = with_culprits(verdict, case, peers, rounds)
-    verdict = with_failed_nodes(verdict, nodes, planned) if is_by_node else verdict
-    return with_spent_budget(verdict, study.id, evidence.out_of_time)
+    return with_failed_nodes(verdict, nodes, planned) if is_by_node else verdict
 
 
 def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
@@ -149,8 +109,8 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     if probe is None:
         raise ValueError(f"{case.id} has no probe")
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
-    if values.broken[0] is not None or study is None:
-        why = values.broken[0] or Missing(Why.NOT_PROBED)
+    if values.broken is not None or study is None:
+        why = values.broken or Missing(Why.NOT_PROBED)
         verdict = with_gpu_errors(
             replace(blank, outcome=why.why.outcome, reason=why.text(probe), flags=why.why.flags),
             study.id if study else "",
@@ -196,18 +156,15 @@ def _judge_places(
 
     `why_not` says why a place has no values; without a reason it is left out.
     """
-    judged = asked.together or asked.values
     caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
-    row_of_all = {place: number for number, place in enumerate(judged.places)}
 
     def judge_place(place: Place, confidence: float) -> Verdict:
         here = row[place]
         name, values = asked.values.places[here], asked.values.of(here)
         if not len(values):
             return replace(blank, reason=why_not[name])
-        at = row_of_all[name]
         verdict = against_bound(
-            blank, asked.case.requirement, values, lambda: judged.found(at, confidence, asked.limit)
+            blank, asked.case.requirement, values, lambda: asked.values.estimated(confidence, asked.limit).found(here)
         )
         if spread is not None:
             verdict = spread.judged(verdict, blank, str(name), confidence)
@@ -217,7 +174,7 @@ def _judge_places(
 
     of_each = zip(places, asked.values.places, asked.values.rounds().tolist(), strict=True)
     measured = [place for place, name, rounds in of_each if rounds or name in why_not]
-    clear = {} if asked.together or len(places) == 1 else _clear(asked, places, caveats)
+    clear = {} if len(places) == 1 else _clear(asked, places, caveats)
     return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
 
 
@@ -228,7 +185,7 @@ def _clear(asked: Asked, places: Sequence[Place], caveats: Sequence[Caveat]) -> 
     is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
     is_clear &= np.isnan(found.drifts) & found.leave(bound, -1 if definition.upper_bound else 1)
     if definition.scale == "differences" and definition.baseline is None:
-        is_clear &= ~(asked.values.samples[0] < 0).any(axis=1)
+        is_clear &= ~(asked.values.samples < 0).any(axis=1)
     for caveat in caveats:
         is_clear &= ~caveat.where
     notes = tuple(note for caveat in caveats for note in caveat.notes)

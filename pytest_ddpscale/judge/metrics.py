@@ -227,7 +227,7 @@ def percentile(values: Sequence[float] | StepArray, percent: float) -> float:
 
 
 def step_time_percentiles_ms(*measured: ArmRounds) -> dict[int, float]:
-    """`PERCENTS` of an arm's step time in ms over the raw steps of all ranks, rounds and launches; may be empty."""
+    """`PERCENTS` of an arm's step time in ms over the raw steps of all ranks and rounds; may be empty."""
     steps_s = np.concatenate([np.zeros(0, np.float32), *(steps for one in measured for steps in _raw_steps_s(one))])
     if not len(steps_s):
         return {}

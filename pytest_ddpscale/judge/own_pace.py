@@ -127,7 +127,7 @@ def own_pace_of(study: Study, evidence: Evidence, last: int | None = None) -> Ow
 
     Args:
         study: in which they train.
-        evidence: of the launch.
+        evidence: of the run.
         last: number of the last round that counts; None for all. A requirement whose arms get no more rounds stays as
             it was decided, though the arm with the paces may get further ones.
     """
@@ -157,9 +157,9 @@ def _own_pace(study: Study, evidence: Evidence, last: int | None) -> OwnPace | N
 
 
 def study_before(study: Study, studies: Sequence[Study]) -> Study | None:
-    """The study measured before another in the same launch, whose ranks tell their own pace; None without any."""
+    """The study measured before another, whose ranks tell their own pace; None without any."""
     at = next((number for number, one in enumerate(studies) if one.id == study.id), 0)
-    earlier = [one for one in studies[:at] if one.launch == study.launch and pace_arm(one) is not None]
+    earlier = [one for one in studies[:at] if pace_arm(one) is not None]
     return earlier[-1] if earlier else None
 
 

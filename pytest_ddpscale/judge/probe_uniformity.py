@@ -46,7 +46,7 @@ def judge_probe_uniformity(
     missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
     if not len(there):
         return replace(blank, reason=missing)
-    places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[0][there]
+    places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
     positions, limit = _positions(case, places), case.requirement.bound - 1
     compared = compare(
         np.divide(1, bandwidths, where=bandwidths > 0, out=np.full(bandwidths.shape, np.nan)).T, limit, positions

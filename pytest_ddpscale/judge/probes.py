@@ -87,7 +87,7 @@ def _digits_of(place: RankPlace) -> str:
     return place.number.rpartition(" ")[2]
 
 
-_NOTHING = Values[Place]("factors", (), np.zeros(0, np.int64), np.zeros((1, 0, 0)), {}, (None,), np.zeros((1, 0)))
+_NOTHING = Values[Place]("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, None, np.zeros(0))
 
 
 def values_of_probe(probe: Arm, evidence: Evidence) -> Values[Place]:
@@ -98,13 +98,13 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[Place]:
     """
     study = evidence.plan.probes
     if study is None or probe not in study.arms:
-        return replace(_NOTHING, broken=(Missing(Why.NOT_PROBED),))
+        return replace(_NOTHING, broken=Missing(Why.NOT_PROBED))
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     why = Missing(Why.NO_PROBED_ROUND)
     if probe.name in evidence.unsupported:
         why = Missing(Why.UNSUPPORTED, evidence.unsupported[probe.name])
     missing = {found.places[place]: why for place in np.flatnonzero(found.rounds() == 0).tolist()}
-    return replace(found, missing=missing, broken=(why_broken(study.id, evidence),))
+    return replace(found, missing=missing, broken=why_broken(study.id, evidence))
 
 
 def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Values[Place]:
@@ -143,9 +143,7 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
         slowest = np.where(together, reached[rows][:, ends[mine]].min(axis=2), np.nan)  # NaN if any is
         cells = np.ix_(mine, rounds[rows])
         values[cells] = np.fmax(values[cells], slowest.T)
-    return replace(
-        _NOTHING, places=found, numbers=numbers, samples=values[np.newaxis], errors=np.full((1, len(found)), np.nan)
-    )
+    return replace(_NOTHING, places=found, numbers=numbers, samples=values, errors=np.full(len(found), np.nan))
 
 
 def why_incomplete(probe: Arm, values: Values[Place], evidence: Evidence) -> str:

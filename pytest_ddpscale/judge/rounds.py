@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import NO_MEASUREMENTS, OF_A_ROW, ArmColumns, Columns, as_slice, combined
+from pytest_ddpscale.run.columns import NO_MEASUREMENTS, ArmColumns, Columns, as_slice
 from pytest_ddpscale.run.rank_columns import RankColumns
 from pytest_ddpscale.run.readings import READINGS, WAITED_S
 
@@ -281,12 +281,11 @@ def _merged(measured: ArmColumns, arm: Arm) -> ArmRounds:
     if (counts == measured.present).all():
         return ArmRounds(measured)
 
-    def kept(several: Sequence[Any]) -> Any:
-        (cells,) = several
+    def kept(cells: Any) -> Any:
         nothing = cells.dtype.type(np.nan if cells.dtype.kind == "f" else 0)
         return np.where(counts if cells.ndim == 2 else counts[:, :, np.newaxis], cells, nothing)
 
-    return _without_absent(combined([measured], kept).of(np.any(counts, axis=1)))
+    return _without_absent(measured.changed(kept).of(np.any(counts, axis=1)))
 
 
 def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
@@ -297,20 +296,3 @@ def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
     theirs = [np.zeros(0, np.int64), *(by_host[host] for host in hosts if host in by_host)]
     measured = rounds.measured.of(slice(None), as_slice(np.sort(np.concatenate(theirs))))
     return ArmRounds(measured.of(np.any(measured.present, axis=1)))
-
-
-def one_after_another(launches: Iterable[ArmRounds]) -> ArmRounds:
-    """Rounds of several launches in sequence, renumbered; launches whose ranks differ from the first's are left out."""
-    found = [launch.measured for launch in launches if len(launch)]
-    same = [one for one in found if one.ranks.is_same(found[0].ranks)]
-    if len(same) < 2:
-        return ArmRounds(same[0]) if same else NO_ROUNDS
-
-    def in_sequence(several: Sequence[Any]) -> Any:
-        most = max(one.shape[-1] for one in several)
-        padded = (np.pad(one, ((0, 0), (0, 0), (0, most - one.shape[2])), constant_values=np.nan) for one in several)
-        return np.concatenate(list(padded) if several[0].ndim == 3 else several)
-
-    of_rows = {name: in_sequence([getattr(one, name) for one in same]) for name in OF_A_ROW}
-    of_rows["numbers"] = np.arange(len(of_rows["numbers"]))
-    return ArmRounds(combined(same, in_sequence, **of_rows))

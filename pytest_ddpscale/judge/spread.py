@@ -5,9 +5,8 @@ The value of weak scaling compares GPUs together with a typical one alone. Again
     t(ddp@k) ÷ t(one GPU) × f(slowest) ÷ f(the one GPU),
 
 t being throughput per GPU and f a rank's own forward time in ddp@k of that round, which waits for nobody. The slowest
-is the rank with the longest forward time in the rounds *before*, for the first round in the study before, or in another
-launch if there are several. Chosen within the round itself, its noise would make the value too good; so a wrong choice
-can only lower it.
+is the rank with the longest forward time in the rounds *before*, for the first round in the study before. Chosen within
+the round itself, its noise would make the value too good; so a wrong choice can only lower it.
 
 This value counts only if nothing but spread is shown to be there (`Spread`): every GPU of the arm within the limit of
 its peers, and so its node; no two groups of GPUs, of which those closer than the limit only leave it open; none held
@@ -35,7 +34,7 @@ from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
 from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group
-from pytest_ddpscale.judge.values import Values, groups_of, joined, table_of
+from pytest_ddpscale.judge.values import Values, groups_of, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
@@ -50,7 +49,6 @@ _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that 
 # nodes with 1.5 % of spread, 91 %.
 _GROUPS_APART, _GAP_OF_GROUPS = 0.035, 0.3
 FEWEST_RANKS = 4  # each with three peers
-Paces: TypeAlias = Mapping[tuple[str, int], float]  # by host and local rank
 State: TypeAlias = Literal["counts", "open", "not"]
 
 
@@ -61,27 +59,22 @@ def applies_to(case: Case) -> bool:
     return case.requirement.definition is WEAK_SCALING_EFFICIENCY and is_limited
 
 
-def values_against_slowest(
-    case: Case, study: Study, evidence: Evidence, values: Values[str], others: Sequence[Paces] = ()
-) -> Values[str] | None:
-    """Weak scaling against the slowest GPU, at the places of `values` of one launch; None if no own pace was read.
+def values_against_slowest(case: Case, study: Study, evidence: Evidence, values: Values[str]) -> Values[str] | None:
+    """Weak scaling against the slowest GPU, at the places of `values`; None if no own pace was read.
 
     Args:
         case: to which this `applies_to`.
         study: that measured it.
-        evidence: of the launch.
+        evidence: of the run.
         values: of weak scaling, not against the slowest.
-        others: `OwnPace.usual` of the same study in other launches, the nearest first. They choose for the first round
-            of a launch, whose noise is not theirs either.
     """
     pace = own_pace_of(study, evidence)
     if pace is None:
         return None
-    pace = replace(pace, earlier=pace.earlier or next(iter(others), {}))
     question = case.question
     found = [(one, _read(one, pace, case)) for one in groups_of(question, study, evidence)]
     numbers, samples, errors = table_of(values.places, found)
-    return Values(values.scale, values.places, numbers, samples[np.newaxis], {}, values.broken, errors[np.newaxis])
+    return Values(values.scale, values.places, numbers, samples, {}, values.broken, errors)
 
 
 def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
@@ -123,21 +116,17 @@ class Spread:
 
 
 class SpreadJudge:
-    """Judges the places of one requirement on weak scaling in one launch with regard to spread.
+    """Judges the places of one requirement on weak scaling with regard to spread.
 
     Args:
         asked: the requirement, with the values that are not against the slowest GPU.
         study: that measured it.
-        each: values against the slowest GPU in each launch; the place has their interval.
-        launch: index of this launch among them.
+        own: values against the slowest GPU, at the same places.
     """
 
-    def __init__(self, asked: Asked, study: Study, each: Sequence[Values[str]], launch: int) -> None:
-        self._asked, self._study = asked, study
-        self._values, self._own = joined(each), each[launch]
-        self._row_of_all = {place: row for row, place in enumerate(self._values.places)}
-        self._row_of_own = {place: row for row, place in enumerate(self._own.places)}
-        self._row_of_asked = {str(place): row for row, place in enumerate(asked.values.places)}
+    def __init__(self, asked: Asked, study: Study, own: Values[str]) -> None:
+        self._asked, self._study, self._own = asked, study, own
+        self._row = {place: row for row, place in enumerate(own.places)}
 
     def judged(self, verdict: Verdict, blank: Verdict, place: str, confidence: float) -> Verdict:
         """The verdict on a place, from that on its value: better, open again, or the same.
@@ -146,15 +135,15 @@ class SpreadJudge:
         against the slowest GPU does not count and the other is: without spread both are the same, so one below the
         bound and one above is noise.
         """
-        row = self._row_of_own.get(place)
-        if verdict.outcome not in ("failed", "inconclusive") or verdict.value is None or row is None:
+        if verdict.outcome not in ("failed", "inconclusive") or verdict.value is None:
             return verdict
-        case, own = self._case, self._own.of(row)
+        case, row = self._case, self._row[place]
+        own = self._own.of(row)
         if not len(own):
             return verdict
         found = against_bound(
             blank, case.requirement, own,
-            lambda: self._values.found(self._row_of_all[place], confidence, self._asked.limit),
+            lambda: self._own.estimated(confidence, self._asked.limit).found(row),
         )  # fmt: skip
         if found.value is None:
             return verdict
@@ -265,18 +254,17 @@ class SpreadJudge:
 
     def _why_not_whole(self, place: str) -> str:
         """Rounds without a value against the slowest GPU could be those that would have failed."""
-        printed = self._asked.values.samples[0][self._row_of_asked[place]]
-        has_value = ~np.isnan(printed)
-        lacking = np.isin(self._asked.values.numbers[has_value], self._own.numbers[
-            ~np.isnan(self._own.samples[0][self._row_of_own[place]])
-        ], invert=True)  # fmt: skip
+        row = self._row[place]
+        has_value = ~np.isnan(self._asked.values.samples[row])
+        has_own = ~np.isnan(self._own.samples[row])
+        lacking = np.isin(self._asked.values.numbers[has_value], self._own.numbers[has_own], invert=True)
         # Before the first round of all it is unknown which GPU is slowest.
         return f"forward times lack in {lacking[1:].sum()} rounds" if lacking[1:].any() else ""
 
     def _why_not_computing(self, place: str, ranks: Mapping[tuple[str, int], int]) -> str:
         """Heat, power or a host that is too slow, which forward times contain; empty if shown that none is there."""
         evidence, (total, count) = self._asked.evidence, self._busy
-        row = self._row_of_asked[place]
+        row = self._row[place]
         if count[row] < SHARE_OF_ROUNDS * self._asked.values.rounds()[row] or not count[row]:
             return "it is unknown how busy its GPUs were, so forward times may contain waiting for the host"
         busy = total[row] / count[row]

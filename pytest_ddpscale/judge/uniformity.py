@@ -34,13 +34,13 @@ _SLOW_SHARE = 0.9  # of the rounds, which reports call "all"
 
 
 def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidence, due: int) -> Verdict:
-    """The verdict on the uniformity of GPUs or of nodes in one launch.
+    """The verdict on the uniformity of GPUs or of nodes.
 
     Args:
         blank: the verdict ``not_measured``.
         case: a requirement of `reads_own_pace`.
         study: that trained its workload.
-        evidence: of the launch.
+        evidence: of the run.
         due: number of rounds that were begun and timed the arm.
     """
     arm, layout = case.question.measured, evidence.plan.layout

@@ -1,4 +1,4 @@
-"""The values that answer a question: one for each launch, place and round; and why a place has none.
+"""The values that answer a question: one for each place and round; and why a place has none.
 
 A place is a node, if each of several nodes answers by itself, or all ranks together (`WHOLE`); of a probe it is a
 device, a group of ranks or a pair of them.
@@ -15,13 +15,13 @@ import numpy as np
 
 from pytest_ddpscale.judge.bounds import possible_part
 from pytest_ddpscale.judge.culprits import RankComparison
-from pytest_ddpscale.judge.estimating import Estimated, Found, estimate, over_launches
+from pytest_ddpscale.judge.estimating import Estimated, estimate
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
 from pytest_ddpscale.judge.own_pace import last_round, nodes_s, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, merged, on_hosts
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.metric import Metric, Scale
+from pytest_ddpscale.plan.metric import Scale
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
@@ -59,7 +59,7 @@ class Why(Enum):
 
 
 class Missing(NamedTuple):
-    """Why a place, or a whole launch, has no values; `details` are what the run recorded about it, or the study."""
+    """Why a place, or a whole study, has no values; `details` are what the run recorded about it, or the study."""
 
     why: Why
     details: str = ""
@@ -83,12 +83,10 @@ class Values(Generic[P]):
         scale: how the values err.
         places: all that were to be measured, as far as they are known.
         numbers: of the rounds, ascending, (rounds,).
-        samples: in the metric's unit, or before the division by the SKU's constant; NaN if missing,
-            (launches, places, rounds).
-        missing: why a place has nothing, in any launch.
-        broken: why a launch does not count, though it may have values: it was not planned, broke or was interrupted;
-            None if it counts, (launches,).
-        errors: relative error of a place that has a single imported sample, else NaN, (launches, places).
+        samples: in the metric's unit, or before the division by the SKU's constant; NaN if missing, (places, rounds).
+        missing: why a place has nothing.
+        broken: why nothing counts, though there may be values: it was not planned, broke or was interrupted; else None.
+        errors: relative error of a place that has a single imported sample, else NaN, (places,).
     """
 
     scale: Scale
@@ -96,7 +94,7 @@ class Values(Generic[P]):
     numbers: IntArray
     samples: FloatArray
     missing: Mapping[P, Missing]
-    broken: Sequence[Missing | None]
+    broken: Missing | None
     errors: FloatArray
     _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
 
@@ -104,63 +102,27 @@ class Values(Generic[P]):
         """Relative to a constant of the SKU."""
         return self if constant == 1 else replace(self, samples=self.samples / constant)
 
-    @property
-    def launches(self) -> int:
-        """Number of launches."""
-        return len(self.samples)
-
-    def of(self, place: int, launch: int = 0) -> FloatArray:
+    def of(self, place: int) -> FloatArray:
         """The known values of a place, given by its index, in the order of the rounds."""
-        values = self.samples[launch, place]
+        values = self.samples[place]
         known: FloatArray = values[~np.isnan(values)]
         return known
 
-    def items(self, launch: int = 0) -> Iterator[tuple[P, FloatArray]]:
+    def items(self) -> Iterator[tuple[P, FloatArray]]:
         """Places that have values, with them."""
-        for place in np.flatnonzero(self.rounds(launch)).tolist():
-            yield self.places[place], self.of(place, launch)
+        for place in np.flatnonzero(self.rounds()).tolist():
+            yield self.places[place], self.of(place)
 
-    def rounds(self, launch: int = 0) -> IntArray:
+    def rounds(self) -> IntArray:
         """Number of known values of each place, (places,)."""
-        return np.asarray((~np.isnan(self.samples[launch])).sum(axis=1))
+        return np.asarray((~np.isnan(self.samples)).sum(axis=1))
 
-    def estimated(self, confidence: float, limit: int = 0, launch: int = 0) -> Estimated:
-        """Values and intervals of all places in one launch; the arguments are those of `estimate`."""
-        key = confidence, limit, launch
+    def estimated(self, confidence: float, limit: int = 0) -> Estimated:
+        """Values and intervals of all places; the arguments are those of `estimate`."""
+        key = confidence, limit
         if key not in self._kept:
-            self._kept[key] = estimate(self.samples[launch], self.scale, confidence, limit, self.errors[launch])
+            self._kept[key] = estimate(self.samples, self.scale, confidence, limit, self.errors)
         return self._kept[key]
-
-    def found(self, place: int, confidence: float, limit: int = 0) -> Found:
-        """Value and interval of a place: of its launch, or over all launches that count."""
-        if self.launches == 1:
-            return self.estimated(confidence, limit).found(place)
-        each = [
-            Found(np.nan, None, too_few="no complete round")
-            if self.broken[launch] or not len(self.of(place, launch))
-            else self.estimated(confidence, 0, launch).found(place)
-            for launch in range(self.launches)
-        ]
-        return over_launches(each, self.scale, confidence)
-
-
-def joined(launches: Sequence[Values[P]]) -> Values[P]:
-    """Values of several launches, each with one, in one."""
-    first = launches[0]
-    if len(launches) == 1:
-        return first
-    places = list(dict.fromkeys(place for one in launches for place in one.places))
-    numbers = np.unique(np.concatenate([one.numbers for one in launches]))
-    samples = np.full((len(launches), len(places), len(numbers)), np.nan)
-    errors = np.full((len(launches), len(places)), np.nan)
-    at = {place: row for row, place in enumerate(places)}
-    for launch, one in enumerate(launches):
-        rows = np.array([at[place] for place in one.places], np.int64)
-        samples[launch, rows[:, np.newaxis], np.searchsorted(numbers, one.numbers)] = one.samples[0]
-        errors[launch, rows] = one.errors[0]
-    missing = {place: why for one in launches for place, why in one.missing.items()}
-    broken = [why for one in launches for why in one.broken]
-    return Values(first.scale, places, numbers, samples, missing, broken, errors)
 
 
 def values(question: Question, evidence: Evidence) -> Values[str]:
@@ -168,21 +130,10 @@ def values(question: Question, evidence: Evidence) -> Values[str]:
 
     A metric that is a ratio to a constant of the SKU is returned before the division.
     """
-    return joined(launches_of(question, evidence))
-
-
-def launches_of(question: Question, evidence: Evidence) -> list[Values[str]]:
-    """`values` of each launch."""
-    return [of_launch(question, launch) for launch in evidence.launches]
-
-
-def of_launch(question: Question, evidence: Evidence) -> Values[str]:
-    """`values` of one launch, whose evidence is one of `Evidence.launches`."""
     study = matching_study(evidence.plan, question)
     if study is None:
-        nothing, one = np.zeros((1, 0, 0)), np.zeros((1, 0))
         why = why_no_study(evidence.plan, question)
-        return Values(question.metric.scale, (), np.zeros(0, np.int64), nothing, {}, (why,), one)
+        return Values(question.metric.scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, why, np.zeros(0))
     return evidence.once(("values", question, study.id), lambda: _of_study(question, study, evidence))
 
 
@@ -215,7 +166,7 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
             missing[place] = Missing(why, details)
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (Missing(Why.ONE_NODE) if is_one_node else None)
-    return Values(question.metric.scale, places, numbers, samples[np.newaxis], missing, (broken,), errors[np.newaxis])
+    return Values(question.metric.scale, places, numbers, samples, missing, broken, errors)
 
 
 def _over_peers(
@@ -291,23 +242,16 @@ def why_broken(study_id: str, evidence: Evidence) -> Missing | None:
 
 
 def samples_of(question: Question, evidence: Evidence) -> FloatArray:
-    """Values of a question round by round, launch by launch; empty if it was not measured.
+    """Values of a question round by round; empty if it was not measured.
 
     If each node is judged alone, the worst node's value of each round that all nodes have.
     """
-    metric, of_launches = question.metric, [np.zeros(0)]
-    for launch in evidence.launches:
-        found = of_launch(question, launch)
-        has_any = found.rounds() > 0
-        if has_any.any() and (list(found.places) == [WHOLE] or has_any.sum() >= evidence.plan.nodes):
-            of_launches.append(worst_per_round(found.samples[0][has_any], metric))
-    return np.concatenate(of_launches)
-
-
-def worst_per_round(samples: FloatArray, metric: Metric) -> FloatArray:
-    """The worst value of each round over several places, for the rounds that all places have, (rounds,)."""
+    found = values(question, evidence)
+    samples = found.samples[found.rounds() > 0]
+    if not len(samples) or (list(found.places) != [WHOLE] and len(samples) < evidence.plan.nodes):
+        return np.zeros(0)
     whole = samples[:, ~np.isnan(samples).any(axis=0)]
-    return np.asarray(whole.max(axis=0) if metric.upper_bound else whole.min(axis=0))
+    return np.asarray(whole.max(axis=0) if question.metric.upper_bound else whole.min(axis=0))
 
 
 class WorstValue(NamedTuple):
@@ -328,23 +272,16 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
 
 
 def _worst(question: Question, found: Values[str], confidence: float) -> WorstValue | None:
-    metric = question.metric
-    if found.launches > 1:  # studies that broke count here, too
-        found = replace(found, broken=[None] * found.launches)
-    fullest = max(range(found.launches), key=lambda launch: (found.rounds(launch) > 0).sum())
+    metric, samples, estimated = question.metric, found.samples, found.estimated(confidence)
     least = 0.0 if metric.scale == "factors" or metric.baseline is None else -np.inf
-    samples = found.samples[fullest]
     is_impossible = np.isinf(samples) | (samples < least) | ((samples == 0) & (metric.scale == "factors"))
-    rows = np.flatnonzero((found.rounds(fullest) > 0) & ~is_impossible.any(axis=1))
-    if found.launches == 1:
-        told = found.estimated(confidence).values[rows]
-    else:
-        told = np.array([found.found(row, confidence).value for row in rows.tolist()])
+    rows = np.flatnonzero((found.rounds() > 0) & ~is_impossible.any(axis=1))
+    told = estimated.values[rows]
     rows, told = rows[np.isfinite(told)], told[np.isfinite(told)]
     if not len(rows):
         return None
     row = int(rows[told.argmax() if metric.upper_bound else told.argmin()])
-    worst = found.found(row, confidence)
+    worst = estimated.found(row)
     interval = worst.interval and possible_part(*worst.interval, worst.value, metric.possible_at(question.world_size))
     return WorstValue(worst.value, interval, found.places[row])
 

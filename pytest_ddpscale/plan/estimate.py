@@ -79,9 +79,8 @@ def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> lis
         round_s = number * (probes.block_s + OVERHEAD_PER_BLOCK_S)
         found.append((probes.id, StudyTime(number * PROBE_SETUP_S, round_s, fewest, usual, most)))
     for study in plan.studies:
-        rounds = _rounds(study.rounds) if plan.launches == 1 else 3 * (study.rounds,)
         round_s = round_seconds(study, study.arms, samples_per_s)
-        found.append((study.id, StudyTime(warm_up_seconds(study, samples_per_s), round_s, *rounds)))
+        found.append((study.id, StudyTime(warm_up_seconds(study, samples_per_s), round_s, *_rounds(study.rounds))))
     if plan.pairs is not None:
         first = len(first_rounds(plan.nodes))
         found.append((plan.pairs.id, StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))))
@@ -89,7 +88,7 @@ def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> lis
 
 
 def _rounds(most: int) -> tuple[int, int, int]:
-    """Fewest, usual and most rounds of a study of one launch."""
+    """Fewest, usual and most rounds of a study."""
     return min(FEWEST_ROUNDS, most), min(TYPICAL_ROUNDS, most), most
 
 

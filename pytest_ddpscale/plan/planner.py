@@ -28,17 +28,12 @@ class Pace:
         warmup_s: untimed seconds before the first round of a study.
         uncompared_rounds: a lower limit for probes and for studies without a single-rank arm: they have no ratio with
             the noise of two arms, and a nightly check has five minutes.
-        launches: number of launches of new processes that measure every study, one after the other.
-        launch_rounds: fixed rounds of every study in each of several launches; the interval is over the launches'
-            means, which stopping early would bias.
     """
 
     rounds: int
     block_s: float
     warmup_s: float
     uncompared_rounds: int = 16
-    launches: int = 1
-    launch_rounds: int = FEWEST_ROUNDS
 
 
 # GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds warm the GPU up. CPU:
@@ -117,12 +112,10 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         ranks_per_node = layout.ranks_per_node
     turns = _turns(arms, asked, ranks_per_node or asked)
     in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
-    once = [_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order]
-    studies = tuple(replace(study, launch=launch) for launch in range(1, pace.launches + 1) for study in once)
+    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
     return replace(
         empty,
         studies=studies,
-        launches=pace.launches,
         ranks_per_node=ranks_per_node,
         pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
         probes=ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[empty.device_type]) if probed else None,
@@ -221,8 +214,7 @@ def _add_each_to_one(arms: Wanted, layout: Layout | None) -> None:
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
     inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
     taken = turns if any(arm.world_size < turns for arm in inorder) else 1
-    rounds = pace.launch_rounds if pace.launches > 1 else _rounds(inorder, pace)
-    return Study(scaling, workload, inorder, rounds, pace.block_s, pace.warmup_s, taken)
+    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:

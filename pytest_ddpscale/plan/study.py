@@ -153,8 +153,7 @@ class Plan:
         probes: probes without training, measured first, if any.
         survey: whether to survey each node before launching anything on it.
         gpus_asked: requested GPUs per node, if more than there are; otherwise None.
-        launches: how often every study is measured, each time by a gang of new processes and for a fixed number of
-            rounds; probes and pairs are measured in the first launch.
+        launches: how many a suite plans, each by a gang of new processes; an acceptance run has one.
         training_runs: whole runs over data sets, each by its own gang.
         schema_version: of plan.json.
     """
@@ -252,10 +251,6 @@ class Plan:
         """The arm of that name in any study, the probes or the pairs; None if there is none."""
         arms = (arm for study in self.timed if study.id == study_id for arm in study.arms)
         return next((arm for arm in arms if arm.name == name), None)
-
-    def of_launch(self, launch: int) -> Plan:
-        """The plan with only the studies of one launch; probes and pairs are kept."""
-        return replace(self, studies=tuple(study for study in self.studies if study.launch == launch))
 
     def launch_of(self, study_id: str) -> int:
         """The launch in which a study, the probes or the pairs are measured, from 1."""

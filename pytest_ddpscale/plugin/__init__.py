@@ -5,6 +5,7 @@ Loading this module costs a few milliseconds: everything heavy is imported where
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from pytest_ddpscale.plugin.active import (
 from pytest_ddpscale.plugin.fixtures import requirement, run, verdict  # noqa: F401 (pytest finds fixtures here)
 from pytest_ddpscale.plugin.other_plugins import lift_time_limit, refuse_marks, refuse_options
 from pytest_ddpscale.plugin.selection import asks_for_requirement, case_of, is_empty, marked_metrics
-from pytest_ddpscale.settings import OPTIONS, settings_from
+from pytest_ddpscale.settings import OPTIONS, REMOVED_OPTIONS, settings_from
 from pytest_ddpscale.util.packaged import refuse_archive
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             more |= {"action": "append"} if option.repeats else {}
             group.addoption(option.flag, metavar=option.metavar, default=None, help=option.help, **more)
         parser.addini(option.name, option.help, default="")
+    for option, instead in REMOVED_OPTIONS.items():
+        group.addoption(option.flag, nargs="?", const=True, default=None, help=argparse.SUPPRESS)
+        parser.addini(option.name, f"removed; {instead}", default="")
 
 
 @pytest.hookimpl(tryfirst=True)  # before plugins that are refused begin anything
@@ -55,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(metric): one item per requirement of that metric")
     config.addinivalue_line("markers", "node_health: tests for a nightly check of one node, in minutes")
     try:
-        ini = {option.name: config.getini(option.name) for option in OPTIONS.values()}
+        ini = {option.name: config.getini(option.name) for option in (*OPTIONS.values(), *REMOVED_OPTIONS)}
         settings = settings_from(vars(config.option), ini)
         is_used = settings.sku_was_given or settings.judge is not None or settings.resume is not None
         if is_used:

@@ -7,7 +7,7 @@ from pytest_ddpscale.util.tables import Cell, csv_text
 
 REQUIREMENT_COLUMNS = (
     "id", "metric", "workload", "world_size", "severity", "outcome", "blocks", "value", "low", "high", "unit",
-    "bound_kind", "bound", "margin", "confidence", "rounds", "launches", "provisional", "waived_by", "reason", "source",
+    "bound_kind", "bound", "margin", "confidence", "rounds", "provisional", "waived_by", "reason", "source",
 )  # fmt: skip
 CULPRIT_COLUMNS = (
     "requirement", "outcome", "kind", "host", "gpu_index", "gpu_uuid", "peer_host", "peer_gpu_index", "peer_gpu_uuid",
@@ -32,6 +32,6 @@ def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:
     kind, bound = next(iter(one.bound.items()))
     return (
         one.id, one.metric, one.workload, one.world_size, one.severity, one.outcome, judgement.is_blocked_by(one),
-        one.value, low, high, one.unit, kind, bound, one.margin, one.confidence, one.rounds, one.launches,
+        one.value, low, high, one.unit, kind, bound, one.margin, one.confidence, one.rounds,
         one.provisional, one.waiver.who if one.waiver else None, one.reason, one.source,
     )  # fmt: skip

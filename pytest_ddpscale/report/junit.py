@@ -79,7 +79,6 @@ def _numbers(verdict: Verdict) -> Iterator[str]:
     for key, number in verdict.bound.items():
         yield f"bound: {key} {float(number)!r}"
     yield f"unit: {verdict.unit}"
-    yield f"launches: {verdict.launches}"
     if verdict.launch_sd is not None:
         yield f"launch_sd: {verdict.launch_sd!r}"
     yield f"outcome: {verdict.outcome}"

@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_ddpscale.plan.study import MOST_LAUNCHES
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import Cause, causes, warnings
 from pytest_ddpscale.run.cause_kinds import CAUSES, CauseRecord, NextStep
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 
 _MOST_NAMED = 3  # requirements, metrics or workloads in one -k
@@ -92,15 +91,11 @@ def _selection(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _measure_longer(cause: Cause, judgement: Judgement, run: RunRecord) -> str:
-    """Twice the rounds without a time limit, or further launches where launches differ."""
+    """Twice the rounds without a time limit."""
     found = [one for one in judgement.verdicts if one.id in cause.explains]
-    launches = max(one.launches for one in found)
-    if launches > 1 or any(THIS_LAUNCH_ONLY in one.flags for one in found):
-        longer = [f"--ddp-launches={min(max(3, 2 * launches), MOST_LAUNCHES)}"]
-    else:
-        longer = [f"--ddp-rounds={2 * max(16, *(one.rounds for one in found))}"]
-    kept = [word for word in run.command_again if not word.startswith((f"{_BUDGET}=", longer[0].partition("=")[0]))]
-    return _measure_again((*kept, *longer), cause, judgement)
+    longer = f"--ddp-rounds={2 * max(16, *(one.rounds for one in found))}"
+    kept = [word for word in run.command_again if not word.startswith((f"{_BUDGET}=", "--ddp-rounds"))]
+    return _measure_again((*kept, longer), cause, judgement)
 
 
 def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -> str:

@@ -21,10 +21,7 @@ def plan_lines(
     whole = estimate(plan, isolate=isolate, samples_per_s=samples_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
     where = f" in {plan.nodes} nodes" if plan.nodes > 1 else ""
-    once = plan.of_launch(1).studies
-    studies = "1 study" if len(once) == 1 else f"{len(once)} studies"
-    if plan.launches > 1:
-        studies += f" in {plan.launches} launches"
+    studies = "1 study" if len(plan.studies) == 1 else f"{len(plan.studies)} studies"
     if plan.probes is not None:
         studies += f" and {count_text(len(plan.probes.arms), 'probe')}"
     head = (
@@ -32,8 +29,7 @@ def plan_lines(
         f"about {whole.seconds / 60:.1f} min on {count_text(plan.world_size, device)}{where} = "
         f"{whole.device_hours:.2f} {device}-hours (at most {whole.most_seconds / 60:.1f} min)"
     )
-    often = "at most" if plan.launches == 1 else f"{plan.launches} launches of"
-    rounds = {study.id: f"{often} {study.rounds} rounds of {_arms_text(study)}" for study in once}
+    rounds = {study.id: f"at most {study.rounds} rounds of {_arms_text(study)}" for study in plan.studies}
     if plan.probes is not None:
         names = ", ".join(probe.name for probe in plan.probes.arms)
         rounds[plan.probes.id] = f"at most {plan.probes.rounds} rounds of {names}"
@@ -42,8 +38,7 @@ def plan_lines(
     rows = []
     for name, time in study_times(plan, samples_per_s):
         if name in rounds:
-            launches = plan.launches if plan.study(name) else 1
-            rows.append((f"  {name}", f"{launches * time.seconds(time.usual) / 60:4.1f} min", rounds[name]))
+            rows.append((f"  {name}", f"{time.seconds(time.usual) / 60:4.1f} min", rounds[name]))
     return [head, *text_lines(table(("", "", ""), rows))]
 
 

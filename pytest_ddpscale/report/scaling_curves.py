@@ -132,7 +132,7 @@ def charted_curves(
     scaling: Scaling, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]
 ) -> list[ScalingCurve]:
     """The curves of one chart in the plan's order, in the unit of its axis; studies without a value are left out."""
-    studies = [study for study in evidence.plan.of_launch(1).studies if study.scaling == scaling]
+    studies = [study for study in evidence.plan.studies if study.scaling == scaling]
     every = [scaling_curve(study, quantity, evidence, verdicts).times(quantity.factor) for study in studies]
     return [curve for curve in every if curve.points]
 
@@ -180,10 +180,10 @@ def _one_gpu(study: Study, plan: Plan) -> OneGpu:
 
     The cost of DDP on one GPU needs both ways; then the workload's other study tells which one others compare with.
     """
-    ways = {one.id: {arm.kind for arm in usual_arms(one) if arm.world_size == 1} for one in plan.of_launch(1).studies}
+    ways = {one.id: {arm.kind for arm in usual_arms(one) if arm.world_size == 1} for one in plan.studies}
     own = ways[study.id]
     if len(own) > 1:
-        same = [one for one in plan.of_launch(1).studies if one.workload == study.workload]
+        same = [one for one in plan.studies if one.workload == study.workload]
         return "ddp" if any(ways[one.id] == {"ddp"} for one in same) else "alone"
     return "ddp" if own == {"ddp"} else "alone"
 
@@ -251,7 +251,7 @@ class ScalingSeries:
 def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingSeries]:
     """A series for each study with a measured round, in the plan's order, with the numbers of `scaling_curve`."""
     device, found = "GPU" if evidence.plan.device_type == "cuda" else "rank", []
-    for study in evidence.plan.of_launch(1).studies:
+    for study in evidence.plan.studies:
         throughput = scaling_curve(study, THROUGHPUT, evidence, verdicts)
         efficiency = scaling_curve(study, EFFICIENCY, evidence, verdicts)
         arms = {

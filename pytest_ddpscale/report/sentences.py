@@ -16,7 +16,7 @@ from pytest_ddpscale.util.listing import first_few
 # Smaller p-values depend on the noise model more than on chance.
 _LEAST_CHANCE = 1e-9
 MARK = "†"  # marks an interval that is known to be too narrow
-TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more, which --ddp-launches=3 includes"
+TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more; measure again on another day"
 _UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
 NOT_COVERED = (
     "This report covers the day of the measurement and the workloads and world sizes in the table. It does not cover "
@@ -77,28 +77,14 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     trained = [one for one in verdicts if METRICS[one.metric].subject == "workload" and has_interval(one)]
     if not trained:
         return ""
-    if any(map(interval_mark, trained)):
-        return TOO_NARROW
-    count = max(one.launches for one in trained)
-    if count == 1:
-        return _UNKNOWN
-    said = f"training values are means of {count} launches"
-    # A relative spread says little about values near zero, such as the cost of DDP on one GPU.
-    rates = [one for one in trained if METRICS[one.metric].is_rate]
-    spreads = [one.launch_sd for one in rates if one.launch_sd is not None]
-    if not spreads:
-        return said
-    least, most = (number_text(end, "fraction") for end in (min(spreads), max(spreads)))
-    ends = least if least == most else f"{least} … {most}"
-    return f"{said}; rates and efficiencies vary between launches with a standard deviation of {ends}"
+    return TOO_NARROW if any(map(interval_mark, trained)) else _UNKNOWN
 
 
 def launch_sd_text(verdict: Verdict) -> str:
-    """``standard deviation of 3 launches 1.2 % of the value``, or of earlier launches; empty if unknown."""
+    """``standard deviation of earlier launches 1.2 % of the value``; empty if unknown."""
     if verdict.launch_sd is None:
         return ""
-    which = "earlier" if verdict.launches == 1 else verdict.launches
-    return f"standard deviation of {which} launches {number_text(verdict.launch_sd, 'fraction')} of the value"
+    return f"standard deviation of earlier launches {number_text(verdict.launch_sd, 'fraction')} of the value"
 
 
 def not_tested_lines(judgement: Judgement) -> list[str]:

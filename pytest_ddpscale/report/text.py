@@ -189,10 +189,8 @@ def is_provisional(verdict: Verdict) -> bool:
 
 
 def rounds_text(verdict: Verdict) -> str:
-    """``12``, or ``24 in 3 launches``; absent for a check, which has no rounds."""
-    if METRICS[verdict.metric].subject == "check":
-        return ABSENT
-    return str(verdict.rounds) if verdict.launches == 1 else f"{verdict.rounds} in {verdict.launches} launches"
+    """``12``; absent for a check, which has no rounds."""
+    return ABSENT if METRICS[verdict.metric].subject == "check" else str(verdict.rounds)
 
 
 def basis_text(verdict: Verdict) -> str:

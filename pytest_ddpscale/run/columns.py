@@ -102,13 +102,13 @@ class ArmColumns:
     def of(self, rows: Index, columns: Index = slice(None)) -> ArmColumns:
         """Some rows of some ranks."""
 
-        def some(values: Sequence[Any]) -> Any:
+        def some(values: Any) -> Any:
             if isinstance(rows, slice) or isinstance(columns, slice):
-                return values[0][rows, columns]
-            return values[0][rows][:, columns]
+                return values[rows, columns]
+            return values[rows][:, columns]
 
-        of_rows = {name: getattr(self, name)[rows] for name in OF_A_ROW}
-        return combined([self], some, ranks=self.ranks.of(columns), **of_rows)
+        of_rows = {name: getattr(self, name)[rows] for name in _OF_A_ROW}
+        return self.changed(some, ranks=self.ranks.of(columns), **of_rows)
 
     def side_by_side(self, nodes: IntArray) -> ArmColumns:
         """The same with a row for each round and node; that of round r and node n has the number r · nodes + n.
@@ -119,19 +119,27 @@ class ArmColumns:
         count, size = nodes.shape
         at, rows = as_slice(nodes.ravel()), len(self.numbers)
 
-        def of_nodes(several: Sequence[Any]) -> Any:
-            (values,) = several
+        def of_nodes(values: Any) -> Any:
             if values.ndim == 2 and values.strides[1] == 0:  # one value for all ranks
                 return np.broadcast_to(values[:, :1].repeat(count, axis=0), (rows * count, size))
             return values[:, at].reshape(rows * count, size, *values.shape[2:])
 
-        return combined(
-            [self],
+        return self.changed(
             of_nodes,
             numbers=(self.numbers[:, np.newaxis] * count + np.arange(count)).ravel(),
             turn=self.turn.repeat(count),
             node=np.tile(np.arange(count), rows),
             ranks=self.ranks.of(at),
+        )
+
+    def changed(self, change: Callable[[Any], Any], **others: Any) -> ArmColumns:
+        """`change` makes each quantity of a rank and row; `others` has what is not of these."""
+        return replace(
+            self,
+            **{name: change(getattr(self, name)) for name in _OF_A_CELL},
+            readings={name: change(self.reading(name)) for name in self.readings},
+            series={name: change(self.of_steps(name)) for name in self.series},
+            **others,
         )
 
     @property
@@ -142,22 +150,8 @@ class ArmColumns:
         return ranks
 
 
-OF_A_ROW = ("numbers", "turn", "node")
+_OF_A_ROW = ("numbers", "turn", "node")
 _OF_A_CELL = ("present", "groups", "count", "work", "seconds", "began_unix_s", "digest")
-
-
-def combined(several: Sequence[ArmColumns], combine: Callable[[Sequence[Any]], Any], **others: Any) -> ArmColumns:
-    """One of several; `combine` makes each quantity of theirs, and `others` has what is not of a rank and row."""
-    readings, series = (
-        dict.fromkeys(name for one in several for name in getattr(one, names)) for names in ("readings", "series")
-    )
-    return replace(
-        several[0],
-        **{name: combine([getattr(one, name) for one in several]) for name in _OF_A_CELL},
-        readings={name: combine([one.reading(name) for one in several]) for name in readings},
-        series={name: combine([one.of_steps(name) for one in several]) for name in series},
-        **others,
-    )
 
 
 @dataclass(frozen=True, eq=False)

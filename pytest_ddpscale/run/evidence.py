@@ -104,13 +104,6 @@ class Evidence:
     ranks_of_errors: Sequence[RankPlace] = ()
     unread: Sequence[Unread] = ()
 
-    @cached_property
-    def launches(self) -> Sequence[Evidence]:
-        """The evidence of each launch; only the parts on training differ."""
-        if self.plan.launches == 1:
-            return (self,)
-        return tuple(replace(self, plan=self.plan.of_launch(n)) for n in range(1, self.plan.launches + 1))
-
     @property
     def probes(self) -> Sequence[ArmColumns]:
         """Measurements of each probe."""

@@ -88,10 +88,8 @@ class Verdict:
         value: point estimate, in `unit`; None if nothing was measured.
         interval: confidence interval of the value, in `unit`; None if there is none.
         confidence: of the interval, 0 … 1.
-        rounds: number of measured rounds, in all launches.
-        launches: number of launches with new processes; the interval of several is that of their means.
-        launch_sd: relative standard deviation between launches; for one launch that between earlier runs, if the
-            history has it; else None.
+        rounds: number of measured rounds.
+        launch_sd: relative standard deviation between earlier runs, if the history has it; else None.
         reason: one sentence: why this outcome.
         provisional: the bound has no published source.
         source: where the bound comes from, for the reader.
@@ -131,7 +129,6 @@ class Verdict:
     placement: Placement = "packed"
     compared: GenerationComparison | None = None
     waiver: Waiver | None = None
-    launches: int = 1
     launch_sd: float | None = None
     published: float | None = None
     p_value: float | None = None

@@ -123,10 +123,8 @@ class MeasureSource(EvidenceSource):
 
     def _pace(self) -> Pace:
         settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
-        # Measurements beyond an earlier run's plan use its number of launches.
-        launches = settings.launches if self.plan is None else self.plan.launches
-        pace = replace(default, block_s=settings.block_s or default.block_s, launches=launches)
-        return replace(pace, rounds=rounds, uncompared_rounds=rounds, launch_rounds=rounds) if rounds else pace
+        pace = replace(default, block_s=settings.block_s or default.block_s)
+        return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 
     def measure(self, listener: Listener) -> None:
         """Measure the plan, once.

@@ -194,7 +194,7 @@ class AcceptanceSession:
         return judge_regression(case, evidence, baseline, confidence)
 
     def _with_earlier_launches(self, verdict: Verdict, case: AnyCase, evidence: Evidence) -> Verdict:
-        """Widen the interval of a single launch by the history's spread between launches, if known."""
+        """Widen the interval by the history's spread between launches, if known."""
         if not (isinstance(case, Case) and may_be_widened(verdict, case)):
             return verdict
         try:

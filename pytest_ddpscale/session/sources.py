@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.errors import OptionError, WritingError
+from pytest_ddpscale.errors import OptionError, RunDirectoryError, WritingError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, TRAINING_METRICS
@@ -385,6 +385,9 @@ def measured_layout(earlier: RunDirectory) -> Layout:
         RunDirectoryError: its plan or run.json is broken.
     """
     plan, present = earlier.read_plan(), earlier.read_run().devices_present
+    if any(study.launch > 1 for study in plan.studies):
+        path, found = str(earlier.plan_json), "has studies of several launches"
+        raise RunDirectoryError(path, found, "one launch", "Runs on several days measure several.")
     per_node = -(-(present or 0) // plan.nodes)
     return Layout(plan.nodes, max(per_node, plan.layout.ranks_per_node))
 

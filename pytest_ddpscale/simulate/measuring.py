@@ -28,8 +28,7 @@ from pytest_ddpscale.simulate.spread import COMPUTING
 COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
 # TCP's shortest wait for a lost packet on Linux.
 RESEND_S = 0.2
-GANG = 0  # number of the first gang; only several launches have more
-_SEED_OF_LAUNCH = 2**32  # distance between seeds of launches, larger than any seed
+GANG = 0  # number of the only gang
 _WRONG = "f" * 16
 _DIGITS = 7  # decimals of seconds; more would only lengthen the file
 IntArray = NDArray[np.int64]
@@ -46,7 +45,7 @@ class SimulatedRun:
         self.chance = np.random.default_rng(seed)
         self.clock_s = STARTUP_S
         self._step_times: dict[tuple[str, Arm], StepTime] = {}
-        self._differences: dict[tuple[str, int], FloatArray] = {}
+        self._differences: dict[str, FloatArray] = {}
         self._noise: dict[tuple[str, str], FloatArray] = {}  # of one study only: a million GPUs need much memory
         self._inside_left = self.of_ranks(faults.inside_shares)
         self._between_left = self.of_ranks(faults.between_shares)
@@ -65,7 +64,7 @@ class SimulatedRun:
         (right,), corrupt = self._checksums(1), self.faults.corrupt
         ranks = study.ranks(study.arms, self.plan.layout)
         checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
-        yield SeededSteps(study=study.id, gang=gang_number(study), ranks=ranks, checksums=checksums)
+        yield SeededSteps(study=study.id, gang=GANG, ranks=ranks, checksums=checksums)
         flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.family.image_size)
         yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample, counter=COUNTER)
 
@@ -90,7 +89,7 @@ class SimulatedRun:
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
         slower = {rank: sound.slowed_by(common * factor) for rank, factor in faults.slowdowns(when).items()}
         of_ranks = self.of_ranks(slower, sound.slowed_by(common))
-        computed_s = own_s * (of_ranks * self.differences(COMPUTING, study.launch))[groups]
+        computed_s = own_s * (of_ranks * self.differences(COMPUTING))[groups]
         noise = self.noise_of_round(study, arm.name, len(groups) if is_ddp else groups.size, when)
         if is_ddp:
             step_s = self._together(study, arm, groups, computed_s, steps) * noise[:, None, None]
@@ -125,7 +124,7 @@ class SimulatedRun:
             study=study.id,
             arm=arm.name,
             round=when.round,
-            gang=gang_number(study),
+            gang=GANG,
             count=steps,
             work=float(arm.batch_size),
             began_unix_s=round(started_s, 3),
@@ -223,12 +222,11 @@ class SimulatedRun:
         found[list(factors)] = list(factors.values())
         return found
 
-    def differences(self, what: str, launch: int = 1) -> FloatArray:
-        """Factor on each sound rank's time for `what` in a launch of the plan; see `NodeSpread.factors`."""
-        if (what, launch) not in self._differences:
-            number = self.seed + (launch - 1) * _SEED_OF_LAUNCH
-            self._differences[what, launch] = self.performance.spread.factors(what, self.plan.layout, number)
-        return self._differences[what, launch]
+    def differences(self, what: str) -> FloatArray:
+        """Factor on each sound rank's time for `what`; see `NodeSpread.factors`."""
+        if what not in self._differences:
+            self._differences[what] = self.performance.spread.factors(what, self.plan.layout, self.seed)
+        return self._differences[what]
 
     def _parameters(self, groups: IntArray) -> NDArray[np.str_]:
         """Checksum of each rank's parameters: its group's, unless the rank is corrupt."""
@@ -238,11 +236,6 @@ class SimulatedRun:
 
     def _checksums(self, count: int) -> list[str]:
         return [f"{bits:016x}" for bits in self.chance.integers(2**63, size=count).tolist()]
-
-
-def gang_number(study: Study) -> int:
-    """Number of the gang that measures a study; every launch has one gang."""
-    return GANG + study.launch - 1
 
 
 @lru_cache(maxsize=128)  # a study has about five arms with eight recurring turns each

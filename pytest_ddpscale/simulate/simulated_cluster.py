@@ -97,17 +97,14 @@ class SimulatedCluster:
         seed: int = 0,
         *,
         short_blocks: bool = False,
-        launches: int = 1,
     ) -> Plan:
         """Plan what a session would measure here, and weak scaling of every workload at further world sizes.
 
         Args:
-            rounds: of every study; None for the most rounds of a real run. With several launches, each has as many
-                rounds as a launch of a real run.
+            rounds: of every study; None for the most rounds of a real run.
             world_sizes: the further world sizes.
             seed: of the plan.
             short_blocks: blocks with the fewest steps, as always on very large clusters.
-            launches: as --ddp-launches.
         """
         workloads = dict.fromkeys(case.workload for case in training_cases(self.cases))
         # Weak scaling shows the loss at a world size, rank uniformity the slow rank.
@@ -116,8 +113,7 @@ class SimulatedCluster:
         more = [Question(metric, w, size) for w in workloads for size in sizes for metric in metrics]
         layout = self.layout
         empty = Plan(self.sku, self.device_type, (), seed, layout.nodes, layout.ranks_per_node)
-        pace = replace(self._pace(rounds, short_blocks=short_blocks), launches=launches)
-        return plan_of_cases(empty, self.cases, pace, more)
+        return plan_of_cases(empty, self.cases, self._pace(rounds, short_blocks=short_blocks), more)
 
     def probe_values(self, probes: Sequence[Arm]) -> dict[Arm, float]:
         """Values of a sound cluster in each probe, required or not, in the unit of its metric: TFLOPS or GB/s."""
@@ -154,7 +150,7 @@ class SimulatedCluster:
             rounds, short_blocks = rounds or FEWEST_ROUNDS, True
         if short_blocks:
             pace = replace(pace, block_s=0.0)
-        return replace(pace, rounds=rounds, uncompared_rounds=rounds, launch_rounds=rounds) if rounds else pace
+        return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 
 
 def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> SimulatedCluster:

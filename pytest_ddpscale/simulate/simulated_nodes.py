@@ -106,11 +106,11 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
     )
 
 
-def gang_of(plan: Plan, device_name: str = "", number: int = GANG) -> GangRecord:
-    """The ranks of a gang, in the same places in all launches."""
+def gang_of(plan: Plan, device_name: str = "") -> GangRecord:
+    """The ranks of the gang."""
     per_node, ranks = plan.layout.ranks_per_node, range(plan.layout.world_size)
     return GangRecord(
-        gang=number,
+        gang=GANG,
         hosts=tuple(host_name(rank // per_node) for rank in ranks),
         local_ranks=tuple(rank % per_node for rank in ranks),
         devices=tuple(device_id(rank, plan.device_type) for rank in ranks),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import (
-    number_of_launches,
     number_of_rounds,
     read_value,
     world_sizes,
@@ -49,7 +48,6 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument("--world-sizes", metavar="16,64",
         help="further world sizes of weak scaling; default: --gpus, if no requirement is that large")  # fmt: skip
     command.add_argument("--fault", action="append", default=[], metavar="KIND:ARGS", help=fault_help())
-    command.add_argument("--launches", default="1", metavar="N", help="as --ddp-launches; default: %(default)s")
     command.add_argument("--launch-spread", type=float, default=0.0, metavar="SD",
         help="relative standard deviation of each node from launch to launch; default: %(default)g")  # fmt: skip
     command.add_argument("--out", type=Path, required=True, metavar="RUN_DIR", help="run directory to make")
@@ -94,10 +92,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
     if arguments.seed < 0:
         raise OptionError("--seed", f"found {arguments.seed}", "a whole number from 0 up")
-    launches = read_value("--launches", arguments.launches, number_of_launches)
     cluster = _cluster(arguments)
     sizes = _world_sizes(arguments, cluster)
-    plan = cluster.plan(_rounds(arguments), sizes, arguments.seed, launches=launches)
+    plan = cluster.plan(_rounds(arguments), sizes, arguments.seed)
     faults = parse_faults(arguments.fault, plan.layout)
     run = RunDirectory.create(arguments.out)
     write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults, arguments.seed), sys.argv)

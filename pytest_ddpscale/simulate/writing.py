@@ -17,7 +17,7 @@ from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed
 from pytest_ddpscale.run.run_record import hosts_of, now_iso
-from pytest_ddpscale.simulate.measuring import GANG, SimulatedRun
+from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_turns, transports
 from pytest_ddpscale.simulate.simulated_probes import measure_probes, search_pairs
@@ -81,16 +81,12 @@ def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]
     """Every record of measurements.jsonl, in the order of a real run."""
     plan = run.plan
     yield from before_training(run, cluster)
-    for launch in range(1, plan.launches + 1):
-        if launch > 1:
-            yield gang_of(plan, f"simulated {cluster.sku}", GANG + launch - 1)
-        for study in plan.of_launch(launch).studies:
-            yield from run.before_rounds(study)
-            for number in range(study.rounds):
-                yield from run.measure_round(study, number, study.arms)
-            yield StudyEnd(study=study.id, reason="rounds")
-        if launch == 1:
-            yield from after_training(run, cluster)
+    for study in plan.studies:
+        yield from run.before_rounds(study)
+        for number in range(study.rounds):
+            yield from run.measure_round(study, number, study.arms)
+        yield StudyEnd(study=study.id, reason="rounds")
+    yield from after_training(run, cluster)
 
 
 def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
@@ -98,7 +94,7 @@ def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[An
     plan = run.plan
     if plan.survey:
         yield from surveys(cluster.expectation(plan), run.faults)
-    yield gang_of(plan, f"simulated {cluster.sku}", GANG)
+    yield gang_of(plan, f"simulated {cluster.sku}")
     if plan.probes is not None:
         yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.arms))
 
@@ -109,7 +105,7 @@ def after_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[Any
     if plan.pairs is not None:
         yield from _pairs(run, plan.pairs)
     if plan.device_type == "cuda":
-        yield transports(plan.of_launch(1).study_ids[-1], cluster.expectation(plan), plan.layout)
+        yield transports(plan.study_ids[-1], cluster.expectation(plan), plan.layout)
 
 
 def _probes(run: SimulatedRun, study: ProbeStudy, reached: Mapping[Arm, float]) -> Iterator[AnyRecord]:

@@ -147,7 +147,7 @@ def _of_sweep(found: Values[Place], evidence: Evidence) -> dict[Place, FloatArra
     study = evidence.plan.probes
     assert study is not None  # it has the probe
     first = found.numbers < (study.swept_rounds or study.rounds)
-    return dict(replace(found, numbers=found.numbers[first], samples=found.samples[:, :, first]).items())
+    return dict(replace(found, numbers=found.numbers[first], samples=found.samples[:, first]).items())
 
 
 def _slowest(found: Mapping[Place, FloatArray], confidence: float) -> tuple[Place, Estimate]:

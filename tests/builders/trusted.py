@@ -33,9 +33,9 @@ def nodes(number: int, spread: NodeSpread = SPREAD) -> SimulatedCluster:
     )
 
 
-def launch(number: int, cluster: SimulatedCluster, *faults: str, launches: int = 1, **changes: Any) -> TrustedRun:
-    """A run of them, as if it had been measured, of one launch unless it is to have several."""
-    plan = cluster.plan(FEWEST_ROUNDS, short_blocks=True, launches=launches)
+def launch(number: int, cluster: SimulatedCluster, *faults: str, **changes: Any) -> TrustedRun:
+    """A run of them, as if it had been measured."""
+    plan = cluster.plan(FEWEST_ROUNDS, short_blocks=True)
     run = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), number)
     found = list(records(run, cluster))
     blocks = (record for record in found if isinstance(record, Block))

@@ -29,7 +29,7 @@ from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.site_file import write_overlay
 from tests.builders.clusters import thresholds
 from tests.builders.probes import measure_probe, probe_evidence, probe_plan, steady
-from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launch, launches, nodes
+from tests.builders.trusted import PER_NODE, SKU, WORKLOAD, launches, nodes
 
 NODES = 8
 THROUGHPUT = f"throughput_per_gpu[{WORKLOAD}-1gpu]"
@@ -205,21 +205,6 @@ def test_nodes_may_have_been_launched_in_other_runs(sound: list[TrustedRun], fou
     apart = calibrate(thresholds(), SKU, runs, 0.01, 0.25)
     assert apart.nodes == found.nodes
     assert (of(apart, THROUGHPUT).value, of(apart, THROUGHPUT).launches) == (of(found, THROUGHPUT).value, 3)
-
-
-def test_launches_of_one_run_count() -> None:
-    """One run of three launches gives the bounds on training that three runs give; probes it measures only once."""
-    cluster = nodes(NODES)
-    run = launch(1, cluster, launches=3)
-    found = calibrate(thresholds(), SKU, [run], 0.01, 0.25)
-    throughput = of(found, THROUGHPUT)
-    assert (throughput.nodes, throughput.launches) == (NODES, 3)
-    assert 0.0005 < throughput.launch_sd < 0.006
-    assert not [one.name for one in found.calibrated if one.requirement.definition.subject == "probe"]
-    assert "a run probes its nodes once" in found.left["memory_bandwidth_gbps[memory-copy]"]
-    again = calibrate(thresholds(), SKU, [run, launch(2, cluster)], 0.01, 0.25)
-    assert of(again, THROUGHPUT).launches == 4
-    assert of(again, "memory_bandwidth_gbps[memory-copy]").launches == 2
 
 
 def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ CONFIDENCE = 0.95
 
 
 @cache
-def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16, launches: int = 1) -> ComparedRun:
+def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> ComparedRun:
     """A simulated run of A100s, judged."""
     cluster = a100(gpus)
-    plan = cluster.plan(rounds, short_blocks=True, launches=launches)
+    plan = cluster.plan(rounds, short_blocks=True)
     simulated = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed)
     found = list(records(simulated, cluster))
     blocks = (one for one in found if isinstance(one, Block))
@@ -41,7 +41,7 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16, launches: int 
     verdicts = tuple(judge(case, evidence, CONFIDENCE) for case in training_cases(cluster.cases))
     record = run_record(sku=cluster.sku, status="simulated", simulated=True)
     judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
-    return ComparedRun(f"run-{seed}", record, evidence, judgement, {}, f"{seed} {faults} {gpus} {rounds} {launches}")
+    return ComparedRun(f"run-{seed}", record, evidence, judgement, {}, f"{seed} {faults} {gpus} {rounds}")
 
 
 def compared(a: ComparedRun, b: ComparedRun) -> ComparedRuns:
@@ -112,13 +112,6 @@ def test_what_has_too_few_rounds_now_is_lost() -> None:
     assert throughput.change is None
     assert throughput.id in found.lost
     assert of(found, "throughput_per_gpu", 1).id not in found.lost
-
-
-def test_several_launches_are_compared_by_their_means() -> None:
-    found = compared(run(1, launches=3, rounds=8), run(2, launches=3, rounds=8))
-    throughput = of(found, "throughput_per_gpu", 8)
-    assert throughput.knows_launches
-    assert throughput.rounds_a == 24
 
 
 def with_launch_sd(one: ComparedRun, sd: float) -> ComparedRun:

@@ -144,7 +144,7 @@ def test_every_option_that_is_spoken_of_is_there() -> None:
     said = {
         (flag, str(path.relative_to(ROOT)))
         for path in texts
-        if path.suffix in (".md", ".py", ".sh", ".sbatch", ".yaml")
+        if path.suffix in (".md", ".py", ".sh", ".sbatch", ".yaml") and path.name != "removed.py"
         for flag in FLAG.findall(path.read_text(encoding="utf-8"))
     }
     flags = {option.flag for option in OPTIONS.values()}

@@ -8,7 +8,6 @@ for it. Words, in any order:
     METRIC:BOUND@WORLD           asked; with `+` before it only measured as well; WORLD-spread: one GPU of each node
     2x4                          nodes and GPUs of each; default: one node of as many as are asked for
     rounds=9 noise=0 seed=1      of the run, of 16 that were planned; noise is relative, of each GPU in each round
-    launches=1                   of the run
     sd=0                         relative, by which GPUs differ, always
     floor= limit= nodelimit= peak= one_gpu=    of what is asked: of one GPU alone, of peers, of nodes; TFLOPS
     warn, compile, precision=    it only warns; of its workload
@@ -32,8 +31,8 @@ for it. Words, in any order:
     notes                        told are notes of the run beside the verdict's, too
     before                       a study of another workload ran before
     samples                      told are the rounds' values that a test of a site's own gets, too
-    …/WHO:WHEN                   GPUs 3, 3-5 or 1,6, those of a node n1, an arm ddp@2, a study strong, a launch l2, or
-                                 what n1.ddp@2 has in common; rounds 3, 4-, 2-5, 1,6, or %3, each third one
+    …/WHO:WHEN                   GPUs 3, 3-5 or 1,6, those of a node n1, an arm ddp@2, a study strong, or what
+                                 n1.ddp@2 has in common; rounds 3, 4-, 2-5, 1,6, or %3, each third one
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ from tests.builders.workloads import with_settings
 from tests.judge.told import told
 
 OPTIONS = {
-    "rounds": 9, "noise": 0.0, "seed": 1, "launches": 1, "sd": 0.0, "floor": None, "limit": 0.05, "nodelimit": None,
+    "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "floor": None, "limit": 0.05, "nodelimit": None,
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
     "imported": "no",
 }  # fmt: skip
@@ -101,7 +100,7 @@ class Change:
     when: str
 
     def is_at(self, number: int, rank: int, *names: str) -> bool:
-        """Whether it is there in a round, for a rank with these names of its node, arm, study and launch."""
+        """Whether it is there in a round, for a rank with these names of its node, arm and study."""
         return _is_in(self.when, number) and any(_is_one(one, rank, names) for one in self.who.split(",") if one)
 
     def is_between(self, number: int, ranks: tuple[int, int], per_node: int, *names: str) -> bool:
@@ -182,8 +181,7 @@ class Run:
         case, *others = [self._case(one) for one in [*self.asked, *self.measured_as_well]]
         empty = Plan("a100", self.device_type, (), nodes=self.nodes, ranks_per_node=self.per_node)
         rounds = max(STUDY_ROUNDS, self.option["rounds"])
-        pace = Pace(rounds, 1.0, 1.0, launches=self.option["launches"])
-        plan = build_plan(empty, [one.question for one in (case, *others)], pace)
+        plan = build_plan(empty, [one.question for one in (case, *others)], Pace(rounds, 1.0, 1.0))
         if "before" in self.flags:
             first = replace(plan.studies[0], workload=with_settings(WORKLOAD, name="before", precision="bf16"))
             plan = replace(plan, studies=(first, *plan.studies))
@@ -266,7 +264,7 @@ class Run:
                         yield one
 
     def _changes(self, study: Study, arm: Arm, rank: int, number: int) -> Iterator[Change]:
-        names = ("all", f"n{rank // self.per_node}", arm.name, study.scaling, f"l{study.launch}")
+        names = ("all", f"n{rank // self.per_node}", arm.name, study.scaling)
         return (one for one in self.changes if one.is_at(number, rank, *names))
 
     def _slower(self, study: Study, arm: Arm, rank: int, number: int) -> float:
@@ -311,7 +309,7 @@ class Run:
         found = []
         for rank in plan.layout.ranks(study.arms):
             node, local_rank = divmod(rank, self.per_node)
-            names = ("all", f"n{node}", study.scaling, f"l{study.launch}")
+            names = ("all", f"n{node}", study.scaling)
             at = {change.what for change in self.changes if change.is_at(0, rank, *names)}
             checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
             step = SeededStep(study.id, rank, local_rank, f"n{node}", f"GPU-{rank}", checksum)

@@ -93,7 +93,6 @@ RULES = (
     ("parameters differ", "parameters"),
     ("seeded step", "seeded-step"),
     ("it is unknown which is right", "unknown-who"),
-    (" launches", "of-launches"),
     ("computed wrong data", "wrong-data"),
     ("moved wrong data", "wrong-data"),
     ("saw wrong data", "witness"),
@@ -127,8 +126,6 @@ def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
     place = verdict.place and f" at {verdict.place}"
     further = {
         "in": verdict.rounds if verdict.rounds else None,
-        "launches": verdict.launches if verdict.launches > 1 else None,
-        "launch_sd": verdict.launch_sd,
         "p": verdict.p_value,
         "r": verdict.correlation,
     }

@@ -58,8 +58,6 @@ def test_each_launch_has_a_study_of_its_own() -> None:
     plan = launched(1, 2, 3)
     assert [study.id for study in plan.studies] == ["strong/r18", "strong/r18/launch-2", "strong/r18/launch-3"]
     assert [plan.launch_of(study.id) for study in plan.studies] == [1, 2, 3]
-    assert plan.of_launch(2).study_ids == ("strong/r18/launch-2",)
-    assert plan.of_launch(2).layout == plan.layout, "the same ranks"
 
 
 def test_what_trains_nothing_is_measured_in_the_first_launch() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, STARTUP_S, estimate, study_times
+from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, estimate, study_times
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, Study
@@ -18,20 +18,6 @@ WORKLOAD = Workload("r152", ImageFamily("resnet152"), "fp16", 512, global_batch_
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 512), Arm("ddp", 8, 512)), rounds=9, block_s=3.0, warmup_s=10.0)
 STRONG = replace(WEAK, scaling="strong", arms=(Arm("alone", 1, 256), Arm("ddp", 8, 32)))
 PLAN = Plan("a100", "cuda", (WEAK, STRONG))
-
-
-def test_launches_are_said_once_with_what_they_cost_together() -> None:
-    studies = tuple(replace(study, rounds=12, launch=launch) for launch in (1, 2, 3) for study in PLAN.studies)
-    plan = replace(PLAN, studies=studies, launches=3)
-    head, weak, strong = plan_lines(plan, 5, isolate=False)
-    whole = estimate(plan)
-    assert "2 studies in 3 launches" in head
-    assert whole.seconds == whole.most_seconds, "no launch ends early"
-    times = dict(study_times(plan))
-    once = STARTUP_S + sum(times[study.id].seconds(12) for study in studies[:2])
-    assert whole.seconds == pytest.approx(3 * once)
-    assert f"{3 * times[studies[0].id].seconds(12) / 60:.1f} min  3 launches of 12 rounds of alone" in weak
-    assert "3 launches of 12 rounds of alone" in strong
 
 
 def test_known_speeds_make_the_estimate() -> None:

@@ -106,11 +106,9 @@ def test_too_few_rounds_have_no_interval() -> None:
     ],
 )
 def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Quantity, size: int) -> None:
-    """In value, interval and place, of one launch and of several."""
+    """In value, interval and place."""
     case = make_case(metric, 0.5, world_size=size)
     one_node = plan_of([case])
-    again = tuple(replace(study, launch=launch) for launch in (1, 2, 3) for study in one_node.studies)
-    launches = replace(one_node, studies=again, launches=3)
     nodes = plan_of_nodes([case], 3, 4)
 
     def rate(arm: Arm, number: int, rank: int) -> float:
@@ -118,7 +116,6 @@ def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Qua
 
     evidences = [
         evidence_of_plan(one_node, measure(one_node.studies[0], 9, rate)),
-        evidence_of_plan(launches, [one for study in again for one in measure(study, 9 + study.launch, rate)]),
         nodes_evidence(nodes, measure_nodes(nodes, slow_rank(1, 0, 1.1))),
     ]
     for evidence in evidences:

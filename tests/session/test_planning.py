@@ -10,7 +10,6 @@ from typing import Any
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine, Site, Subject
@@ -57,21 +56,6 @@ def probes_of(plan: Plan) -> list[str]:
 
 def planned(cases: Sequence[AnyCase], devices: int | None = 8, cluster: Cluster = THIS_MACHINE) -> Plan:
     return planning(devices, cluster).plan_for(cases)
-
-
-class TestLaunches:
-    def test_measure_every_study_for_the_fewest_rounds(self) -> None:
-        plan = planning(ddp_launches="4").plan_for([training(8)])
-        assert (plan.launches, [study.launch for study in plan.studies]) == (4, [1, 2, 3, 4])
-        assert {study.rounds for study in plan.studies} == {FEWEST_ROUNDS}
-
-    def test_have_as_many_rounds_as_are_asked_for(self) -> None:
-        plan = planning(ddp_launches="3", ddp_rounds="20").plan_for([training(8)])
-        assert {study.rounds for study in plan.studies} == {20}
-
-    def test_leave_probes_as_they_are(self) -> None:
-        asked = [GPUS, probe_case(MATMUL, 10.0)]
-        assert planning(ddp_launches="3").plan_for(asked).probes == planning().plan_for(asked).probes
 
 
 class TestWhatIsLacking:

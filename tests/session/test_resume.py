@@ -79,16 +79,6 @@ def test_a_study_that_broke_after_a_good_end_is_missing(run: RunDirectory) -> No
     assert read_resumption(run).missing["weak/rounds"] == "error"
 
 
-def test_launches_are_gone_on_with_where_they_were_cut_short(run: RunDirectory) -> None:
-    studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
-    run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
-    run.append_record(StudyEnd(studies[1].id, "interrupted", "Ctrl-C was pressed"))
-    resumption = read_resumption(run)
-    assert resumption.missing == {studies[1].id: "interrupted", studies[2].id: "no end"}
-    assert resumption.missing_plan.studies == studies[1:]
-    assert resumption.missing_plan.launches == 3, "so that none of them ends early"
-
-
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
 def test_the_search_for_a_slow_link_is_a_study_too(run: RunDirectory, end: EndReason) -> None:
     pairs = PairStudy((Arm("all-reduce-4kib", 2),), 5)

@@ -26,7 +26,6 @@ from pytest_ddpscale.run.records import (
 )
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.transport_record import GangTransport
-from pytest_ddpscale.simulate.faults import Moment
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray, Noise
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
@@ -104,14 +103,6 @@ def test_without_noise_all_are_as_fast_as_published() -> None:
         one.throughput_samples_per_s == pytest.approx(one_gpu * (1 + DDP_OVERHEAD)) for one in found["each@8"][0]
     )
     assert all(one.throughput_samples_per_s == pytest.approx(1167.5, rel=1e-3) for one in found["ddp@8"][0])
-
-
-def test_each_launch_has_noise_of_its_own() -> None:
-    when = Moment(0, 0, FEWEST_ROUNDS)
-    run = SimulatedRun(CLUSTER.plan(rounds=FEWEST_ROUNDS, launches=3), NOISY, faults(), 0)
-    of_launches = [tuple(run.noise_of_round(replace(BOTH, launch=launch), DDP.name, 2, when)) for launch in (1, 2, 3)]
-    assert len(set(of_launches)) == 3
-    assert tuple(run.noise_of_round(BOTH, DDP.name, 2, when)) == of_launches[0]
 
 
 def test_a_slow_gpu_shows_itself_alone_and_slows_all_together() -> None:

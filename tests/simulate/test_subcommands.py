@@ -11,7 +11,6 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.settings import number_of_launches
 
 SHORT = ("--rounds", str(FEWEST_ROUNDS))
 
@@ -63,15 +62,6 @@ def test_nodes_that_differ_are_the_same_with_every_seed_of_the_noise(tmp_path: P
     first = slowest("one", "--seed", "1")
     assert first == slowest("two", "--seed", "2")
     assert {slowest(f"other-{seed}", "--nodes-seed", str(seed)) for seed in (1, 2, 3)} != {first}
-
-
-@pytest.mark.parametrize("number", ["0", "2", "11", "many"])
-def test_launches_are_as_many_as_a_run_takes(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The words are those of --ddp-launches."""
-    assert simulate(tmp_path / "run", "--launches", number) == 4
-    with pytest.raises(ValueError, match="1, or 3 to 10") as refused:
-        number_of_launches(number)
-    assert f"--launches: found '{number}'; expected {refused.value}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,11 @@ from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunDevice
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.session.sources import measured_layout
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults
 
@@ -53,19 +50,6 @@ def test_every_host_has_its_devices(tmp_path: Path) -> None:
     hosts = written(tmp_path / "run", gpus=16).read_run().hosts
     assert [(host.host, len(host.devices)) for host in hosts] == [("simulated-0", 8), ("simulated-1", 8)]
     assert hosts[1].devices[3] == RunDevice(3, "SIM-11", "simulated a100-sxm4-80gb", 3)
-
-
-def test_launches_have_gangs_and_speeds_of_their_own(tmp_path: Path) -> None:
-    cluster = replace(a100(8), performance=replace(a100(8).performance, spread=NodeSpread(launch_sd=0.05)))
-    run, plan = RunDirectory.create(tmp_path / "run"), cluster.plan(launches=3)
-    write_simulated_run(run, cluster, SimulatedRun(plan, cluster.performance, faults(gpus=8), 0))
-    evidence = read_evidence(run)
-    assert sorted(gangs_by_number(run.read_records())) == [0, 1, 2]
-    case = next(case for case in cluster.cases if case.id == "throughput_per_gpu[resnet152-fp16-8gpu]")
-    verdict = judge(case, evidence, 0.95)
-    assert (verdict.launches, verdict.rounds) == (3, 3 * FEWEST_ROUNDS)
-    assert verdict.launch_sd is not None
-    assert 0.01 < verdict.launch_sd < 0.15
 
 
 def verdicts_on(folder: Path, *texts: str, gpus: int = 32) -> dict[str, Verdict]:

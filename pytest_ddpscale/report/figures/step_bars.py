@@ -34,7 +34,7 @@ def where_time_goes(columns: Columns, plan: Plan) -> Drawing | None:
     Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
     """
     rows = []
-    for study in plan.of_launch(1).studies:
+    for study in plan.studies:
         found = [(arm, merged(columns, study.id, arm, plan.layout)) for arm in _largest_first(study)]
         for arm, trained in [one for one in found if len(one[1])][:1]:
             levels, total = _levels(columns, plan, study, arm), _median(trained.step_s)

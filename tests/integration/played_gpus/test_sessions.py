@@ -400,7 +400,14 @@ def failing(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFacto
     """Two A100 of four, on one of which every training fails while NVML finds nothing wrong."""
     site = _site(tmp_path_factory)
     machine = _machine(nvml_library_directory, site.parent, [A100] * 4)
-    options = (*TRAINING_AND_CHECKS, "--ddp-launches=3")
+    text = Path(__file__).with_name("thresholds.yaml").read_text(encoding="utf-8")
+    lines = [one for one in text.splitlines() if "tiny: {" in one or "throughput_per_gpu" in one]
+    for name in ("small", "short"):  # to train in further gangs
+        for line in lines:
+            text = text.replace(line, f"{line}\n{line.replace('tiny', name)}", 1)
+        text = text.replace("batch: {tiny: 4", f"batch: {{tiny: 4, {name}: 4")
+    (site.parent / "three.yaml").write_text(text, encoding="utf-8")
+    options = (*TRAINING_AND_CHECKS, f"--thresholds={site.parent / 'three.yaml'}")
     return begin(site, machine, *options, CUDA_VISIBLE_DEVICES="2,3", PLAYED_ERROR=uuid_of(3)).ended()
 
 
@@ -408,7 +415,7 @@ def test_a_gpu_whose_errors_end_its_ranks_in_two_gangs_is_rejected_and_drained(
     failing: EndedSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (failing.exit_code, failing.verdicts["outcome"]) == (1, "rejected"), failing.terminal
-    assert failing.named("gpus") == failing.named("throughput_per_gpu") == {GPUS[3]}
+    assert failing.named("gpus") == failing.named("device_utilization") == {GPUS[3]}
     headline = outcome_in(failing.terminal)
     assert headline.startswith(
         f"REJECTED: GPU 3 (GPU-00000003…, local rank 1) on {HOST}: CUDA error: unspecified launch failure ended its "
