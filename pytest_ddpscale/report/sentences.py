@@ -17,8 +17,6 @@ from pytest_ddpscale.util.listing import first_few
 # False failures of a requirement exactly on its bound, relative to 1 - confidence, if successive rounds correlate by
 # 0.5, the most that intervals allow for. With independent rounds it is 0.014 (benchmarks/family.py).
 _WRONG_FAILURES = 0.18
-# Smaller p-values depend on the noise model more than on chance.
-_LEAST_CHANCE = 1e-9
 MARK = "†"  # marks an interval that is known to be too narrow
 # Simulated, 20,000 runs: with a standard deviation of launches twice that of rounds.
 DOUBTFUL = (
@@ -91,16 +89,6 @@ def _at_least(loss: UniformLoss) -> str:
     whose = f" for each of {loss.workloads} workloads" if loss.workloads > 1 else ""
     confidence = f"{_percent(loss.confidence)} confidence"
     return f"Throughput per GPU in this run: at least {share}the published one{whose} ({confidence})."
-
-
-def chance_text(verdict: Verdict) -> str:
-    """How rarely this failure happens by chance; empty if nothing failed or chance plays no part."""
-    if verdict.p_value is None or verdict.outcome not in ("failed", "inconclusive"):
-        return ""
-    if verdict.p_value < _LEAST_CHANCE:
-        return "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."
-    runs = f"1 of {1 / verdict.p_value:,.0f} runs" if verdict.p_value < 1 else "any number of runs"
-    return f"A machine that meets this bound fails so by chance in at most {runs} (p = {verdict.p_value:.2g})."
 
 
 def _percent(share: float) -> str:

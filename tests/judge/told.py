@@ -126,7 +126,6 @@ def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
     place = verdict.place and f" at {verdict.place}"
     further = {
         "in": verdict.rounds if verdict.rounds else None,
-        "p": verdict.p_value,
         "r": verdict.correlation,
     }
     numbers = "".join(f" {name}={number:.2g}" for name, number in further.items() if number is not None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.report.sentences import certainty_lines, chance_text, uniform_loss_text
+from pytest_ddpscale.report.sentences import certainty_lines, uniform_loss_text
 from pytest_ddpscale.run.verdicts import CALIBRATE, THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 
@@ -47,16 +47,3 @@ def test_where_launches_differ_more_than_rounds_no_other_chance_is_claimed() -> 
     (said,) = certainty_lines(replace(ACCEPTED, verdicts=(replace(PASSED, flags=(THIS_LAUNCH_ONLY,)),)))
     assert said.startswith("Accepted or rejected by mistake: on a CPU, launches differ")
     assert said.count(" %") == 1
-
-
-@pytest.mark.parametrize(
-    ("p_value", "words"),
-    [
-        (0.0046, "A machine that meets this bound fails so by chance in at most 1 of 217 runs (p = 0.0046)."),
-        (1e-12, "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."),
-        (None, ""),
-    ],
-)
-def test_how_rarely_a_failure_is_chance(p_value: float | None, words: str) -> None:
-    assert chance_text(replace(FAILED, p_value=p_value)) == words
-    assert chance_text(replace(PASSED, p_value=p_value)) == ""
