@@ -56,7 +56,6 @@ RULES = (
     ("held down by heat", "hot"),
     ("held it down", "while-held-down"),
     ("heat and power of its GPUs are not known", "heat-unknown"),
-    ("own pace uncertain", "pace-uncertain"),
     ("no own pace in", "no-pace"),
     ("slow at times:", "changing"),
     ("least busy GPU was", "waits-for-host"),
