@@ -22,7 +22,6 @@ from pytest_ddpscale.judge.stragglers import (
     slow_nodes,
     slower_than_their_node,
     stragglers_of,
-    with_held_down,
 )
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -94,11 +93,10 @@ class RankComparison:
         return self.evidence.once(("stragglers", self.study.id, self.at_most), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
-        telemetry = self.evidence.telemetry
-        found = with_held_down(stragglers_of(self.rounds, self.at_most), self.rounds, telemetry)
+        found = stragglers_of(self.rounds, self.at_most)
         if not found and (pace := own_pace_of(self.study, self.evidence)) is not None:
             # Noise may leave open in one study what the forward passes of another show.
-            found = with_held_down(stragglers_of(pace.as_steps, self.at_most), pace.rounds, telemetry)
+            found = stragglers_of(pace.as_steps, self.at_most)
         return found
 
     @property

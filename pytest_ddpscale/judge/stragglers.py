@@ -32,12 +32,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import flags
 from pytest_ddpscale.judge.peers import (
     FEWEST_PEERS,
     FEWEST_PEERS_OF_FAR,
@@ -52,7 +51,6 @@ from pytest_ddpscale.judge.peers import (
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
-from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -71,7 +69,6 @@ _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _LEAST_SHARE = 0.25  # of all ranks, in each of two groups
 # Least gap between the nearest ranks of the groups: share of the least distance of the medians, and of the distance.
 _LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
-_MOSTLY_THROTTLED, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,6 @@ class Straggler:
         culprit: the rank's device as a culprit: its slowdown and evidence are those of the rounds in which it was slow.
         ratio: median over all rounds of its step time over the median of its peers'.
         interval: of that ratio, for all ranks together at 95 %.
-        slow_rounds: numbers of the rounds in which the ratio was over the middle between 1 and the limit.
         ambiguous: the others may be the unusual ones: they are few, or no majority.
         mean_ratio: mean over all rounds instead: what it costs those who wait for it, also if it is slow at times.
         others: the faster group, if the ranks fall into two groups; empty if this rank stands out from all.
@@ -93,7 +89,6 @@ class Straggler:
     culprit: Culprit
     ratio: float
     interval: tuple[float, float]
-    slow_rounds: tuple[int, ...]
     ambiguous: bool
     mean_ratio: float
     others: str = ""
@@ -112,7 +107,7 @@ class Straggler:
     @property
     def is_slow_throughout(self) -> bool:
         """Whether it was slow in nearly all rounds."""
-        return _are_mostly(len(self.slow_rounds), self.culprit.rounds or 0)
+        return _are_mostly(self.culprit.slow_rounds or 0, self.culprit.rounds or 0)
 
 
 def stragglers_of(measured: ArmRounds, limit: float) -> list[Straggler]:
@@ -289,11 +284,11 @@ def _straggler(
     """
     there = ~np.isnan(logs)
     is_slow, rounds = logs[there] > line, int(there.sum())
-    slow_rounds = tuple(measured.numbers[there][is_slow].tolist())
+    slow_rounds = int(is_slow.sum())
     ratio_when_slow = float(np.exp(np.median(logs[there][is_slow]) - norm))
-    when, share = f"{len(slow_rounds)} of {rounds} rounds", f" ({percent(len(slow_rounds) / rounds)})"
-    since = rounds - len(slow_rounds)
-    if _are_mostly(len(slow_rounds), rounds):
+    when, share = f"{slow_rounds} of {rounds} rounds", f" ({percent(slow_rounds / rounds)})"
+    since = rounds - slow_rounds
+    if _are_mostly(slow_rounds, rounds):
         share = ""
     elif not others and (~is_slow[:since]).mean() >= _MOSTLY and is_slow[since:].mean() >= _MOSTLY:
         when, share = f"the last {when}", ""
@@ -301,11 +296,11 @@ def _straggler(
     rank, place = measured.ranks.who(column)
     culprit = gpu_culprit(
         place, f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
-        slowdown=ratio_when_slow, peers=peers, slow_rounds=len(slow_rounds), rounds=rounds,
+        slowdown=ratio_when_slow, peers=peers, slow_rounds=slow_rounds, rounds=rounds,
     )  # fmt: skip
     interval = math.exp(value - reach), math.exp(value + reach)
     mean_ratio = math.exp(float(logs[there].mean()) - norm)
-    return Straggler(rank, culprit, math.exp(value), interval, slow_rounds, ambiguous, mean_ratio, others)
+    return Straggler(rank, culprit, math.exp(value), interval, ambiguous, mean_ratio, others)
 
 
 def _whom(peers: int | None) -> str:
@@ -315,23 +310,6 @@ def _whom(peers: int | None) -> str:
 def _are_mostly(slow: int, rounds: int) -> bool:
     """Whether these are nearly all rounds; 0.7 of 10 is 7, although the floating-point product is slightly more."""
     return slow >= math.ceil(_MOSTLY * rounds - 1e-9)
-
-
-def with_held_down(
-    stragglers: Sequence[Straggler], measured: ArmRounds, telemetry: TelemetryColumns
-) -> list[Straggler]:
-    """Say of stragglers that they were throttled just when they were slow; of one slow throughout nobody can tell."""
-    found = []
-    for one in stragglers:
-        told = telemetry.of_arm(measured.measured.study, measured.measured.arm, [one.host])
-        told = told.of(told.rank == one.rank)
-        was_slow, is_throttled = np.isin(told.round, one.slow_rounds), flags(told)["throttled"]
-        is_told = not one.is_slow_throughout and was_slow.any() and not was_slow.all()
-        if is_told and is_throttled[was_slow].mean() >= _MOSTLY_THROTTLED and is_throttled[~was_slow].mean() <= _HARDLY:
-            evidence = f"{one.culprit.evidence}, in which heat, power supply or board held it down"
-            one = replace(one, culprit=replace(one.culprit, evidence=evidence))
-        found.append(one)
-    return found
 
 
 def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str, list[Straggler]]:

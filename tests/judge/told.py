@@ -54,7 +54,6 @@ RULES = (
     ("fall into two groups", "two-groups"),
     ("too few peers", "few-peers"),
     ("held down by heat", "hot"),
-    ("held it down", "while-held-down"),
     ("heat and power of its GPUs are not known", "heat-unknown"),
     ("no own pace in", "no-pace"),
     ("slow at times:", "changing"),
