@@ -335,13 +335,3 @@ def node_culprit(ranks: Sequence[Straggler]) -> Culprit:
 
 def _ratio(ranks: Sequence[Straggler]) -> float:
     return statistics.median(straggler.ratio for straggler in ranks)
-
-
-def slower_than_their_node(ranks: Sequence[Straggler], measured: ArmRounds, limit: float) -> list[Straggler]:
-    """Ranks of a slow node that are slow even compared with its other ranks, by the same rule, slowest first.
-
-    With two ranks the slower one is certain here, because both are slow compared with other nodes.
-    """
-    on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[ranks[0].host]))
-    numbers = {straggler.rank for straggler in find_stragglers(on_node, limit)}
-    return [straggler for straggler in ranks if straggler.rank in numbers]
