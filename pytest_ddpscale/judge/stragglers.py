@@ -6,10 +6,8 @@ ones, and the floor of the SKU decides. A rank is also named if it is beyond in 
 before, because it may be getting slower; and if it is slower by twice the limit in a quarter of the rounds or more
 while its peers hardly ever are: its average lies between two states and means nothing.
 
-A rank within the limit that stands out is watched, which is a remark: its average is above 0.6 of the limit, certainly
-above 1, and an outlier, that is above those of the others by four of their robust standard deviations, more among few
-or many ranks (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
-If the others differ little, the deviation is replaced by the root mean square of itself and 0.3 of the least average.
+A rank within the limit that stands out is watched, which is a remark: its average is above 0.6 of the limit, and
+certainly above 1.
 
 With half of the ranks slow the median of the others lies between both groups. So the ranks are also sorted by their
 averages and split at the largest gap. They are two groups if
@@ -46,7 +44,6 @@ from pytest_ddpscale.judge.peers import (
     median_over_rounds,
     medians_of_others,
     relative_logs,
-    stdevs_of_others,
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
@@ -55,11 +52,6 @@ from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 WATCHED_SHARE = 0.6  # of the limit
-# An outlier's distance in robust standard deviations, with 5 ranks or more and with fewer; and the ordinary spread of
-# GPUs as a share of the least average, because peers may be alike by chance.
-_MAD_FACTOR, _FEW, _FACTOR_OF_FEW = 4.0, 4, 4.75
-_USUAL_SPREAD = 0.3
-_FALSE_NAMES = 0.005  # share of runs with many normally distributed ranks in which one is named by chance
 _FAR = 2.0  # limits by which a rank that is slow at times must be slower in those rounds
 _CHANCE = 0.005  # share of runs in which noise alone may name a rank as slow at times
 # Least share and number of rounds in which it must be, so that no hiccup is taken for a fault.
@@ -192,18 +184,10 @@ def _none(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, Boo
 
 
 def _stand_out(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
-    """A `_Rule`: outliers, of which none is certain."""
+    """A `_Rule`: slower than the line and certainly than peers; none is certain to be at fault."""
     logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
-    (values, reaches), ranks = averages_of(logs, looks), logs.shape[1]
-    usual = median_over_rounds(relative_logs(times_s))
-    excess = usual - medians_of_others(usual[np.newaxis])[0]
-    seen = stdevs_of_others(usual)
-    spread = np.maximum(seen, np.sqrt((seen**2 + (_USUAL_SPREAD * line) ** 2) / 2))
-    factor = _FACTOR_OF_FEW
-    if ranks > _FEW:
-        factor = max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
-    stands_out = np.asarray((values >= line) & (values > reaches) & (excess > factor * spread))
-    return stands_out, np.zeros(ranks, np.bool_)
+    values, reaches = averages_of(logs, looks)
+    return np.asarray((values >= line) & (values > reaches)), np.zeros(logs.shape[1], np.bool_)
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
