@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.estimating import FAR, Found, why_not_decided
-from pytest_ddpscale.judge.sequential import largest_log_evidence
 from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -87,24 +84,8 @@ def against_bound(
     return replace(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
         interval=None if says_nothing else possible,
-        correlation=found.correlation, p_value=p_value_of(values, requirement) if outcome == "failed" else None,
+        correlation=found.correlation,
     )  # fmt: skip
-
-
-def p_value_of(values: FloatArray, requirement: Requirement) -> float | None:
-    """The p value of one place under the hypothesis that the requirement is met, valid after any number of rounds.
-
-    Returns:
-        1 ÷ the largest e-value after any of the rounds so far, 0 … 1. None with too few rounds to decide, such as an
-        imported sample, and for ranks that have to agree bit for bit.
-    """
-    definition, bound = requirement.definition, requirement.bound
-    if len(values) < FEWEST_ROUNDS or definition.only_bound is not None:
-        return None
-    series = values
-    if definition.scale == "factors":
-        series, bound = np.log(series), math.log(bound)
-    return math.exp(-largest_log_evidence(series, bound, -1.0 if definition.upper_bound else 1.0, FEWEST_ROUNDS))
 
 
 def possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:

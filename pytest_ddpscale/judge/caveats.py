@@ -20,14 +20,11 @@ from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric import MOST_EFFICIENCY
 from pytest_ddpscale.plan.metric_catalogue import (
-    COMMUNICATION_TIME,
-    EXPOSED_COMMUNICATION,
     MATMUL_TFLOPS,
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, POWER_UNKNOWN, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.digits import percent
@@ -51,7 +48,6 @@ MOST_FLOPS_OF_CORE, MOST_CORES = 1e13, 512
 _SHARE_OF_FORWARD = (
     1 / 3
 )  # of the FLOPs of a training step: the backward pass has two products for each of the forward's
-_OF_COMMUNICATION = (EXPOSED_COMMUNICATION.name, COMMUNICATION_TIME.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,24 +293,11 @@ def slow_node(asked: Asked) -> Caveat | None:
     return Caveat(np.array([place in slow for place in places], np.bool_), apply)
 
 
-def backend_without_overlap(asked: Asked) -> Caveat | None:
-    """Note torch's backend beside what its collectives cost, if it may not overlap them with computation."""
-    used = {one.process_group for one in asked.evidence.transports}
-    if WITHOUT_OVERLAP not in used or asked.case.requirement.metric not in _OF_COMMUNICATION:
-        return None
-    note = f"torch communicated through {WITHOUT_OVERLAP}; {WHAT_IT_MAY_COST}"
-
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        return replace(verdict, notes=(*verdict.notes, note))
-
-    return Caveat(np.ones(len(asked.values.places), np.bool_), apply)
-
-
 Rule: TypeAlias = Callable[[Asked], Caveat | None]
 # In the order in which they are applied.
 CAVEATS: Sequence[Rule] = (
     missing_rounds, plausibility, beyond_the_peak, impossible_pace, host_bound, stalled_devices, skipped_steps,
-    slow_node, backend_without_overlap,
+    slow_node,
 )  # fmt: skip
 # Those that concern the number itself.
 ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, impossible_pace, host_bound, skipped_steps)

@@ -100,8 +100,7 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict], planned: int, missi
 
     ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing (and
     why), ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place with that
-    outcome, which it names; rounds the fewest of any place, and the p value the smallest of any times the number of
-    places.
+    outcome, which it names; rounds the fewest of any place.
     """
     clear = [one for one in judged if one.is_clear]
     told = [one for one in judged if not one.is_clear and one.outcome != "not_measured"]
@@ -119,12 +118,9 @@ def combined(blank: Verdict, judged: Sequence[PlaceVerdict], planned: int, missi
     notes = _notes(told, clear, deciding)
     verdicts = [one.verdict for one in deciding if not one.is_clear]
     shared = tuple(flag for flag in worst.verdict.flags if all(flag in one.flags for one in verdicts))
-    chances = [one.p_value for one in verdicts if one.p_value is not None and outcome == "failed"]
-    is_known = len(chances) == len(verdicts) > 0
     verdict = replace(
         worst.verdict,
         rounds=min(one.told.rounds for one in (*told, *clear)),
-        p_value=min(1.0, max(planned, len(judged)) * min(chances)) if is_known else None,  # Bonferroni
         reason=_reason(worst, deciding, planned),
         place=worst.place.name,
         notes=(*notes, missing) if missing else notes,

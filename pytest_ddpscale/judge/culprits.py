@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -20,9 +20,7 @@ from pytest_ddpscale.judge.stragglers import (
     in_ranks,
     node_culprit,
     slow_nodes,
-    slower_than_their_node,
     stragglers_of,
-    with_held_down,
 )
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -94,11 +92,10 @@ class RankComparison:
         return self.evidence.once(("stragglers", self.study.id, self.at_most), self._find_stragglers)
 
     def _find_stragglers(self) -> list[Straggler]:
-        telemetry = self.evidence.telemetry
-        found = with_held_down(stragglers_of(self.rounds, self.at_most), self.rounds, telemetry)
+        found = stragglers_of(self.rounds, self.at_most)
         if not found and (pace := own_pace_of(self.study, self.evidence)) is not None:
             # Noise may leave open in one study what the forward passes of another show.
-            found = with_held_down(stragglers_of(pace.as_steps, self.at_most), pace.rounds, telemetry)
+            found = stragglers_of(pace.as_steps, self.at_most)
         return found
 
     @property
@@ -114,11 +111,6 @@ class RankComparison:
         # All ranks of the node count, also those outside the judged arm.
         hosts = {straggler.host for straggler in stragglers}
         return {host: ranks for host, ranks in slow_nodes(self.stragglers, self.rounds).items() if host in hosts}
-
-    def slower_than_their_node(self, ranks: Sequence[Straggler]) -> list[Straggler]:
-        """Ranks of a slow node that are slower than it is, slowest first."""
-        find = partial(slower_than_their_node, ranks, self.rounds, self.at_most)
-        return self.evidence.once(("slower than their node", self.study.id, self.at_most, ranks[0].host), find)
 
     def among(self, found: Sequence[Straggler], measured: ArmRounds) -> list[Straggler]:
         """Those of `found` that are ranks of the judged arm."""
@@ -172,16 +164,14 @@ def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, mea
         return replace(verdict, reason=reason, notes=notes)
     nodes = compared.slow_nodes_of(found)
     blame = _Blame(verdict, case, compared, tuple(found))
-    whole = {host: {s.rank for s in compared.slower_than_their_node(ranks)} for host, ranks in nodes.items()}
-    named = [(blame.of_node(ranks, whole[host]), f"host {host}") for host, ranks in nodes.items()]
-    own = [s for s in found if s.host not in whole or s.rank in whole[s.host]]
-    named += [(blame.of_gpu(s), f"rank {s.rank} on {s.host}") for s in own]
+    named = [(blame.of_node(ranks), f"host {host}") for host, ranks in nodes.items()]
+    named += [(blame.of_gpu(s), f"rank {s.rank} on {s.host}") for s in found if s.host not in nodes]
     named.sort(key=lambda one: not one[0].is_certain)
     first, who = named[0]
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.evidence})"
     if others := found[0].others:
-        seen = groups_text(found, whole)
+        seen = groups_text(found, nodes)
     if not definition.communicates and not others:
         reason = f"{verdict.reason}; slow: {who}{more}"
     elif verdict.world_size == 1 or not blame.is_explained:
@@ -232,12 +222,12 @@ class _Blame:
         is_certain = explains and (is_below or not straggler.ambiguous)
         return replace(straggler.culprit, evidence=evidence, is_certain=is_certain)
 
-    def of_node(self, ranks: Sequence[Straggler], slower: Collection[int]) -> Culprit:
-        """The culprit for a slow node; ranks in `slower`, which are slow even within it, do not count for it."""
+    def of_node(self, ranks: Sequence[Straggler]) -> Culprit:
+        """The culprit for a slow node."""
         culprit = node_culprit(ranks)
         is_of_two = self.compared.evidence.plan.nodes > 1 and len(self.compared.rounds.ranks.by_host) <= 2
         ambiguous = is_of_two or ranks[0].ambiguous
-        own = [s.mean_ratio for s in self.found if s.host == culprit.host and s.rank not in slower]
+        own = [s.mean_ratio for s in self.found if s.host == culprit.host]
         explains = self._explains(max(own, default=culprit.slowdown or 1.0))
         evidence, below = culprit.evidence, any(map(self._is_below_floor, ranks))
         if not below and ambiguous:

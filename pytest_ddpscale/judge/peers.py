@@ -29,8 +29,6 @@ from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 
 # Converts the median absolute deviation of normal noise to its standard deviation: 1 / Φ⁻¹(3/4).
 MAD_TO_STDEV = 1.4826
-# Correction of its bias for 2, 3 … 9 values (Croux and Rousseeuw, COMPSTAT 1992); n / (n - 0.8) beyond.
-_FEW_VALUES = (1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
 MINIMUM_ROUNDS = 5  # of a place; with fewer nothing is said about it
 FEWEST_PEERS, FEWEST_PEERS_OF_FAR = 4, 3
 # Of a drift, on the scale of logarithms: no verdict depends on less.
@@ -146,22 +144,6 @@ def medians_of_others(values: FloatArray) -> FloatArray:
 
     medians = (kept((others - 1) // 2) + kept(others // 2)) / 2
     return np.where(np.isnan(values) | (others < 1), np.nan, medians)
-
-
-def stdevs_of_others(values: FloatArray) -> FloatArray:
-    """For each value the robust standard deviation, from the median absolute deviation, of all others, (ranks,).
-
-    Args:
-        values: at least two, none of them NaN; with two, the deviation is 0.
-    """
-    others = len(values) - 1
-    correction = _FEW_VALUES[max(0, others - 2)] if others < 10 else others / (others - 0.8)
-    medians = medians_of_others(values[np.newaxis])[0]
-    found = np.empty(len(values))
-    for median in np.unique(medians):  # all ranks share two or three medians of their peers
-        sharing = medians == median
-        found[sharing] = medians_of_others(np.abs(values - median)[np.newaxis])[0][sharing]
-    return MAD_TO_STDEV * correction * found
 
 
 def averages_of(logs: FloatArray, looks: int = 1) -> tuple[FloatArray, FloatArray]:

@@ -153,18 +153,15 @@ class SpreadJudge:
         if found.outcome == "failed":
             if verdict.outcome != "failed" or spread.state == "not":
                 return verdict
-            # Each of both chances is an upper limit, and the row fails only if both are small.
-            chances = [one.p_value for one in (verdict, found) if one.p_value is not None]
-            chance = max(chances) if len(chances) == 2 else None
             reason = f"{verdict.reason}; {value} does, too"
-            return replace(verdict, reason=reason, p_value=chance, against_slowest=against)
+            return replace(verdict, reason=reason, against_slowest=against)
         if spread.state == "counts" and found.value > verdict.value * (1 + self._limit):
             spread = replace(spread, state="not", why="it would excuse more than the limit of a GPU")
         if spread.state == "not":
             return replace(verdict, notes=(*verdict.notes, f"not excused as spread: {spread.why}"))
         if spread.state == "open":
             reason = f"{value}, not shown to be spread alone: {spread.why}"
-            return replace(verdict, outcome="inconclusive", reason=reason, against_slowest=against, p_value=None)
+            return replace(verdict, outcome="inconclusive", reason=reason, against_slowest=against)
         notes = tuple(dict.fromkeys((*verdict.notes, *(f"against the slowest GPU {note}" for note in found.notes))))
         reason = f"{value}: {found.reason}"
         if found.outcome == "passed":
@@ -173,9 +170,7 @@ class SpreadJudge:
                 f"spread of its GPUs: {spread.slowest} is {100 * spread.behind:.1f} % behind the median, "
                 f"limit {100 * self._limit:.3g} %"
             )
-        return replace(
-            verdict, outcome=found.outcome, reason=reason, notes=notes, p_value=None, against_slowest=against
-        )
+        return replace(verdict, outcome=found.outcome, reason=reason, notes=notes, against_slowest=against)
 
     @property
     def _case(self) -> Case:

@@ -6,10 +6,8 @@ ones, and the floor of the SKU decides. A rank is also named if it is beyond in 
 before, because it may be getting slower; and if it is slower by twice the limit in a quarter of the rounds or more
 while its peers hardly ever are: its average lies between two states and means nothing.
 
-A rank within the limit that stands out is watched, which is a remark: its average is above 0.6 of the limit, certainly
-above 1, and an outlier, that is above those of the others by four of their robust standard deviations, more among few
-or many ranks (median absolute deviation times 1.4826: Leys et al., Journal of Experimental Social Psychology 49, 2013).
-If the others differ little, the deviation is replaced by the root mean square of itself and 0.3 of the least average.
+A rank within the limit that stands out is watched, which is a remark: its average is above 0.6 of the limit, and
+certainly above 1.
 
 With half of the ranks slow the median of the others lies between both groups. So the ranks are also sorted by their
 averages and split at the largest gap. They are two groups if
@@ -32,12 +30,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import flags
 from pytest_ddpscale.judge.peers import (
     FEWEST_PEERS,
     FEWEST_PEERS_OF_FAR,
@@ -47,21 +44,14 @@ from pytest_ddpscale.judge.peers import (
     median_over_rounds,
     medians_of_others,
     relative_logs,
-    stdevs_of_others,
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
-from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
 WATCHED_SHARE = 0.6  # of the limit
-# An outlier's distance in robust standard deviations, with 5 ranks or more and with fewer; and the ordinary spread of
-# GPUs as a share of the least average, because peers may be alike by chance.
-_MAD_FACTOR, _FEW, _FACTOR_OF_FEW = 4.0, 4, 4.75
-_USUAL_SPREAD = 0.3
-_FALSE_NAMES = 0.005  # share of runs with many normally distributed ranks in which one is named by chance
 _FAR = 2.0  # limits by which a rank that is slow at times must be slower in those rounds
 _CHANCE = 0.005  # share of runs in which noise alone may name a rank as slow at times
 # Least share and number of rounds in which it must be, so that no hiccup is taken for a fault.
@@ -71,7 +61,6 @@ _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _LEAST_SHARE = 0.25  # of all ranks, in each of two groups
 # Least gap between the nearest ranks of the groups: share of the least distance of the medians, and of the distance.
 _LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
-_MOSTLY_THROTTLED, _HARDLY = 0.75, 0.25  # share of throttled rounds among the slow ones, and among the others
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,6 @@ class Straggler:
         culprit: the rank's device as a culprit: its slowdown and evidence are those of the rounds in which it was slow.
         ratio: median over all rounds of its step time over the median of its peers'.
         interval: of that ratio, for all ranks together at 95 %.
-        slow_rounds: numbers of the rounds in which the ratio was over the middle between 1 and the limit.
         ambiguous: the others may be the unusual ones: they are few, or no majority.
         mean_ratio: mean over all rounds instead: what it costs those who wait for it, also if it is slow at times.
         others: the faster group, if the ranks fall into two groups; empty if this rank stands out from all.
@@ -93,7 +81,6 @@ class Straggler:
     culprit: Culprit
     ratio: float
     interval: tuple[float, float]
-    slow_rounds: tuple[int, ...]
     ambiguous: bool
     mean_ratio: float
     others: str = ""
@@ -112,7 +99,7 @@ class Straggler:
     @property
     def is_slow_throughout(self) -> bool:
         """Whether it was slow in nearly all rounds."""
-        return _are_mostly(len(self.slow_rounds), self.culprit.rounds or 0)
+        return _are_mostly(self.culprit.slow_rounds or 0, self.culprit.rounds or 0)
 
 
 def stragglers_of(measured: ArmRounds, limit: float) -> list[Straggler]:
@@ -197,18 +184,10 @@ def _none(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, Boo
 
 
 def _stand_out(times_s: FloatArray, limit: float, looks: int) -> tuple[BoolArray, BoolArray]:
-    """A `_Rule`: outliers, of which none is certain."""
+    """A `_Rule`: slower than the line and certainly than peers; none is certain to be at fault."""
     logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
-    (values, reaches), ranks = averages_of(logs, looks), logs.shape[1]
-    usual = median_over_rounds(relative_logs(times_s))
-    excess = usual - medians_of_others(usual[np.newaxis])[0]
-    seen = stdevs_of_others(usual)
-    spread = np.maximum(seen, np.sqrt((seen**2 + (_USUAL_SPREAD * line) ** 2) / 2))
-    factor = _FACTOR_OF_FEW
-    if ranks > _FEW:
-        factor = max(_MAD_FACTOR, statistics.NormalDist().inv_cdf(1 - _FALSE_NAMES / ranks))
-    stands_out = np.asarray((values >= line) & (values > reaches) & (excess > factor * spread))
-    return stands_out, np.zeros(ranks, np.bool_)
+    values, reaches = averages_of(logs, looks)
+    return np.asarray((values >= line) & (values > reaches)), np.zeros(logs.shape[1], np.bool_)
 
 
 def _are_slow_at_times(logs: FloatArray, line: float) -> BoolArray:
@@ -289,11 +268,11 @@ def _straggler(
     """
     there = ~np.isnan(logs)
     is_slow, rounds = logs[there] > line, int(there.sum())
-    slow_rounds = tuple(measured.numbers[there][is_slow].tolist())
+    slow_rounds = int(is_slow.sum())
     ratio_when_slow = float(np.exp(np.median(logs[there][is_slow]) - norm))
-    when, share = f"{len(slow_rounds)} of {rounds} rounds", f" ({percent(len(slow_rounds) / rounds)})"
-    since = rounds - len(slow_rounds)
-    if _are_mostly(len(slow_rounds), rounds):
+    when, share = f"{slow_rounds} of {rounds} rounds", f" ({percent(slow_rounds / rounds)})"
+    since = rounds - slow_rounds
+    if _are_mostly(slow_rounds, rounds):
         share = ""
     elif not others and (~is_slow[:since]).mean() >= _MOSTLY and is_slow[since:].mean() >= _MOSTLY:
         when, share = f"the last {when}", ""
@@ -301,11 +280,11 @@ def _straggler(
     rank, place = measured.ranks.who(column)
     culprit = gpu_culprit(
         place, f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
-        slowdown=ratio_when_slow, peers=peers, slow_rounds=len(slow_rounds), rounds=rounds,
+        slowdown=ratio_when_slow, peers=peers, slow_rounds=slow_rounds, rounds=rounds,
     )  # fmt: skip
     interval = math.exp(value - reach), math.exp(value + reach)
     mean_ratio = math.exp(float(logs[there].mean()) - norm)
-    return Straggler(rank, culprit, math.exp(value), interval, slow_rounds, ambiguous, mean_ratio, others)
+    return Straggler(rank, culprit, math.exp(value), interval, ambiguous, mean_ratio, others)
 
 
 def _whom(peers: int | None) -> str:
@@ -315,23 +294,6 @@ def _whom(peers: int | None) -> str:
 def _are_mostly(slow: int, rounds: int) -> bool:
     """Whether these are nearly all rounds; 0.7 of 10 is 7, although the floating-point product is slightly more."""
     return slow >= math.ceil(_MOSTLY * rounds - 1e-9)
-
-
-def with_held_down(
-    stragglers: Sequence[Straggler], measured: ArmRounds, telemetry: TelemetryColumns
-) -> list[Straggler]:
-    """Say of stragglers that they were throttled just when they were slow; of one slow throughout nobody can tell."""
-    found = []
-    for one in stragglers:
-        told = telemetry.of_arm(measured.measured.study, measured.measured.arm, [one.host])
-        told = told.of(told.rank == one.rank)
-        was_slow, is_throttled = np.isin(told.round, one.slow_rounds), flags(told)["throttled"]
-        is_told = not one.is_slow_throughout and was_slow.any() and not was_slow.all()
-        if is_told and is_throttled[was_slow].mean() >= _MOSTLY_THROTTLED and is_throttled[~was_slow].mean() <= _HARDLY:
-            evidence = f"{one.culprit.evidence}, in which heat, power supply or board held it down"
-            one = replace(one, culprit=replace(one.culprit, evidence=evidence))
-        found.append(one)
-    return found
 
 
 def slow_nodes(stragglers: Iterable[Straggler], measured: ArmRounds) -> dict[str, list[Straggler]]:
@@ -357,13 +319,3 @@ def node_culprit(ranks: Sequence[Straggler]) -> Culprit:
 
 def _ratio(ranks: Sequence[Straggler]) -> float:
     return statistics.median(straggler.ratio for straggler in ranks)
-
-
-def slower_than_their_node(ranks: Sequence[Straggler], measured: ArmRounds, limit: float) -> list[Straggler]:
-    """Ranks of a slow node that are slow even compared with its other ranks, by the same rule, slowest first.
-
-    With two ranks the slower one is certain here, because both are slow compared with other nodes.
-    """
-    on_node = ArmRounds(measured.measured.of(slice(None), measured.ranks.by_host[ranks[0].host]))
-    numbers = {straggler.rank for straggler in find_stragglers(on_node, limit)}
-    return [straggler for straggler in ranks if straggler.rank in numbers]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import Cause
-from pytest_ddpscale.report.sentences import chance_text, interval_mark, launch_sd_text
+from pytest_ddpscale.report.sentences import interval_mark, launch_sd_text
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.tables import Column, Table, html
 
@@ -120,12 +120,12 @@ def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Markup | str
 
 
 def _remarks(verdict: Verdict, told: str) -> list[str]:
-    """What stands in no column: the whole reason, who is named, chance, notes, comparison and launches."""
+    """What stands in no column: the whole reason, who is named, notes, comparison and launches."""
     said = list[str]()
     if not verdict.passed:
         reason = text.reason_text(verdict)
         said.append(reason if reason != told else "")
-        said += [*text.details_of(verdict)[1:], *_named(verdict), chance_text(verdict)]
+        said += [*text.details_of(verdict)[1:], *_named(verdict)]
         said += [text.waiver_text(verdict) if verdict.is_waived else "", *(f"note: {note}" for note in verdict.notes)]
     said.append(text.compared_text(verdict.compared) if verdict.compared else "")
     said.append(launch_sd_text(verdict))

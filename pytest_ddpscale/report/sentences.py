@@ -13,8 +13,6 @@ from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLos
 from pytest_ddpscale.util.digits import rounded
 from pytest_ddpscale.util.listing import first_few
 
-# Smaller p-values depend on the noise model more than on chance.
-_LEAST_CHANCE = 1e-9
 MARK = "†"  # marks an interval that is known to be too narrow
 TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more; measure again on another day"
 _UNKNOWN = "training values are from this launch only: their intervals do not include differences between launches"
@@ -50,16 +48,6 @@ def _at_least(loss: UniformLoss) -> str:
     whose = f" for each of {loss.workloads} workloads" if loss.workloads > 1 else ""
     confidence = f"{_percent(loss.confidence)} confidence"
     return f"Throughput per GPU in this run: at least {share}the published one{whose} ({confidence})."
-
-
-def chance_text(verdict: Verdict) -> str:
-    """How rarely this failure happens by chance; empty if nothing failed or chance plays no part."""
-    if verdict.p_value is None or verdict.outcome not in ("failed", "inconclusive"):
-        return ""
-    if verdict.p_value < _LEAST_CHANCE:
-        return "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."
-    runs = f"1 of {1 / verdict.p_value:,.0f} runs" if verdict.p_value < 1 else "any number of runs"
-    return f"A machine that meets this bound fails so by chance in at most {runs} (p = {verdict.p_value:.2g})."
 
 
 def _percent(share: float) -> str:

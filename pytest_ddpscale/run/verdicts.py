@@ -100,8 +100,6 @@ class Verdict:
             under it; None if there is no such GPU, or both ways are used.
         waiver: the waiver by which this failure does not reject; else None.
         published: published value that the bound is derived from, in `unit`; None without one.
-        p_value: of a failure by rounds: upper limit, valid in any round, of the probability of values this bad if the
-            bound is kept; for all places together. None for all others.
         place: GPU, pair or node of the value: the worst of those with this outcome; empty if the value is of all.
         unit: of value, interval and bound: the metric's, for the family of the workload; by default the first family's.
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
@@ -131,7 +129,6 @@ class Verdict:
     waiver: Waiver | None = None
     launch_sd: float | None = None
     published: float | None = None
-    p_value: float | None = None
     correlation: float | None = None
     one_gpu: OneGpu | None = None
     place: str = ""

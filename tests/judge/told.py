@@ -54,9 +54,7 @@ RULES = (
     ("fall into two groups", "two-groups"),
     ("too few peers", "few-peers"),
     ("held down by heat", "hot"),
-    ("held it down", "while-held-down"),
     ("heat and power of its GPUs are not known", "heat-unknown"),
-    ("own pace uncertain", "pace-uncertain"),
     ("no own pace in", "no-pace"),
     ("slow at times:", "changing"),
     ("least busy GPU was", "waits-for-host"),
@@ -126,7 +124,6 @@ def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
     place = verdict.place and f" at {verdict.place}"
     further = {
         "in": verdict.rounds if verdict.rounds else None,
-        "p": verdict.p_value,
         "r": verdict.correlation,
     }
     numbers = "".join(f" {name}={number:.2g}" for name, number in further.items() if number is not None)

@@ -44,7 +44,7 @@ VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
     "against_slowest",
-    "compared", "waiver", "launch_sd", "published", "p_value", "correlation", "one_gpu",
+    "compared", "waiver", "launch_sd", "published", "correlation", "one_gpu",
     "place",
 }  # fmt: skip
 JUDGEMENT_KEYS = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.report.sentences import chance_text, uniform_loss_text
+from pytest_ddpscale.report.sentences import uniform_loss_text
 from pytest_ddpscale.run.verdicts import CALIBRATE, Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 
@@ -38,16 +38,3 @@ def test_the_lower_limit_of_the_slowest_workload_is_told_rounded_down(
 def test_no_speed_is_claimed_by_a_bound_far_below_the_gpus_own() -> None:
     judgement = replace(ACCEPTED, uniform_loss=replace(LOSS, largest=0.0), notes=(f"no published speed; {CALIBRATE}",))
     assert uniform_loss_text(judgement) == ""
-
-
-@pytest.mark.parametrize(
-    ("p_value", "words"),
-    [
-        (0.0046, "A machine that meets this bound fails so by chance in at most 1 of 217 runs (p = 0.0046)."),
-        (1e-12, "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."),
-        (None, ""),
-    ],
-)
-def test_how_rarely_a_failure_is_chance(p_value: float | None, words: str) -> None:
-    assert chance_text(replace(FAILED, p_value=p_value)) == words
-    assert chance_text(replace(PASSED, p_value=p_value)) == ""
