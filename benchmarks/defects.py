@@ -321,15 +321,6 @@ DEFECTS = (
         ("run",),
     ),
     Defect(
-        "key-twice",
-        "records",
-        "the last of a file's duplicate keys counts",
-        "run/strict_json.py",
-        ", object_pairs_hook=_distinct",
-        "",
-        ("run",),
-    ),
-    Defect(
         "copied-round",
         "records",
         "a round that is the copy of another counts",
