@@ -321,15 +321,6 @@ DEFECTS = (
         ("run",),
     ),
     Defect(
-        "copied-round",
-        "records",
-        "a round that is the copy of another counts",
-        "run/validate.py",
-        'yield Contradiction(line, f"has the step times of line',
-        'print(line, f"has the step times of line',
-        ("run",),
-    ),
-    Defect(
         "nan",
         "records",
         "NaN is a number in a record",

@@ -28,7 +28,6 @@ WATCHED_BY = {
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
     "torn-line": "run/test_run_directory.py::TestMeasurements::test_a_killed_run_keeps_every_finished_measurement",
     "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
-    "copied-round": f"{VALIDATE}::TestSteps::test_of_two_rounds_are_not_the_same_to_the_last_digit",
     "nan": "run/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
     "half-written": "run/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",
     "shared-gpu": f"{VALIDATE}::TestGangs::test_that_cannot_be_so_are_refused",
