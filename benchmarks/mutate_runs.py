@@ -118,7 +118,7 @@ def _lines(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mut
 
 
 def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant]:
-    """One field with another value, twice, renamed, missing, or one more."""
+    """One field with another value, missing, or one more."""
     lines = content.splitlines(keepends=True) if file.endswith(".jsonl") else [content]
     kinds = {_kind(line): place for place, line in reversed(list(enumerate(lines)))}
     for kind, place in kinds.items():
@@ -131,8 +131,6 @@ def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant
                 f"{key} = {value[:12]}": json.dumps(said | {key: "VALUE"}).replace('"VALUE"', value) for value in values
             }
             texts[f"without {key}"] = json.dumps({name: value for name, value in said.items() if name != key})
-            if not file.endswith(".jsonl"):  # lines are written by one program at once
-                texts[f"{key} twice"] = json.dumps(said)[:-1] + f", {json.dumps(key)}: {json.dumps(said[key])}}}"
             for name, text in texts.items():
                 whole = text if part is None else json.dumps(data | {part: "PART"}).replace('"PART"', text)
                 changed = [*lines[:place], whole.encode() + b"\n", *lines[place + 1 :]]

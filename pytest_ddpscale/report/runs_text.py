@@ -13,7 +13,6 @@ from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import read_judgement
-from pytest_ddpscale.util.nearest import did_you_mean_path
 from pytest_ddpscale.util.tables import Column, Table, text_lines
 
 _COLUMNS = (
@@ -31,8 +30,7 @@ def run_lines(folder: Path, columns: int) -> list[str]:
         RunDirectoryError: the folder does not exist or holds no run.
     """
     if not folder.is_dir():
-        near = did_you_mean_path(folder, (one for one in folder.parent.glob("*") if one.is_dir()))
-        raise RunDirectoryError(str(folder), f"does not exist{near}", "" if near else "a folder of run directories")
+        raise RunDirectoryError(str(folder), "does not exist", "a folder of run directories")
     # Without symbolic links such as `latest`, which would list a run twice.
     runs = [RunDirectory(path) for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     found = sorted(_row(run) for run in runs if run.run_json.exists())

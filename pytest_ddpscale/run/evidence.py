@@ -28,7 +28,6 @@ from pytest_ddpscale.run.records import (
     gangs_by_number,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
@@ -230,7 +229,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
-    recorded = Recorded(plan, records, _hosts(record), is_imported, simulated)
+    recorded = Recorded(plan, records, is_imported, simulated)
     refuse_contradictions(run, recorded)
     try:
         training = trained_runs(plan, records)
@@ -310,12 +309,6 @@ def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
         if study is None or study.arm(one.arm) is None:
             raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
     return found
-
-
-def _hosts(record: RunRecord) -> dict[str, set[str]]:
-    """UUIDs of the devices of each host, from run.json once the run has ended; empty before."""
-    hosts = record.hosts if record.finished_at else ()
-    return {one.host: {device.uuid for device in one.devices} for one in hosts}
 
 
 def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, list[SeededStep]]:

@@ -71,8 +71,6 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
         pids: of the ranks' processes.
         import_s: seconds from the start of the process until torch was imported.
         rendezvous_s: seconds from then until the rank had joined the others.
-        threads: number of CPU threads of torch.
-        cores: number of cores that the rank may run on.
         numa_nodes: NUMA node whose cores and memory the rank is bound to; None if it is not bound.
         numa_notes: why it is not bound as it should be; empty without a problem.
         versions: of the software.
@@ -89,8 +87,6 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
     pids: Count | tuple[Count, ...] = 0
     import_s: Deviation | tuple[Deviation, ...] = 0.0
     rendezvous_s: Deviation | tuple[Deviation, ...] = 0.0
-    threads: Count | tuple[Count, ...] = 0
-    cores: Count | tuple[Count | None, ...] | None = None
     numa_nodes: Count | tuple[Count | None, ...] | None = None
     numa_notes: str | Texts = ""
     versions: dict[str, str | None] | tuple[dict[str, str | None], ...] = field(default_factory=dict)
@@ -141,8 +137,6 @@ class WhoIAm(Record, frozen=True, kw_only=True):
     pid: Count
     import_s: Deviation
     rendezvous_s: Deviation
-    threads: Count
-    cores: Count | None
     numa_node: Count | None
     numa_note: str
     versions: dict[str, str | None]

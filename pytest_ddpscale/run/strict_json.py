@@ -1,7 +1,4 @@
-"""JSON that every parser reads alike, without NaN, infinity and duplicate keys, and the base class of all records.
-
-`json` and msgspec both take the last of two equal keys, so a file that somebody edited could be read in two ways.
-"""
+"""JSON that every parser reads, without NaN and infinity, and the base class of all records."""
 
 from __future__ import annotations
 
@@ -23,14 +20,6 @@ UnixSeconds = Annotated[float, Meta(ge=0, le=7.3e9)]  # until the year 2201; a l
 T = TypeVar("T")
 
 
-class _NoField:
-    def __repr__(self) -> str:
-        return "no such field"
-
-
-_NO_FIELD = _NoField()
-
-
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of records in JSON: only declared fields with declared types are read; defaults are not written.
 
@@ -50,21 +39,15 @@ def strict_json(data: Any) -> str:
 
 
 def read_as(kind: type[T], data: Any) -> T:
-    """Convert parsed JSON to a Struct, or to a dataclass if that would be written as the same JSON.
-
-    So a dataclass has exactly the declared fields, and its derived fields are right.
+    """Convert parsed JSON to a Struct or a dataclass, whose derived fields are computed anew.
 
     Raises:
-        ValueError: the JSON differs; the message says where.
+        ValueError: the JSON is of another form; the message says where.
     """
     try:
-        found = msgspec.convert(data, kind)
-        written = data if isinstance(found, msgspec.Struct) else json.loads(strict_json(found))
+        return msgspec.convert(data, kind)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if written != data:
-        raise ValueError(_difference(data, written))
-    return found
 
 
 def _json_types(value: Any) -> Any:
@@ -74,24 +57,10 @@ def _json_types(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def _difference(said: Any, expected: Any, where: str = "$") -> str:
-    """The first place in which two pieces of JSON differ."""
-    parts: Iterable[tuple[str, Any, Any]] = ()
-    if isinstance(said, dict) and isinstance(expected, dict):
-        keys = dict.fromkeys((*said, *expected))
-        parts = ((f"{where}.{key}", said.get(key, _NO_FIELD), expected.get(key, _NO_FIELD)) for key in keys)
-    elif isinstance(said, list) and isinstance(expected, list) and len(said) == len(expected):
-        parts = ((f"{where}[{i}]", *pair) for i, pair in enumerate(zip(said, expected, strict=True)))
-    for place, one, other in parts:
-        if one != other:
-            return _difference(one, other, place)
-    return f"{where} is {said!r}; expected {expected!r}"
-
-
 def parse_strict_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for malformed text, including NaN, Infinity and duplicate keys."""
+    """Parse JSON. Raises ValueError for malformed text, including NaN and Infinity."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -105,15 +74,6 @@ def _finite(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{digits} is out of range")
     return number
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        double = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{double!r} is there twice")
-    return found
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:

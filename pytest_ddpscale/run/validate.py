@@ -7,7 +7,7 @@ with their line; the first one becomes the error.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,20 +22,15 @@ from pytest_ddpscale.plan.study import PROBES, Plan, Study
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.probed_blocks import pairs_in, wrong_in_probe
-from pytest_ddpscale.run.readings import FORWARD_S, STEP_S, WAITED_S
+from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
 _MOST_NAMED = 4  # ranks in one message
-_NOT_OF_TRAINING = {
-    "single_sample": "the single sample of an imported result", "step_stdev_s": "an imported result",
-    "is_correct": "the result of a probe",
-}  # fmt: skip
 
 
 class Contradiction(NamedTuple):
@@ -54,14 +49,12 @@ class Recorded:
     Attributes:
         plan: of the run.
         records: all lines of measurements.jsonl.
-        hosts: devices by host, from run.json once the run has ended; empty before.
         is_imported: measured by another tool, so device names are meaningless and there is no sequence of rounds.
         is_simulated: ranks may be missing.
     """
 
     plan: Plan
     records: Sequence[AnyRecord]
-    hosts: Mapping[str, Collection[str]]
     is_imported: bool
     is_simulated: bool
 
@@ -124,9 +117,9 @@ def refuse_contradictions(run: RunDirectory, recorded: Recorded) -> None:
     Raises:
         RunDirectoryError: the message has the line.
     """
-    everywhere = (_said_twice, _unplanned, _impossible_steps, _copied_rounds, _arms_that_come_back, _left_out)
-    gangs = (_other_devices, _shared_gpus, _shared_launches, _several_gangs, _other_places, _other_hosts)
-    measured = (*gangs, _out_of_turn, _other_ranks, _wrong_probes, _no_steps, _wrong_repetitions)
+    everywhere = (_said_twice, _unplanned, _impossible_steps, _arms_that_come_back, _left_out)
+    gangs = (_other_devices, _shared_gpus, _shared_launches, _several_gangs, _other_places)
+    measured = (*gangs, _out_of_turn, _other_ranks, _wrong_probes, _no_steps)
     checks: tuple[_Check, ...] = everywhere if recorded.is_imported else (*everywhere, *measured)
     for check in checks:
         for line, found, expected, remedy in check(recorded):
@@ -171,12 +164,7 @@ def _unplanned(recorded: Recorded) -> Iterator[Contradiction]:
 
 
 def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """The steps of a rank fill its block, and it waits for data if and only if it reads a folder; pairs have steps."""
-    for line, block, study, arm in recorded.trained:
-        is_waited, is_read = WAITED_S in block.series, arm.data_of(study.workload) != "synthetic"
-        if STEP_S in block.series and not recorded.is_simulated and is_waited != is_read:
-            found = f"has {len(block.series.get(WAITED_S, b''))} bytes of seconds waited for data ({WAITED_S})"
-            yield Contradiction(line, found)
+    """The steps of a rank fill its block; pairs have steps."""
     for line, block in recorded.blocks:
         if STEP_S not in block.series:
             if block.study == PAIRS:
@@ -192,19 +180,6 @@ def _impossible_steps(recorded: Recorded) -> Iterator[Contradiction]:
             rank = int(np.argmax(differ))
             in_all = f"has steps of {total_s[rank]:g} s in all ({STEP_S}) of rank {block.ranks[rank]}"
             yield Contradiction(line, f"{in_all} in a block of {seconds[rank]:g} s")
-
-
-def _copied_rounds(recorded: Recorded) -> Iterator[Contradiction]:
-    """No two rounds of any launch have exactly equal step times."""
-    studies = {study.id: replace(study, launch=1).id for study in recorded.plan.studies}
-    seen: dict[tuple[object, ...], int] = {}
-    for line, block in recorded.blocks:
-        if STEP_S not in block.series:
-            continue
-        study = studies.get(block.study, block.study)
-        first = seen.setdefault((study, block.arm, block.series[STEP_S]), line)
-        if first != line:
-            yield Contradiction(line, f"has the step times of line {first}, of another round, to the last digit")
 
 
 def _shared_launches(recorded: Recorded) -> Iterator[Contradiction]:
@@ -232,19 +207,6 @@ def _several_gangs(recorded: Recorded) -> Iterator[Contradiction]:
         first = gangs.setdefault(one.study, one.gang)
         if first != one.gang:
             yield Contradiction(line, f"has {one.study} measured by gang {one.gang}, as well as by gang {first}")
-
-
-def _wrong_repetitions(recorded: Recorded) -> Iterator[Contradiction]:
-    """A rank that repeated its seeded step has one result, and one that could not has two, joined by ``+``."""
-    for line, one in recorded.numbered:
-        if not isinstance(one, SeededSteps):
-            continue
-        of_ranks = each(one.checksums, len(one.ranks)), each(one.repeats, len(one.ranks))
-        for rank, checksum, repeats in zip(one.ranks, *of_ranks, strict=True):
-            if repeats == ("+" in checksum):
-                said = "repeated" if repeats else "did not repeat"
-                found = f"says that rank {rank} {said} the seeded step of {one.study}, with the result {checksum!r}"
-                yield Contradiction(line, found)
 
 
 def _arms_that_come_back(recorded: Recorded) -> Iterator[Contradiction]:
@@ -343,15 +305,6 @@ def _other_places(recorded: Recorded) -> Iterator[Contradiction]:
                 yield Contradiction(line, f"has {block.study} on {count} hosts, but plan.json plans for {plan.nodes}")
 
 
-def _other_hosts(recorded: Recorded) -> Iterator[Contradiction]:
-    """Once a run has ended, run.json lists the devices of all its gangs."""
-    for line, one in recorded.numbered:
-        if isinstance(one, GangRecord) and recorded.hosts:
-            for host, device in sorted(one.places_of_devices):
-                if device not in recorded.hosts.get(host, ()):
-                    yield Contradiction(line, f"has a rank on {device} of {host}, which run.json does not have")
-
-
 def _out_of_turn(recorded: Recorded) -> Iterator[Contradiction]:
     """All ranks of a node train an arm of one rank in turn, so a slow one cannot be skipped."""
     for line, block, study, arm in recorded.trained:
@@ -400,8 +353,8 @@ def _wrong_probes(recorded: Recorded) -> Iterator[Contradiction]:
             if block.turn:
                 yield Contradiction(line, f"is turn {block.turn} of {block.arm}, whose groups take no turns")
             continue
-        pairs = recorded.plan.pairs if block.study == PAIRS else None
-        if wrong := wrong_in_probe(block, arm, recorded.layout(block.gang), pairs):
+        between_nodes = block.study == PAIRS
+        if wrong := wrong_in_probe(block, arm, recorded.layout(block.gang), between_nodes=between_nodes):
             yield Contradiction(line, wrong)
         if arm.operation.kind == "send-recv":
             earlier = seen.setdefault(block.key, [])
@@ -426,17 +379,9 @@ def _ranks(arms: Sequence[Arm], turns: int, layout: Layout) -> Collection[int]:
 
 
 def _no_steps(recorded: Recorded) -> Iterator[Contradiction]:
-    """Measured blocks have step times, replicas have checksums, only imported results have single samples, and hooks
-    time forward passes of training only, unless it is compiled."""
-    for line, block, study, arm in recorded.trained:
+    """Measured blocks have step times, and replicas have checksums."""
+    for line, block, _, arm in recorded.trained:
         if STEP_S not in block.series and not recorded.is_simulated:
             yield Contradiction(line, f"has no step times ({STEP_S})")
-        for name in block.readings.keys() & _NOT_OF_TRAINING.keys():
-            yield Contradiction(line, f"is {_NOT_OF_TRAINING[name]} ({name})")
-        if FORWARD_S in block.readings.keys() | block.unread and not arm.times_forward_passes(study.workload):
-            where = "which only infers" if arm.infers else "which is compiled"
-            yield Contradiction(line, f"has forward passes timed by hooks ({FORWARD_S}) in {arm.name}, {where}")
         if arm.kind == "ddp" and not block.checksums.all():
             yield Contradiction(line, "has a replica without a checksum (digests)")
-        if arm.infers and ((block.reading("skipped_steps") > 0).any() or block.checksums.any()):
-            yield Contradiction(line, "has traces of training in forward passes (skipped_steps, digests)")

@@ -81,8 +81,6 @@ def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
         pid=os.getpid(),
         import_s=IMPORTED_UNIX_S - STARTED_UNIX_S,
         rendezvous_s=max(0.0, time.time() - IMPORTED_UNIX_S),  # a clock may be set back
-        threads=torch.get_num_threads(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         numa_node=binding.node,
         numa_note=binding.note,
         versions={

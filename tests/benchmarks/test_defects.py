@@ -28,8 +28,6 @@ WATCHED_BY = {
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
     "torn-line": "run/test_run_directory.py::TestMeasurements::test_a_killed_run_keeps_every_finished_measurement",
     "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
-    "key-twice": "run/test_strict_json.py::test_a_key_that_is_there_twice_is_refused",
-    "copied-round": f"{VALIDATE}::TestSteps::test_of_two_rounds_are_not_the_same_to_the_last_digit",
     "nan": "run/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
     "half-written": "run/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",
     "shared-gpu": f"{VALIDATE}::TestGangs::test_that_cannot_be_so_are_refused",
@@ -45,7 +43,7 @@ WATCHED_BY = {
 
 
 @pytest.mark.lab
-def test_each_of_twenty_defects_fails_the_test_that_watches_it(tmp_path: Path) -> None:
+def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path) -> None:
     for folder in ("pytest_ddpscale", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy2(ROOT / "pyproject.toml", tmp_path)

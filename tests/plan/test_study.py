@@ -89,28 +89,19 @@ def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 
-@pytest.mark.parametrize("key", ["sku", "device_type", "studies", "seed", "schema_version"])
+@pytest.mark.parametrize("key", ["sku", "device_type", "studies"])
 def test_a_plan_without_one_of_its_keys_is_refused(key: str) -> None:
     whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     with pytest.raises(ValueError, match=f"{key}"):
         read_as(Plan, {name: value for name, value in whole.items() if name != key})
 
 
-@pytest.mark.parametrize(
-    "change", [{"colour": "red"}, {"gpus_asked": "x"}, {"survey": 1}, {"seed": None}, {"nodes": True}]
-)
-def test_a_plan_with_another_field_or_type_is_refused(change: dict[str, object]) -> None:
+@pytest.mark.parametrize("change", [{"gpus_asked": "x"}, {"survey": 1}, {"seed": None}, {"nodes": True}])
+def test_a_plan_with_another_type_is_refused(change: dict[str, object]) -> None:
     whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     with pytest.raises(ValueError):
         read_as(Plan, whole | change)
     assert read_as(Plan, whole) == Plan("cpu", "cpu", (STUDY,))
-
-
-def test_a_plan_with_an_unknown_field_deep_in_it_is_refused() -> None:
-    whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
-    whole["studies"][0]["arms"][0]["colour"] = "red"
-    with pytest.raises(ValueError, match=r"studies\[0\].arms\[0\].colour is 'red'; expected no such field"):
-        read_as(Plan, whole)
 
 
 def test_an_arm_that_infers_has_no_settings_of_training() -> None:

@@ -81,19 +81,10 @@ def test_only_passed_is_a_pass() -> None:
     }  # fmt: skip
 
 
-def test_an_unknown_key_is_refused() -> None:
-    data = as_json(make_verdict({"at_least": 1.0}, 2.0))
-    with pytest.raises(ValueError, match="colour"):
-        read_as(Verdict, data | {"colour": "red"})
-    with pytest.raises(ValueError, match="culprits"):
-        read_as(Verdict, {key: value for key, value in data.items() if key != "culprits"})
-
-
 @rows("change", [{"margin": 9.0}, {"unit": "ms"}, {"margin": None}])
-def test_what_follows_from_the_rest_has_to_be_right(change: dict[str, Any]) -> None:
-    data = as_json(make_verdict({"at_least": 1.0}, 2.0)) | change
-    with pytest.raises(ValueError, match=f"{next(iter(change))} is .*; expected "):
-        read_as(Verdict, data)
+def test_what_follows_from_the_rest_is_computed_anew(change: dict[str, Any]) -> None:
+    verdict = make_verdict({"at_least": 1.0}, 2.0)
+    assert read_as(Verdict, as_json(verdict) | change) == verdict
 
 
 @rows("change", [{"metric": "colour"}, {"bound": {}}, {"bound": {"at_least": 0.0}}])
@@ -141,5 +132,4 @@ def test_a_reason_not_to_accept_cannot_be_taken_out() -> None:
     assert [(one.kind, one.name) for one in judgement.blockers] == [("requirement", "m[a]"), ("test", "t")]
     assert replace(judgement, notes=("n",)).blockers == judgement.blockers
     data = as_json(judgement)
-    with pytest.raises(ValueError, match="blockers"):
-        read_as(Judgement, data | {"blockers": data["blockers"][1:]})
+    assert read_as(Judgement, data | {"blockers": data["blockers"][1:]}) == judgement
