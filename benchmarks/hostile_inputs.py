@@ -389,8 +389,6 @@ def _nonsense() -> Iterator[Case]:
         "{busbw_gbps: 5, because: so}",
     ):
         yield Case("nonsense", f"named margin {value}", CHECK, _changed("margins: {", f"margins: {{named: {value}, "))
-    for warn in ("0.9", "0.8", "95", "many", "{4: 0.95}", ".nan", "-1"):
-        yield Case("nonsense", f"warn {warn}", CHECK, _changed("bound: 0.9", f"bound: 0.9, warn: {warn}"))
     for limit in ("5", "0.05", "0.5 %", "2000 %", "on", "[5 %]", "'-5 %'"):
         yield Case(
             "nonsense", f"peers {limit}", CHECK, _changed("families:\n", f"peers: {{computing: {limit}}}\nfamilies:\n")
@@ -398,9 +396,6 @@ def _nonsense() -> Iterator[Case]:
     yield Case("nonsense", "unknown peers", CHECK, _changed("families:\n", "peers: {gpus: 5 %}\nfamilies:\n"))
     yield Case(
         "nonsense", "sound: a wide margin that says why", CHECK, _changed("bound: 0.9,", "margin: 60 %,"), sound=True
-    )
-    yield Case(
-        "nonsense", "sound: a warning beside", CHECK, _changed("bound: 0.9", "bound: 0.9, warn: 0.93"), sound=True
     )
 
 

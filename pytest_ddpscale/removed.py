@@ -6,6 +6,7 @@ REMOVED: dict[str, str] = {
     "ddpscale import pytorch-ddp --out": "the file itself, which import prints and compare reads",
     "thresholds classifier_hidden": "ddpscale suite factors, which trains classifiers on frozen features",
     "thresholds feature_weights": "ddpscale suite factors --feature-weights",
+    "thresholds warn": "one bound a row; a report has each value beside its bound",
     "thresholds versus: run:DIR": "a SKU with that run's numbers, as calibrate writes it; or ddpscale compare",
     "ddpscale suite whole-run --bounds": "--at-most-time-to-train and --at-least-accuracy, of the largest world size",
     "ddpscale history --accept": "--forget NODE, after which its next runs become a new baseline",

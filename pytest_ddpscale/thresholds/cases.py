@@ -146,12 +146,9 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         if not has_peers(requirement, ranks, layout):
             continue
         missing = requirement.missing or _why_missing(sku, requirement, layout)
-        warning = requirement.warning()
-        for one in (requirement,) if warning is None else (requirement, warning):
-            of_training = one.definition.subject == "workload"
-            case = _training_case(file, sku, one, ranks) if of_training else _node_case(sku, one, ranks)
-            name = case.name if warning is None else f"{case.name}-{one.severity}"
-            found.append(replace(case, missing=missing, name=name))
+        of_training = requirement.definition.subject == "workload"
+        case = _training_case(file, sku, requirement, ranks) if of_training else _node_case(sku, requirement, ranks)
+        found.append(replace(case, missing=missing))
     return found
 
 

@@ -174,9 +174,7 @@ class Compiler:
             for one in requirements:
                 twin = found.setdefault(one.key(), one)
                 if twin is not one:
-                    warns = twin.severity != one.severity
-                    hint = "; one that only warns is `warn: NUMBER` in the other row" if warns else ""
-                    problems.append(mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}{hint}"))
+                    problems.append(mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}"))
             if len(found) > MOST_REQUIREMENTS:
                 problems.append(mark.error(f"these are more than {MOST_REQUIREMENTS} requirements"))
             if len(found) > MOST_REQUIREMENTS or len(problems) > MOST_PROBLEMS:
@@ -219,7 +217,6 @@ class Compiler:
             where=mark.where,
             one_gpu=row.baseline if times_one_gpu else "alone",
             sound=row.sound_at(value.world_size, value.subject),
-            warn=at_size(row.warn, value.world_size),
         )
 
     def _source(self, row: Row, value: _Value, mark: Mark) -> Source:
@@ -353,7 +350,7 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
     if change.severity == "off":
         return None
     severity = change.severity or one.severity
-    now = replace(one, severity=severity, where=mark.where, warn=None if severity == "warn" else one.warn)
+    now = replace(one, severity=severity, where=mark.where)
     bound = at_size(change.bound, one.world_size)
     if bound is None:
         return now

@@ -157,9 +157,6 @@ class Row(Strict):
         None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
         "nothing, but tells the smallest fault that the row sees. Default: the published value.",
     )  # fmt: skip
-    warn: _OneOrBySize = Field(
-        None, description="A stricter bound beside the one that fails: a value that misses it is reported."
-    )
     provisional: Text | None = Field(
         None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
     )
@@ -206,12 +203,8 @@ class Row(Strict):
             raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
-        for key in ("sound", "warn"):
-            if getattr(self, key) is not None and len(self.metrics) > 1:
-                raise ValueError(f"`{key}` needs a row with one metric")
-        sizes = {size for values in self.metrics.values() for size in values}
-        if isinstance(self.warn, dict) and set(self.warn) != sizes:
-            raise ValueError("`warn` has other world sizes than the values; expected the same")
+        if self.sound is not None and len(self.metrics) > 1:
+            raise ValueError("`sound` needs a row with one metric")
         if isinstance(self.sound, dict):
             self._check_places_of_sound(self.sound)
         return self
@@ -293,6 +286,8 @@ def with_metrics(data: Any, others: Collection[str]) -> Any:
         return data
     for key in data:
         if key not in ROW_METRICS and key not in others:
+            if instead := REMOVED.get(f"thresholds {key}"):
+                raise ValueError(f"{key!r} was removed; instead: {instead}")
             near = did_you_mean(str(key), [*ROW_METRICS, *others])
             raise ValueError(f"unknown key {key!r}{near or '; expected a metric, or ' + ', '.join(others)}")
     metrics = {key: data[key] for key in data if key in ROW_METRICS}

@@ -81,7 +81,7 @@ def test_json_has_it_all(tmp_path: Path) -> None:
     rows = {(one["metric"], one["workload"], one["world_size"]): one for one in told["requirements"]}
     weak = rows[WEAK, "resnet152-fp16", 8]
     expected = {
-        "unit": "fraction", "published": None, "site_value": 0.98, "is_site": True, "warn": None,
+        "unit": "fraction", "published": None, "site_value": 0.98, "is_site": True,
         "margin_pct": 0.5, "bound": 0.9751, "bound_is": "at_least",
         "severity": "fail", "provisional": False, "source": "measured here", "file": str(file.path), "line": 7,
         "changed": ["raised", "baseline"], "weaker": False, "probe": None, "check": None,
