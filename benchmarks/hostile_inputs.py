@@ -289,7 +289,7 @@ def _changes() -> Iterator[Case]:
                        "an agreement that warns": f"requirements: [{{replica_agreement: {{node: 1}}, of: {gpu}, because: so, severity: warn}}]"}.items():  # fmt: skip
         yield Case("change", f"by {name}", CHECK, f"{head}    {text}\n")
     for text in (f"{check}, severity: warn, {signed}}}", f"{check}, severity: off, {signed}}}", f"{row}, bound: 0.9, {signed}}}",
-                 f"{{check: clock, severity: off, {signed}}}", f"{{check: versions, severity: warn, {signed}}}"):  # fmt: skip
+                 f"{{check: topology, severity: off, {signed}}}", f"{{check: versions, severity: warn, {signed}}}"):  # fmt: skip
         yield Case("change", f"sound: {text[:60]}", CHECK, f"{head}    change: [{text}]\n", sound=True)
 
 
@@ -343,7 +343,7 @@ def _nonsense() -> Iterator[Case]:
                 "r: {model: resnet18, precision: fp16", f"r: {{model: {model}, image_size: {size}, precision: fp16"
             ),
         )
-    for node in ("free_disk_gib: 1.0e+300", "free_disk_gib: 0", "clock_skew_s: 1.0e+300", "clock_skew_s: -1", "pcie_width: 7", "pcie_width: 0", "pcie_width: 64", "pcie_generation: 99",
+    for node in ("free_disk_gib: 1.0e+300", "free_disk_gib: 0", "pcie_width: 7", "pcie_width: 0", "pcie_width: 64", "pcie_generation: 99",
                  "nvlinks: 1000", "nvlinks: -1", "gpus: 0", "gpus: 9999", "ecc: 1", "ecc: maybe", "published: nobody", "ram_gib: 3"):  # fmt: skip
         yield Case(
             "nonsense",

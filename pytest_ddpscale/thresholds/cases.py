@@ -297,7 +297,6 @@ def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
         nvlinks=node.nvlinks if node else None,
         ecc=node.ecc if node else None,
         free_disk_gib=node.free_disk_gib if node else defaults["free_disk_gib"].default,
-        clock_skew_s=node.clock_skew_s if node else defaults["clock_skew_s"].default,
         precisions=_precisions(plan),
         crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
     )

@@ -77,6 +77,8 @@ def _off(value: Any) -> Any:
 
 def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
     for name in checks:
+        if instead := REMOVED.get(f"thresholds check: {name}"):
+            raise ValueError(f"check {name!r} was removed; instead: {instead}")
         if name not in NODE_CHECKS:
             near = did_you_mean(name, NODE_CHECKS) or f"; expected some of {', '.join(NODE_CHECKS)}"
             raise ValueError(f"there is no check {name!r}{near}")

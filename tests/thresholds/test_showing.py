@@ -174,7 +174,7 @@ def test_checks_are_told_in_words() -> None:
 
 def test_the_list_has_names_aliases_and_counts() -> None:
     text = "\n".join(listed_lines(thresholds()))
-    assert re.search(r"\nb200 +b200-sxm-180gb +\d+ +\d+ +17 +NVIDIA", text)
+    assert re.search(r"\nb200 +b200-sxm-180gb +\d+ +\d+ +16 +NVIDIA", text)
 
 
 def test_a_source_of_several_lines_stays_in_its_row(tmp_path: Path) -> None:
