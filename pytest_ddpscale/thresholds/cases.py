@@ -87,7 +87,7 @@ class NodeCase:
     """A requirement without training: on a probe, a node check, or a node's earlier results.
 
     Attributes:
-        requirement: a requirement of thresholds.yaml, or one of the SKU's `checks`.
+        requirement: a requirement of thresholds.yaml.
         name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique within a metric.
         where: its ``file:line``.
         sku: the SKU.

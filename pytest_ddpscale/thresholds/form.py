@@ -7,7 +7,7 @@ from collections.abc import Collection
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
@@ -75,16 +75,6 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
-def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
-    for name in checks:
-        if instead := REMOVED.get(f"thresholds check: {name}"):
-            raise ValueError(f"check {name!r} was removed; instead: {instead}")
-        if name not in NODE_CHECKS:
-            near = did_you_mean(name, NODE_CHECKS) or f"; expected some of {', '.join(NODE_CHECKS)}"
-            raise ValueError(f"there is no check {name!r}{near}")
-    return checks
-
-
 def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
     keys = rf"^([1-9][0-9]*|{_IN_WORDS})$"
     return WithJsonSchema(
@@ -126,7 +116,12 @@ class CheckRow(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> CheckRow:
-        _known_checks(self.severities)
+        for name in self.severities:
+            if instead := REMOVED.get(f"thresholds check: {name}"):
+                raise ValueError(f"check {name!r} was removed; instead: {instead}")
+            if name not in NODE_CHECKS:
+                near = did_you_mean(name, NODE_CHECKS) or f"; expected some of {', '.join(NODE_CHECKS)}"
+                raise ValueError(f"there is no check {name!r}{near}")
         return self
 
     @property
@@ -405,9 +400,6 @@ class SkuForm(Strict):
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
     peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
     node: Node | None = Field(None, description="Expected state of a node with these GPUs.")
-    checks: Annotated[dict[str, Severity], AfterValidator(_known_checks)] = Field(
-        {}, description="Node checks by name: whether a failing node rejects the run, or is only reported."
-    )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
     batch: dict[str, OneBatch] = Field(
         {}, description="Batch size of each workload: images per GPU, or {per_gpu: …, global: …}."
