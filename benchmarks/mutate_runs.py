@@ -164,7 +164,7 @@ def _gone(file: str, lines: list[bytes]) -> Iterator[Mutant]:
         kept = [line for line, one in zip(lines, said, strict=True) if not is_gone(one)]
         return Mutant("gone", name, file, b"".join(kept), gone)
 
-    checks = ("gpus", "ecc", "versions", "clock", "disk", "kernels", "pcie", "nvlink", "throttling", "processes", "mig")
+    checks = ("gpus", "ecc", "versions", "disk", "kernels", "pcie", "nvlink", "throttling", "processes", "mig")
     yield without("survey", lambda one: one["kind"] == "survey", lambda v: v.id in {f"node_check[{c}]" for c in checks})
     yield without("transport", lambda one: one["kind"] == "transport", lambda v: v.id == "node_check[transport]")
     yield without("seeded steps", lambda one: one["kind"] == "seeded_step", lambda v: v.metric == "replica_agreement")

@@ -25,7 +25,7 @@ workloads:
   tiny: {model: squeezenet1_1, precision: fp32, image_size: 32, num_classes: 10}
 families:
   played:
-    - {check: [gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, kernels, disk, clock, transport,
+    - {check: [gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, kernels, disk, transport,
        ecc_under_load, throttling_under_load, pcie_under_load], severity: fail}
     - {throughput_per_gpu: {node: 1}, of: tiny, published: paper, bound: 0.001, because: made up}
     - {weak_scaling_efficiency: {node: 0.02}, of: tiny, published: paper, bound: 0.01, because: made up}

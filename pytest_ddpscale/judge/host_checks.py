@@ -1,9 +1,8 @@
-"""Checks of hosts: software and its support of the GPUs, how devices are connected and used, disk space and clocks."""
+"""Checks of hosts: software and its support of the GPUs, how devices are connected and used, and disk space."""
 
 from __future__ import annotations
 
 import re
-import statistics
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -206,42 +205,6 @@ def disk(expectation: NodeExpectation, survey: Survey) -> Iterator[Finding]:
         yield unknown("free space where the run is written is unknown")
     elif free < least * _GIB:
         yield fault(f"{free / _GIB:.2f} GiB are free where the run is written; expected {least:g} GiB")
-
-
-def clock(seen: NodeEvidence) -> Findings:
-    """Clocks of nodes agree, because telemetry, measurements and logs of several nodes are merged by time.
-
-    A node's skew is an interval as wide as its answer took. The node is at fault if the whole interval is further from
-    the median of all nodes (with two nodes: from the other's midpoint) than allowed, and passes if none of it is.
-    """
-    middles = {
-        host: (survey.clock.earliest_skew_s + survey.clock.latest_skew_s) / 2
-        for host, survey in seen.surveys.items()
-        if survey.clock and not survey.problem
-    }
-    has_no_other = len(seen.surveys) == 1 and seen.hosts_planned <= 1
-    found = {}
-    for host, survey in seen.surveys.items():
-        # With two nodes the median would halve the distance.
-        compared = [s for other, s in middles.items() if other != host] if len(middles) == 2 else middles.values()
-        agrees = Finding() if has_no_other else _clock(survey, statistics.median([*compared] or [0.0]), seen)
-        found[host] = looked_at(survey) or agrees
-    if 2 * sum(bool(finding.faults) for finding in found.values()) < len(middles):
-        return found
-    # If half of the nodes or more are off, the median may lie between two groups, and neither is certain to be wrong.
-    return {host: finding.of_faults(is_certain=False) for host, finding in found.items()}
-
-
-def _clock(survey: Survey, reference_s: float, seen: NodeEvidence) -> Finding:
-    skew, most = survey.clock, seen.expectation.clock_skew_s
-    if skew is None:
-        return unknown("its clock was not read")
-    early, late = skew.earliest_skew_s - reference_s, skew.latest_skew_s - reference_s
-    if early > most or late < -most:
-        return fault(f"clock is {early:+.2f} to {late:+.2f} s off the other nodes'; expected within {most:g} s")
-    if early < -most or late > most:
-        return unknown(f"clock skew is between {early:+.2f} and {late:+.2f} s; the limit of {most:g} s is in between")
-    return Finding()
 
 
 def transport(seen: NodeEvidence) -> Findings:

@@ -36,7 +36,6 @@ _FIND: Mapping[str, Check] = {
     "kernels": host_checks.kernels,
     "bf16": host_checks.bf16,
     "disk": host_checks.disk,
-    "clock": host_checks.clock,
     "transport": host_checks.transport,
     "ecc_under_load": gpu_checks.ecc_under_load,
     "throttling_under_load": gpu_checks.throttling_under_load,

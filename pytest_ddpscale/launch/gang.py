@@ -26,7 +26,7 @@ from pytest_ddpscale.launch.gpu_errors import gpu_errors
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
-from pytest_ddpscale.node.protocol import RECORDS, AskClock, FileBytes, Meet, Start, Stop, Task
+from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
@@ -46,8 +46,6 @@ LOOK_S = 15.0
 # Time for a scheduler to end leftover processes after its client was killed; silent agents end after 30 s.
 STEP_END_S = 60.0
 STEP_POLL_S = 1.0
-# Time for idle agents to report their clocks.
-CLOCK_S = 10.0
 # Time for the first node to look up another, since name servers may be slow.
 MEET_S = 30.0
 MOST_NAMED = 3  # nodes that did not come up, each listed with its reason
@@ -268,13 +266,9 @@ class Gang:
     def _survey(self, channel: Channel) -> str:
         """Collect and record the nodes' surveys. Returns why the nodes are not admitted; empty if they are."""
         self._await(channel, lambda: self._all_answered(self._roll.surveys), self._limits.survey_s)
-        asked_unix_s = time.time()
-        channel.say(AskClock())
-        patience_s = min(CLOCK_S, self._limits.survey_s)
-        self._await(channel, lambda: self._all_answered(self._roll.clocks), patience_s)
         if channel.poll() is not None:
             return ""  # `_watch` finds the reason
-        self._refused = self._owner.admit(self._roll.surveyed(asked_unix_s))
+        self._refused = self._owner.admit(self._roll.surveyed())
         return self._refused
 
     def _meet(self, channel: Channel) -> str:
@@ -389,7 +383,7 @@ class Gang:
     def _take_messages(self, channel: Channel) -> None:
         for news, arrived_unix_s in channel.messages():
             if not isinstance(news, FileBytes):
-                self._roll.hear(news, time.monotonic(), arrived_unix_s)
+                self._roll.hear(news, time.monotonic())
             elif news.file == RECORDS:
                 self._arrived.append(news.data)
                 self._records_arrived_unix_s = arrived_unix_s

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from pytest_ddpscale.node.protocol import (
-    Clock,
     Endpoint,
     Exit,
     Failed,
@@ -21,7 +17,7 @@ from pytest_ddpscale.node.protocol import (
     RankSeen,
     Up,
 )
-from pytest_ddpscale.run.survey_record import ClockSkew, Survey
+from pytest_ddpscale.run.survey_record import Survey
 
 
 @dataclass
@@ -55,7 +51,6 @@ class GangState:
         endpoint_problem: why there is no rendezvous; empty otherwise.
         moved_s: when any rank last made progress, on the supervisor's clock; None before.
         surveys: by node index, as far as received.
-        clocks: time of a node's clock, and arrival of the answer on the supervisor's; unix seconds, by node index.
         post_mortems: surveys of GPUs after ranks failed, by node index.
     """
 
@@ -70,15 +65,13 @@ class GangState:
     endpoint_problem: str = ""
     moved_s: float | None = None
     surveys: dict[int, Survey] = field(default_factory=dict)
-    clocks: dict[int, tuple[float, float]] = field(default_factory=dict)
     post_mortems: dict[int, Survey] = field(default_factory=dict)
 
-    def hear(self, news: News, now_s: float, now_unix_s: float = 0.0) -> None:
+    def hear(self, news: News, now_s: float) -> None:
         """Update the state from a message.
 
         Args:
             now_s: the supervisor's monotonic clock.
-            now_unix_s: when it arrived.
         """
         node = self.nodes.setdefault(news.node, NodeState(news.host, now_s))
         node.heard_s = now_s
@@ -106,8 +99,6 @@ class GangState:
                 self.post_mortems.setdefault(news.node, news.survey)
             case NodeSurvey():
                 self.surveys.setdefault(news.node, news.survey)
-            case Clock():
-                self.clocks[news.node] = news.unix_s, now_unix_s
             case Exit():
                 node.exit = news
 
@@ -117,18 +108,12 @@ class GangState:
         gave_up = any(node.exit is not None and node.exit.code for node in self.nodes.values())
         return gave_up or bool(self.failures or self.gone)
 
-    def surveyed(self, asked_unix_s: float) -> list[Survey]:
-        """The surveys of all nodes in order, with their clock skews.
-
-        Args:
-            asked_unix_s: when the supervisor asked for the clocks, on its own clock.
-        """
-        found = []
-        for index, node in sorted(self.nodes.items()):
-            survey = self.surveys.get(index) or Survey(node.host, time.time(), "its agent sent no survey in time")
-            skew = clock_skew(asked_unix_s, *self.clocks[index]) if index in self.clocks else None
-            found.append(replace(survey, clock=skew))
-        return found
+    def surveyed(self) -> list[Survey]:
+        """The surveys of all nodes in order."""
+        return [
+            self.surveys.get(index) or Survey(node.host, time.time(), "its agent sent no survey in time")
+            for index, node in sorted(self.nodes.items())
+        ]
 
     def expect_beats(self, now_s: float) -> None:
         """Start measuring silence now; before this, agents had nothing to send."""
@@ -138,17 +123,3 @@ class GangState:
     def silent_hosts(self, now_s: float, silence_s: float) -> list[str]:
         """Nodes silent for longer than `silence_s` whose agents have not sent `Exit`."""
         return [n.host for n in self.nodes.values() if n.exit is None and now_s - n.heard_s > silence_s]
-
-
-def clock_skew(asked_unix_s: float, said_unix_s: float, heard_unix_s: float) -> ClockSkew | None:
-    """How far a node's clock is ahead, as an interval, from one request and its answer.
-
-    The node read its clock between the supervisor's times of request and answer: Cristian's algorithm (F. Cristian,
-    Probabilistic clock synchronization, Distributed Computing 3, 1989).
-
-    Returns:
-        None if the supervisor's own clock went back meanwhile.
-    """
-    if not heard_unix_s >= asked_unix_s or not math.isfinite(said_unix_s):
-        return None
-    return ClockSkew(said_unix_s - heard_unix_s, said_unix_s - asked_unix_s)

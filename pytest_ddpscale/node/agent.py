@@ -26,9 +26,7 @@ from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
     SILENCE_S,
-    AskClock,
     Beat,
-    Clock,
     Endpoint,
     Exit,
     FileBytes,
@@ -303,9 +301,7 @@ class NodeAgent:
         *lines, self._half_line = (self._half_line + data).split(b"\n")
         for line in lines:
             order = decode_order(line)
-            if isinstance(order, AskClock):
-                self._say(Clock, unix_s=time.time())
-            elif isinstance(order, Meet):
+            if isinstance(order, Meet):
                 if self._node == 0:
                     self._tell_endpoint(order)
             elif isinstance(order, WantedArms):

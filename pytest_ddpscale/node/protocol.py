@@ -5,10 +5,10 @@ needs no open port, no polled file and no shared file system, and an end of file
 mark distinguishes our lines from other output of a site's scripts.
 
 Each agent sends `Up`. Once all have, the supervisor sends its `Task`, after which agents may send a `NodeSurvey`. It
-asks all agents for their `Clock`, has the first one find a route to another (`Meet`), and sends `Start`. Then every few
-seconds agents send `Beat` or one `RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events:
-`Failed`, `Gone`, `LastWords`, `NodeAfterFailure` and finally `Exit`. The supervisor sends `Stay` every few seconds,
-`WantedArms` after a round, and `Stop`.
+has the first one find a route to another (`Meet`), and sends `Start`. Then every few seconds agents send `Beat` or one
+`RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events: `Failed`, `Gone`, `LastWords`,
+`NodeAfterFailure` and finally `Exit`. The supervisor sends `Stay` every few seconds, `WantedArms` after a round, and
+`Stop`.
 """
 
 from __future__ import annotations
@@ -82,10 +82,6 @@ class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="s
     addresses: tuple[str, ...] = ()
 
 
-class AskClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="clock"):
-    """Ask for the node's clock, to be answered immediately."""
-
-
 class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="stay"):
     """A sign of life from the supervisor."""
 
@@ -100,7 +96,7 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="s
     failed: bool = False
 
 
-Order = Task | Start | Meet | AskClock | WantedArms | Stay | Stop
+Order = Task | Start | Meet | WantedArms | Stay | Stop
 
 
 class FromNode(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
@@ -179,12 +175,6 @@ class NodeAfterFailure(NodeSurvey, frozen=True, forbid_unknown_fields=True, kw_o
     """The survey of the node's GPUs after ranks failed."""
 
 
-class Clock(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="clock"):
-    """The time of the node's clock."""
-
-    unix_s: float
-
-
 class Endpoint(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="endpoint"):
     """The ranks' rendezvous, an address and port of the first node, or why it has none."""
 
@@ -254,9 +244,7 @@ class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag
 
 
 RECORDS = "records"  # rank 0's measurements, as written by `RecordSink`
-News = (
-    Up | Beat | RankSeen | Gone | Failed | LastWords | NodeSurvey | NodeAfterFailure | Clock | Endpoint | Exit | Piece
-)
+News = Up | Beat | RankSeen | Gone | Failed | LastWords | NodeSurvey | NodeAfterFailure | Endpoint | Exit | Piece
 Heard = News | FileBytes
 _ENCODER = msgspec.json.Encoder()
 _ORDERS: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)

@@ -46,7 +46,6 @@ class NodeExpectation:
         nvlinks: NVLinks of each GPU; 0 for none.
         ecc: whether ECC must be on.
         free_disk_gib: required free space where the run is written, in GiB.
-        clock_skew_s: largest difference between clocks of nodes, in seconds.
         precisions: precisions that the plan trains in.
         crosses_nodes: whether ranks of several nodes communicate in the plan.
     """
@@ -62,7 +61,6 @@ class NodeExpectation:
     nvlinks: int | None = None
     ecc: bool | None = None
     free_disk_gib: float = 1.0
-    clock_skew_s: float = 1.0
     precisions: frozenset[Precision] = frozenset()
     crosses_nodes: bool = True
 
@@ -85,7 +83,6 @@ _ALL = (
     NodeCheck("kernels", "Kernels", "torch runs on its driver and has kernels for its GPUs"),
     NodeCheck("bf16", "bf16", "its GPUs have native bf16, if a workload needs it"),
     NodeCheck("disk", "Disk", "enough disk space is free for the run", on_cpu=True),
-    NodeCheck("clock", "Clock", "its clock agrees with the other nodes'", on_cpu=True),
     NodeCheck("transport", "Transport", "NCCL uses the fastest available links", "transport"),
     NodeCheck("ecc_under_load", "Memory errors under load", "no uncorrectable errors appear under load", "telemetry"),
     NodeCheck("throttling_under_load", "Throttling under load", "no GPU is throttled under load", "telemetry"),

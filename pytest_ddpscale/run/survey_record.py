@@ -115,20 +115,6 @@ class InfiniBandPort(Record, frozen=True):
     link_layer: str
 
 
-class ClockSkew(Record, frozen=True):
-    """Bounds of the offset of a node's clock from the supervisor's, in seconds.
-
-    The node read its clock at some moment between the request and the arrival of its answer.
-
-    Attributes:
-        earliest_skew_s: the offset if it read the clock when the answer arrived.
-        latest_skew_s: the offset if it read the clock when the request was sent.
-    """
-
-    earliest_skew_s: float
-    latest_skew_s: float
-
-
 class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     """One node.
 
@@ -147,7 +133,6 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
         cuda_problem: CUDA's error, or why it did not count its GPUs; empty without one.
         free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
         topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
-        clock: offset from the supervisor's clock; None if it was not measured.
     """
 
     host: str
@@ -165,7 +150,6 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     free_bytes: dict[str, int] = field(default_factory=dict)
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""
-    clock: ClockSkew | None = None
 
 
 def is_older_cuda(driver: str | None, built: str | None) -> bool:

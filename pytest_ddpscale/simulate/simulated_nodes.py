@@ -19,7 +19,7 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
-from pytest_ddpscale.run.survey_record import ClockSkew, InfiniBandPort, RemappedRows, Survey, SurveyedGpu
+from pytest_ddpscale.run.survey_record import InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
@@ -63,7 +63,6 @@ def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
             arch_list=(_ARCHITECTURE,),
             free_bytes=dict.fromkeys(("run_directory", "shared_memory", "temporary"), _PLENTY_BYTES),
             infiniband=tuple(InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand") for i in range(per_node)),
-            clock=ClockSkew(-0.01, 0.01),
             topology=_topology(per_node) if has_gpus else "",
         )
 

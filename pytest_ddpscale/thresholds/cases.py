@@ -87,7 +87,7 @@ class NodeCase:
     """A requirement without training: on a probe, a node check, or a node's earlier results.
 
     Attributes:
-        requirement: a requirement of thresholds.yaml, or one of the SKU's `checks`.
+        requirement: a requirement of thresholds.yaml.
         name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique within a metric.
         where: its ``file:line``.
         sku: the SKU.
@@ -146,12 +146,9 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         if not has_peers(requirement, ranks, layout):
             continue
         missing = requirement.missing or _why_missing(sku, requirement, layout)
-        warning = requirement.warning()
-        for one in (requirement,) if warning is None else (requirement, warning):
-            of_training = one.definition.subject == "workload"
-            case = _training_case(file, sku, one, ranks) if of_training else _node_case(sku, one, ranks)
-            name = case.name if warning is None else f"{case.name}-{one.severity}"
-            found.append(replace(case, missing=missing, name=name))
+        of_training = requirement.definition.subject == "workload"
+        case = _training_case(file, sku, requirement, ranks) if of_training else _node_case(sku, requirement, ranks)
+        found.append(replace(case, missing=missing))
     return found
 
 
@@ -300,7 +297,6 @@ def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
         nvlinks=node.nvlinks if node else None,
         ecc=node.ecc if node else None,
         free_disk_gib=node.free_disk_gib if node else defaults["free_disk_gib"].default,
-        clock_skew_s=node.clock_skew_s if node else defaults["clock_skew_s"].default,
         precisions=_precisions(plan),
         crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
     )

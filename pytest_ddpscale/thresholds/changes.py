@@ -12,7 +12,7 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
-Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline", "warning"]
+Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
 # Parts of a SKU besides requirements that change how it is found, measured or judged.
 _OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node")
 _COUNTED: dict[Kind, tuple[str, str]] = {
@@ -23,7 +23,6 @@ _COUNTED: dict[Kind, tuple[str, str]] = {
     "severity": ("severity changed", "severities changed"),
     "standing": ("published or provisional now", "published or provisional now"),
     "baseline": ("one-GPU baseline changed", "one-GPU baselines changed"),
-    "warning": ("warn bound changed", "warn bounds changed"),
 }
 
 
@@ -55,8 +54,6 @@ class BoundChange:
             found.append("standing")
         if self.was.one_gpu != self.now.one_gpu:
             found.append("baseline")
-        if self.was.warn != self.now.warn:
-            found.append("warning")
         return tuple(found)
 
     @property
@@ -113,7 +110,7 @@ def bound_text(one: Requirement | None) -> str:
     bound = "must pass" if one.check else f"{sign} {one.bound:g}"
     provisional = ", provisional" if one.provisional and not one.check else ""
     one_gpu = ", of ddp@1" if one.one_gpu == "ddp" else ""
-    warns = ", only warns" if one.severity == "warn" else "" if one.warn is None else f", warns at {one.warn:g}"
+    warns = ", only warns" if one.severity == "warn" else ""
     return f"{bound}{one_gpu}{provisional}{warns}"
 
 
@@ -238,4 +235,4 @@ def _workload_change(name: str, was: Workload | None, now: Workload | None) -> I
 
 
 def _judged(one: Requirement | None) -> tuple[object, ...] | None:
-    return None if one is None else (one.bound, one.severity, one.provisional, one.warn, one.one_gpu)
+    return None if one is None else (one.bound, one.severity, one.provisional, one.one_gpu)

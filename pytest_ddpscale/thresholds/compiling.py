@@ -40,7 +40,7 @@ from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 Rows: TypeAlias = dict[RequirementKey, Requirement]
-_MERGED = ("detect", "peak", "peers", "node", "checks", "batch")
+_MERGED = ("detect", "peak", "peers", "node", "batch")
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
 MOST_MARGIN_PCT = 50.0  # beyond it a row has to say why
@@ -126,26 +126,14 @@ class Compiler:
                 raise PartError(by.error(f"these are more than {MOST_REQUIREMENTS} requirements"))
         requirements = list(zip(form.requirements, _marks(data, "requirements"), strict=True))
         changes = list(zip(form.change, _marks(data, "change"), strict=True))
-        for i, (section, mark) in enumerate(sections):
+        for i, (_, mark) in enumerate(sections):
             own = self._expanded(_of_file(requirements, mark))
-            own = {**self._checks(form, section, own), **own}
             # A family's rows come last; a file's rows take the places of those below.
             rows = {**rows, **own} if i else {**own, **{key: one for key, one in rows.items() if key not in own}}
             rows = _changed(rows, _of_file(changes, mark))
         if len(rows) > MOST_REQUIREMENTS:
             raise PartError(sections[-1][1].error(f"it has more than {MOST_REQUIREMENTS} requirements"))
         return dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
-
-    def _checks(self, form: SkuForm, section: MarkedMapping, own: Rows) -> Rows:
-        """The requirements of the section's `checks`."""
-        found: Rows = {}
-        told = section.get("checks")
-        for name, mark in told.marks.items() if isinstance(told, MarkedMapping) else ():
-            check = check_of_nodes(name, form.checks[name], mark.where)
-            if check.key() in own:
-                raise PartError(mark.error(f"{name} also has a row under `requirements`; expected one of them"))
-            found[check.key()] = check
-        return found
 
     def _family(self, name: str, by: Mark | None = None) -> Rows:
         """The rows of a family, compiled once for all SKUs. Raises PartError."""
@@ -174,9 +162,7 @@ class Compiler:
             for one in requirements:
                 twin = found.setdefault(one.key(), one)
                 if twin is not one:
-                    warns = twin.severity != one.severity
-                    hint = "; one that only warns is `warn: NUMBER` in the other row" if warns else ""
-                    problems.append(mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}{hint}"))
+                    problems.append(mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}"))
             if len(found) > MOST_REQUIREMENTS:
                 problems.append(mark.error(f"these are more than {MOST_REQUIREMENTS} requirements"))
             if len(found) > MOST_REQUIREMENTS or len(problems) > MOST_PROBLEMS:
@@ -219,7 +205,6 @@ class Compiler:
             where=mark.where,
             one_gpu=row.baseline if times_one_gpu else "alone",
             sound=row.sound_at(value.world_size, value.subject),
-            warn=at_size(row.warn, value.world_size),
         )
 
     def _source(self, row: Row, value: _Value, mark: Mark) -> Source:
@@ -353,7 +338,7 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
     if change.severity == "off":
         return None
     severity = change.severity or one.severity
-    now = replace(one, severity=severity, where=mark.where, warn=None if severity == "warn" else one.warn)
+    now = replace(one, severity=severity, where=mark.where)
     bound = at_size(change.bound, one.world_size)
     if bound is None:
         return now

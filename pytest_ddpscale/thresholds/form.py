@@ -7,7 +7,7 @@ from collections.abc import Collection
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
@@ -75,14 +75,6 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
-def _known_checks(checks: dict[str, Severity]) -> dict[str, Severity]:
-    for name in checks:
-        if name not in NODE_CHECKS:
-            near = did_you_mean(name, NODE_CHECKS) or f"; expected some of {', '.join(NODE_CHECKS)}"
-            raise ValueError(f"there is no check {name!r}{near}")
-    return checks
-
-
 def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
     keys = rf"^([1-9][0-9]*|{_IN_WORDS})$"
     return WithJsonSchema(
@@ -124,7 +116,12 @@ class CheckRow(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> CheckRow:
-        _known_checks(self.severities)
+        for name in self.severities:
+            if instead := REMOVED.get(f"thresholds check: {name}"):
+                raise ValueError(f"check {name!r} was removed; instead: {instead}")
+            if name not in NODE_CHECKS:
+                near = did_you_mean(name, NODE_CHECKS) or f"; expected some of {', '.join(NODE_CHECKS)}"
+                raise ValueError(f"there is no check {name!r}{near}")
         return self
 
     @property
@@ -157,9 +154,6 @@ class Row(Strict):
         None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
         "nothing, but tells the smallest fault that the row sees. Default: the published value.",
     )  # fmt: skip
-    warn: _OneOrBySize = Field(
-        None, description="A stricter bound beside the one that fails: a value that misses it is reported."
-    )
     provisional: Text | None = Field(
         None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
     )
@@ -206,12 +200,8 @@ class Row(Strict):
             raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
         if self.bound is not None:
             self._check_stated_bound()
-        for key in ("sound", "warn"):
-            if getattr(self, key) is not None and len(self.metrics) > 1:
-                raise ValueError(f"`{key}` needs a row with one metric")
-        sizes = {size for values in self.metrics.values() for size in values}
-        if isinstance(self.warn, dict) and set(self.warn) != sizes:
-            raise ValueError("`warn` has other world sizes than the values; expected the same")
+        if self.sound is not None and len(self.metrics) > 1:
+            raise ValueError("`sound` needs a row with one metric")
         if isinstance(self.sound, dict):
             self._check_places_of_sound(self.sound)
         return self
@@ -293,6 +283,8 @@ def with_metrics(data: Any, others: Collection[str]) -> Any:
         return data
     for key in data:
         if key not in ROW_METRICS and key not in others:
+            if instead := REMOVED.get(f"thresholds {key}"):
+                raise ValueError(f"{key!r} was removed; instead: {instead}")
             near = did_you_mean(str(key), [*ROW_METRICS, *others])
             raise ValueError(f"unknown key {key!r}{near or '; expected a metric, or ' + ', '.join(others)}")
     metrics = {key: data[key] for key in data if key in ROW_METRICS}
@@ -408,9 +400,6 @@ class SkuForm(Strict):
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
     peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
     node: Node | None = Field(None, description="Expected state of a node with these GPUs.")
-    checks: Annotated[dict[str, Severity], AfterValidator(_known_checks)] = Field(
-        {}, description="Node checks by name: whether a failing node rejects the run, or is only reported."
-    )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
     batch: dict[str, OneBatch] = Field(
         {}, description="Batch size of each workload: images per GPU, or {per_gpu: …, global: …}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
@@ -71,7 +71,6 @@ class Requirement:
         waiver: a waiver of its failure, or None.
         one_gpu: how the source trained the single GPU of the value or of its baseline; ``alone`` in all other cases.
         sound: what a sound machine is thought to reach, where that is not the published value; judges nothing.
-        warn: a stricter bound, which a value that misses it only warns of; None without one.
 
     Raises:
         ValueError: it does not fit its metric, or its bound is meaningless.
@@ -93,7 +92,6 @@ class Requirement:
     waiver: Waiver | None = None
     one_gpu: OneGpu = "alone"
     sound: float | None = None
-    warn: float | None = None
 
     def __post_init__(self) -> None:
         self._check_subject()
@@ -106,15 +104,6 @@ class Requirement:
         self._check_sound()
         if self.placement == "spread" and self.world_size == 1:
             raise ValueError("placement spread is not defined for world size 1; expected at least 2")
-        if self.warn is not None:
-            self._check_warning(self.warn)
-
-    def _check_warning(self, warn: float) -> None:
-        if self.severity == "warn":
-            raise ValueError("it only warns; expected no `warn` beside its bound")
-        if warn == self.bound or not self._passes(warn):
-            raise ValueError(f"{self}: the warn bound is not stricter than the fail bound, so it never warns")
-        self.warning()  # refuses a bound that is meaningless
 
     def _check_subject(self) -> None:
         wanted = self.definition.subject
@@ -195,12 +184,6 @@ class Requirement:
                 f"a sound machine is said to reach {self.sound:g}, which is impossible for {self.metric}; expected at "
                 f"most {most:g}"
             )
-
-    def warning(self) -> Requirement | None:
-        """The requirement of its stricter bound, which only warns; None without one."""
-        if self.warn is None:
-            return None
-        return replace(self, bound=self.warn, severity="warn", waiver=None, warn=None)
 
     def _passes(self, value: float) -> bool:
         return value <= self.bound if self.definition.upper_bound else value >= self.bound

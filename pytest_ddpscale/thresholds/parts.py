@@ -125,9 +125,6 @@ class Node(Strict):
     free_disk_gib: float = Field(
         default=1.0, gt=0, le=10**6, description="Required free space where the run is written, GiB."
     )
-    clock_skew_s: float = Field(
-        default=1.0, gt=0, le=3600, description="Largest difference between clocks of nodes, seconds."
-    )
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
 
 

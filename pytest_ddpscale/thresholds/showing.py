@@ -209,7 +209,6 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
         "bound_is": one.definition.bound_key,
         "sound": one.sound_value,
         "smallest_fault": one.smallest_fault,
-        "warn": one.warn,
         "severity": one.severity,
         "provisional": one.provisional,
         "source": one.source.reference,
@@ -346,13 +345,12 @@ def _cells(row: AskedRow) -> tuple[str, ...]:
         f"{'+' if is_upper else '−'} {margin:g} %" if margin is not None else _ABSENT if measured is None else "stated"
     )
     sign = "≤" if is_upper else "≥"
-    severity = one.severity if one.warn is None else f"{one.severity}, warn {sign} {one.warn:g}"
     versus = f" vs {one.versus}" if one.versus else ""
     if one.one_gpu == "ddp":
         versus += ", ddp@1" if one.world_size == 1 else " vs ddp@1"
     subject = shortened(f"{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
     ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
-    return mark, subject, ranks, value, less, f"{sign} {one.bound:g}", severity
+    return mark, subject, ranks, value, less, f"{sign} {one.bound:g}", one.severity
 
 
 def _workload_text(one: Workload) -> str:

@@ -35,7 +35,7 @@ QUICK = f"--ddp-rounds=8 --ddp-block=0.2s --ddp-gpus-per-node=1 -p no:cacheprovi
 # A bound that no machine keeps: each node is rejected, and nobody but the node is there to blame.
 IMPOSSIBLE = THRESHOLDS.replace("bound: 0.001", "bound: 1000")
 # What such a node passes all the same.
-NODE_HEALTH = {f"node_check[{name}]" for name in ("gpus", "versions", "disk", "clock")}
+NODE_HEALTH = {f"node_check[{name}]" for name in ("gpus", "versions", "disk")}
 NODE_HEALTH |= {"memory_bandwidth_gbps[memory-copy]"}
 
 

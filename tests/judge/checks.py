@@ -46,7 +46,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.survey_record import ClockSkew, GpuProcess, InfiniBandPort, RemappedRows, Survey
+from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
 from pytest_ddpscale.run.transport_record import Transport
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -89,9 +89,6 @@ def value_of(name: str, text: str, before: Any) -> Any:
     if name == "infiniband":
         ports = [word.rpartition("|") for word in words]
         return tuple(InfiniBandPort(f"mlx5_{i}", 1, s, layer or "InfiniBand") for i, (layer, _, s) in enumerate(ports))
-    if name == "clock":
-        middle_s, half_s = (float(part) for part in f"{text}±0.01".split("±")[:2])
-        return ClockSkew(middle_s - half_s, middle_s + half_s)
     if name == "topology":
         return TOPOLOGIES[text]
     if isinstance(before, dict):

@@ -14,7 +14,7 @@ import pytest
 from pytest_ddpscale.launch import channel as channel_module
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
 from pytest_ddpscale.launch.launcher import AgentProcess
-from pytest_ddpscale.node.protocol import Beat, Clock, FileBytes, Start, Stop, encode_news
+from pytest_ddpscale.node.protocol import Beat, FileBytes, Start, Stop, encode_news
 
 Open = Callable[..., Channel]
 BEAT = '@ddpscale {"say":"beat","node":0,"host":"n1"}'
@@ -66,12 +66,12 @@ def test_secrets_that_a_scheduler_quotes_are_neither_logged_nor_told(open_channe
 
 def test_what_is_said_is_stamped_as_it_arrives_and_not_as_it_is_fetched(open_channel: Open) -> None:
     """Judging a large cluster may keep the supervisor busy meanwhile."""
-    channel = open_channel("""print('@ddpscale {"say":"clock","node":0,"host":"n1","unix_s":1.5}')""")
+    channel = open_channel("""print('@ddpscale {"say":"beat","node":0,"host":"n1"}')""")
     channel.wait()
     channel.close()
     ended_s = time.time()
     [(answer, arrived_unix_s)] = channel.messages()
-    assert answer == Clock(node=0, host="n1", unix_s=1.5)
+    assert answer == Beat(node=0, host="n1")
     assert arrived_unix_s <= ended_s
 
 

@@ -44,10 +44,6 @@ SURVEYS = {to_builtins(SURVEYS)!r}
 def survey(*nodes):
     for node in nodes:
         say("survey", node, survey=SURVEYS[node])
-def clock(*skews):
-    assert order()["say"] == "clock"
-    for node, skew in enumerate(skews):
-        say("clock", node, unix_s=time.time() + skew)
 def measure(*studies):
     for study in studies:
         record("study_end", study=study, reason="rounds", message="")
@@ -97,23 +93,18 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    seconds = {"GRACE_S": 3.0, "COLLECT_S": 0.1, "FAREWELL_S": 5.0, "CLOCK_S": 0.2}
+    seconds = {"GRACE_S": 3.0, "COLLECT_S": 0.1, "FAREWELL_S": 5.0}
     for name, value in seconds.items():
         monkeypatch.setattr(gang_module, name, value)
     return Stage(RunDirectory.create(tmp_path / "run"))
 
 
-def test_nodes_are_surveyed_and_asked_for_their_clocks_before_they_start(stage: Stage) -> None:
-    stage.measure(f"up(2); survey(0, 1); clock(0.0, -30.0); order(); measure(*{IDS})")
-    assert stage.orders() == ["clock", "start"]
+def test_nodes_are_surveyed_before_they_start(stage: Stage) -> None:
+    stage.measure(f"up(2); survey(0, 1); order(); measure(*{IDS})")
+    assert stage.orders() == ["start"]
     assert [(survey.host, survey.cores, survey.problem) for survey in stage.surveys.values()] == [
         ("n1", 2, ""), ("n2", 2, ""),
     ]  # fmt: skip
-    first, second = (survey.clock for survey in stage.surveys.values())
-    assert first is not None
-    assert second is not None
-    assert first.earliest_skew_s <= 0.0 <= first.latest_skew_s
-    assert second.earliest_skew_s <= -30.0 <= second.latest_skew_s < -20.0
     assert [surveys_of(records) for records in stage.admitted] == [stage.surveys]
     assert surveys_of(stage.heard) == stage.surveys
     assert stage.ends == [(study, "rounds") for study in IDS]
@@ -121,19 +112,19 @@ def test_nodes_are_surveyed_and_asked_for_their_clocks_before_they_start(stage: 
 
 def test_nodes_that_are_refused_start_nothing(stage: Stage) -> None:
     with pytest.raises(NotAdmitted, match=r"n2: GPU 3 is lost") as refusal:
-        stage.measure("up(2); survey(0, 1); clock(0.0, 0.0); order()", "n2: GPU 3 is lost")
+        stage.measure("up(2); survey(0, 1); order()", "n2: GPU 3 is lost")
     assert str(refusal.value) == "n2: GPU 3 is lost"
-    assert stage.orders() == ["clock", "stop"]
+    assert stage.orders() == ["stop"]
     assert set(stage.surveys) == {"n1", "n2"}
     assert stage.ends == []
     assert [record.host for record in stage.heard if isinstance(record, Survey)] == ["n1", "n2"]
 
 
 def test_a_node_that_does_not_answer_is_written_down_as_that(stage: Stage) -> None:
-    stage.measure(f"up(2); survey(0); clock(0.0); order(); measure(*{IDS})", survey_s=0.3)
-    problems = {host: (survey.problem, survey.clock is None) for host, survey in stage.surveys.items()}
-    assert problems == {"n1": ("", False), "n2": ("its agent sent no survey in time", True)}
-    assert stage.orders() == ["clock", "start"]
+    stage.measure(f"up(2); survey(0); order(); measure(*{IDS})", survey_s=0.3)
+    problems = {host: survey.problem for host, survey in stage.surveys.items()}
+    assert problems == {"n1": "", "n2": "its agent sent no survey in time"}
+    assert stage.orders() == ["start"]
 
 
 def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stage) -> None:
@@ -143,12 +134,12 @@ def test_answers_that_came_while_the_supervisor_did_not_listen_count(stage: Stag
             super().append(record)
 
     stage.heard = SlowToTakeNote()
-    stage.measure(f"up(2); time.sleep(0.1); survey(0, 1); clock(0.0, 0.0); order(); measure(*{IDS})", survey_s=0.25)
-    assert [(survey.problem, survey.clock is None) for survey in stage.surveys.values()] == [("", False)] * 2
+    stage.measure(f"up(2); time.sleep(0.1); survey(0, 1); order(); measure(*{IDS})", survey_s=0.25)
+    assert [survey.problem for survey in stage.surveys.values()] == ["", ""]
 
 
 def test_what_gpus_are_after_ranks_have_failed_is_written_down(stage: Stage) -> None:
-    source = """up(2); survey(0, 1); clock(0.0, 0.0); order()
+    source = """up(2); survey(0, 1); order()
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()
 say("post_mortem", 1, survey=SURVEYS[1])
@@ -162,7 +153,7 @@ say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
 def test_an_agent_that_has_ended_is_not_waited_for(stage: Stage) -> None:
     begun_s = time.monotonic()
     with pytest.raises(NotAdmitted):
-        stage.measure("up(2); survey(0); say('exit', 1, code=3); clock(0.0); order()", "no", survey_s=20.0)
+        stage.measure("up(2); survey(0); say('exit', 1, code=3); order()", "no", survey_s=20.0)
     assert time.monotonic() - begun_s < 15
 
 
@@ -176,7 +167,7 @@ def test_a_launcher_that_ends_meanwhile_is_an_error_and_nobody_is_asked(stage: S
 def test_only_the_first_gang_that_comes_so_far_is_surveyed(stage: Stage) -> None:
     first = f"""
 if not os.path.exists({str(stage.run.measurements_jsonl)!r}):
-    up(2); survey(0, 1); clock(0.0, 0.0); order()
+    up(2); survey(0, 1); order()
     record("study_start", study={IDS[0]!r}, unix_s=1.0)
     sys.exit(1)
 up(2); order(); measure({IDS[1]!r})"""
@@ -195,7 +186,7 @@ def test_a_plan_without_a_survey_has_none(stage: Stage) -> None:
 
 
 def test_imports_have_the_limit_for_the_start_although_surveys_are_recorded(stage: Stage) -> None:
-    source = f"""up(2); survey(0, 1); clock(0.0, 0.0); order()
+    source = f"""up(2); survey(0, 1); order()
 for _ in range(20): say("beat"); time.sleep(0.02)
 measure(*{IDS})"""
     stage.measure(source, inactivity_s=0.2, startup_s=30.0)
@@ -206,7 +197,7 @@ class TestOnlyASurvey:
     """A plan of checks that need nothing to run."""
 
     PLAN = Plan("cpu", "cpu", (), nodes=2, ranks_per_node=2, survey=True)
-    SOURCE = "up(2); survey(0, 1); clock(0.0, 0.0); order()"
+    SOURCE = "up(2); survey(0, 1); order()"
 
     @pytest.mark.parametrize("reason", ["", "n2: GPU 3 is lost"])
     def test_is_recorded_and_starts_no_rank_whether_nodes_are_fit_or_not(self, stage: Stage, reason: str) -> None:
@@ -217,7 +208,7 @@ class TestOnlyASurvey:
             return reason
 
         stage.supervise(self.SOURCE, admit, self.PLAN)
-        assert stage.orders() == ["clock", "stop"]
+        assert stage.orders() == ["stop"]
         assert list(stage.surveys) == ["n1", "n2"]
         assert [type(record) for record in stage.records] == [Survey, Survey]
         assert asked == [stage.surveys], "who is unfit is told, and only once"

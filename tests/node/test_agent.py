@@ -21,8 +21,6 @@ from pytest_ddpscale.node import agent as agent_module
 from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.agent import NodeAgent
 from pytest_ddpscale.node.protocol import (
-    AskClock,
-    Clock,
     Endpoint,
     Exit,
     Joining,
@@ -172,18 +170,11 @@ def test_it_says_what_its_node_is_to_ranks_before_it_is_asked(
     assert list(map(type, rest(process, LET_GO))) == [Exit]
 
 
-def test_while_its_node_is_surveyed_it_tells_its_clock_and_can_be_stopped(
-    start: Run, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_while_its_node_is_surveyed_it_can_be_stopped(start: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
     torch = write_torch(tmp_path_factory.mktemp("site"), "import time\ntime.sleep(60)")
     process = start(PYTHONPATH=str(torch), PYTHONDONTWRITEBYTECODE="1")
     next_message(process)
     tell(process, SURVEY)
-    before_s = time.time()
-    tell(process, AskClock())
-    answer = next_message(process)
-    assert isinstance(answer, Clock)
-    assert before_s <= answer.unix_s <= time.time()
     until = time.monotonic() + 30
     while not (asking := psutil.Process(process.pid).children(recursive=True)):
         assert time.monotonic() < until

@@ -14,7 +14,6 @@ from pytest_ddpscale.node.protocol import (
     MOST_BYTES,
     SILENCE_S,
     STAY_EVERY_S,
-    AskClock,
     Beat,
     Failed,
     FileBytes,
@@ -103,7 +102,7 @@ def test_pieces_that_no_agent_cuts_are_no_message(data: str) -> None:
     "order",
     [
         task(environment={"NCCL_IB_HCA": "mlx5 \n\"'"}), Start("10.0.0.1:20000", 1.5), Start(),
-        Meet("n2", ("10.0.0.2",)), AskClock(), WantedArms("weak/r", 3, ("alone",)), Stay(), Stop(failed=True),
+        Meet("n2", ("10.0.0.2",)), WantedArms("weak/r", 3, ("alone",)), Stay(), Stop(failed=True),
     ],
 )  # fmt: skip
 def test_orders_come_as_they_were_said(order: Any) -> None:

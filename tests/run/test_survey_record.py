@@ -11,7 +11,6 @@ from msgspec import to_builtins
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.survey_record import (
-    ClockSkew,
     GpuProcess,
     InfiniBandPort,
     PostMortem,
@@ -34,7 +33,6 @@ SURVEY = Survey(
     "n1", 1.5, has_driver=True, gpus=(GPU, SurveyedGpu(4, "", "", "", "", problem="GPU is lost")), cores=8,
     versions={"driver": "570.86.15", "nccl": None}, arch_list=("sm_80",), free_bytes={"temporary": 5},
     infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),), topology="GPU0",
-    clock=ClockSkew(-0.5, 0.25),
 )  # fmt: skip
 
 
@@ -48,7 +46,7 @@ def test_what_is_written_is_read(survey: Survey) -> None:
     "changes",
     [
         {"host": 3}, {"has_driver": 1}, {"mood": "good"}, {"versions": {"driver": 570}}, {"gpus": [{"index": 1}]},
-        {"clock": {"earliest_skew_s": 1.0}}, {"kind": "post_mortem"},
+        {"kind": "post_mortem"},
         {"gpus": [to_builtins(GPU) | {"ecc_uncorrected": "0"}]}, {"gpus": [to_builtins(GPU) | {"ecc_enabled": 1}]},
     ],
 )  # fmt: skip

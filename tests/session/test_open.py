@@ -20,6 +20,8 @@ from pytest_ddpscale.sku.detection import Gpu, NoGpu
 from tests.builders.json_types import as_json
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
+WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    requirements: [{check: gpus, severity: fail}]")
+
 
 class TestDevices:
     def test_on_gpu_all_are_used_or_as_many_as_asked_for(self, opened: Open, machine: Callable[..., None]) -> None:
@@ -190,9 +192,8 @@ class TestSilentGpus:
     def test_are_left_to_the_check_of_gpus_where_there_is_one(
         self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path, sku: str
     ) -> None:
-        detect = "    detect: {name: '^G$'}\n"
         with_check = tmp_path / "with_check.yaml"
-        with_check.write_text(THRESHOLDS.replace(detect, f"{detect}    checks: {{gpus: fail}}\n"), encoding="utf-8")
+        with_check.write_text(WITH_CHECK, encoding="utf-8")
         silent(gpu(0), gpu(2))
         session = opened(gpu_sku=sku, thresholds=str(with_check))
         assert session.source.machine.devices == 2
@@ -205,7 +206,7 @@ class TestSilentGpus:
         self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path
     ) -> None:
         with_check = tmp_path / "with_check.yaml"
-        with_check.write_text(THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}"), encoding="utf-8")
+        with_check.write_text(WITH_CHECK, encoding="utf-8")
         error = silent()
         with pytest.raises(SkuError) as raised:
             opened(gpu_sku="auto", thresholds=str(with_check))
@@ -217,7 +218,7 @@ class TestSilentGpus:
         monkeypatch: pytest.MonkeyPatch, lists_none: bool,
     ) -> None:  # fmt: skip
         with_check = tmp_path / "with_check.yaml"
-        with_check.write_text(THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}"), encoding="utf-8")
+        with_check.write_text(WITH_CHECK, encoding="utf-8")
         silent()
         if lists_none:
             machine()
@@ -240,14 +241,12 @@ class TestSilentGpus:
 
 
 class TestFewerGpusThanAsked:
-    WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    checks: {gpus: fail}")
-
     @pytest.mark.parametrize("asked", [{"ddp_gpus_per_node": "8"}, {"ddp_world_sizes": "1,2,8"}])
     def test_are_a_fault_of_the_node_where_a_check_tells(
         self, opened: Open, machine: Callable[..., None], tmp_path: Path, asked: dict[str, str]
     ) -> None:
         machine(gpu(0), gpu(1))
-        (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
+        (tmp_path / "with_check.yaml").write_text(WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), **asked)
         assert (session.source.machine.devices, session.source.machine.gpus_asked) == (2, 8)
         told = ("2 GPUs are visible here, 8 were requested",)
@@ -266,6 +265,6 @@ class TestFewerGpusThanAsked:
         self, opened: Open, machine: Callable[..., None], tmp_path: Path
     ) -> None:
         machine(gpu(0), gpu(1))
-        (tmp_path / "with_check.yaml").write_text(self.WITH_CHECK, encoding="utf-8")
+        (tmp_path / "with_check.yaml").write_text(WITH_CHECK, encoding="utf-8")
         session = opened(gpu_sku="gpu", thresholds=str(tmp_path / "with_check.yaml"), ddp_gpus_per_node="1")
         assert session.source.machine == Machine(THIS_MACHINE, 1)

@@ -30,9 +30,9 @@ THREE_NODES = Cluster(3, THREE, launcher="slurm")
 TOO_SMALL = "gpus: 1 CPU cores for 2 ranks"
 CHECK, PACE, TOGETHER = "node_check[gpus]", "throughput_per_gpu[r-1rank]", "throughput_per_gpu[r-6rank]"
 WEAK = "weak_scaling_efficiency[r-2rank]"
-CHECKED = THRESHOLDS.replace(
-    "    detect: {device: cpu}\n", "    detect: {device: cpu}\n    checks: {gpus: fail}\n"
-).replace("    - {strong_scaling_speedup: {8: 6.5}", "    - {throughput_per_gpu: {6: 500}")
+CHECKED = THRESHOLDS.replace("    requirements: []\n", "    requirements: [{check: gpus, severity: fail}]\n").replace(
+    "    - {strong_scaling_speedup: {8: 6.5}", "    - {throughput_per_gpu: {6: 500}"
+)
 
 
 class SurveyedGang:

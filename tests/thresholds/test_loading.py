@@ -48,7 +48,7 @@ def test_a_byte_order_mark_does_no_harm(path: Path) -> None:
     [
         (("skus", "new"), "site.yaml:4"),
         (("skus", "new", "detect", "name"), "base.yaml:25"),
-        (("skus", "new", "requirements", 0, "weak_scaling_efficiency", "8"), "base.yaml:32"),
+        (("skus", "new", "requirements", 1, "weak_scaling_efficiency", "8"), "base.yaml:32"),
         (("skus", "new", "requirements", 70, "bound"), "site.yaml:4"),
         (("nowhere",), "site.yaml:1"),
     ],

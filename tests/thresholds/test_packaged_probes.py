@@ -38,7 +38,7 @@ PROBES = [
     (name, r) for name, sku in GPUS.items() for r in sku.requirements if r.probe and not r.definition.compares_places
 ]
 WITH_NVSWITCH = ("a100-sxm4-80gb", "a100-sxm4-40gb", "h100", "h200", "b200")
-ALWAYS_WARN = {"clock", "pcie_under_load", "topology"}
+ALWAYS_WARN = {"pcie_under_load", "topology"}
 MINUTES_5 = 300.0
 BOUNDED = ("all-reduce", "all-gather", "reduce-scatter")  # collectives that DDP and FSDP use, with published values
 MOST_PROBES = 12
