@@ -47,7 +47,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "jinja2": {"report"},
     "matplotlib": {"report"},
     "PIL": {"datasets", "worker"},
-    "psutil": {"node"},
+    "psutil": {"node", "worker"},
     "pynvml": {"sku", "telemetry"},
 }
 

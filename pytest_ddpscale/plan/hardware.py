@@ -20,7 +20,7 @@ _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _CAPABILITY = re.compile(r"(\d+)\.(\d+)")
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<bound>[af]?)")
 # Minor versions that the worker's tests ran with: docs/evidence/torch-versions.md. pyproject.toml has the oldest.
-OLDEST_TRIED, NEWEST_TRIED = (2, 6), (2, 15)
+OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}  # by major version of CUDA
 _WHEELS = {11: "cu118", 12: "cu126 or cu128"}
@@ -106,6 +106,6 @@ def why_untried(version: str) -> str:
 def wheel_for(capability: tuple[int, int]) -> str:
     """Describe the official x86-64 wheels with code for a GPU (pytorch/pytorch#190385, #172352)."""
     if capability < _TURING:
-        return "the last wheel with code for it is torch 2.14 of CUDA 12.6 (cu126)"
-    since = "torch 2.7 of CUDA 12.8 (cu128)" if capability >= _BLACKWELL else "torch 2.6"
+        return "wheels of CUDA 12.6 (cu126) from torch 2.9 to torch 2.14 have code for it"
+    since = "torch 2.9 of CUDA 12.8 (cu128)" if capability >= _BLACKWELL else "torch 2.9"
     return f"wheels from {since} to torch 2.15 of CUDA 13.2 (cu132) have code for it"

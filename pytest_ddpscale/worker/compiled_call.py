@@ -23,8 +23,7 @@ def compiled(call: Callable[..., Any], mode: str | None = None) -> Any:
         mode: of torch.compile; None for its default.
     """
     config: Any = torch._dynamo.config
-    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name before torch 2.7
-    setattr(config, limit, max(_VERSIONS, getattr(config, limit)))
+    config.recompile_limit = max(_VERSIONS, config.recompile_limit)
     return torch.compile(call, mode=mode, dynamic=False)
 
 

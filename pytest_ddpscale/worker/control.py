@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.layout import Layout
@@ -177,8 +176,6 @@ def connect(timeout: timedelta, secret: str = "") -> Control:
         wait_for_workers=False,
         timeout=timeout,
         master_listen_fd=listener,
-        # The other server is slower with thousands of ranks; libuv's accepts an open socket since torch 2.8.
-        use_libuv=torch.__version__ >= "2.8",  # TorchVersion compares as a version
     )
     return Control(store, rank, local_rank, nodes * per_node, nodes, secret)
 

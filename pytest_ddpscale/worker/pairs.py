@@ -179,8 +179,4 @@ def group_of_two(backend: str, store: PrefixStore, rank: int, timeout: timedelta
     kind: Any = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
     group = kind(store, rank, 2, timeout)
     yield group
-    # Not in a finally: after a failure in a collective, shutting down may hang. Some older versions of torch have the
-    # other name; gloo's groups there end with their last reference.
-    shutdown = getattr(group, "shutdown", None) or getattr(group, "_shutdown", None)
-    if shutdown is not None:
-        shutdown()
+    group.shutdown()  # not in a finally: after a failure in a collective it may hang

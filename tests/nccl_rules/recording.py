@@ -167,8 +167,6 @@ def record(path: Path, rank: int) -> None:
     dist.ProcessGroupGloo = by_hand  # type: ignore[assignment,misc]
     dist.batch_isend_irecv = _in_batches(log, dist.batch_isend_irecv)
     dist.destroy_process_group = _in_sweeps(log, dist.destroy_process_group)
-    # By this torch 2.6 ends a group, if it is one of NCCL; later ones call the group's `shutdown` themselves.
-    dist.distributed_c10d._shutdown_backend = _shut_down  # type: ignore[attr-defined]
 
 
 def _in_batches(log: Log, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,11 +191,6 @@ def _in_sweeps(log: Log, original: Callable[..., Any]) -> Callable[..., Any]:
         original(group)
 
     return destroy_process_group
-
-
-def _shut_down(group: Any) -> None:
-    if isinstance(group, RecordedGroup):
-        group.shutdown()
 
 
 def _sizes(arguments: Any) -> str:

@@ -118,14 +118,14 @@ def test_a_capability_is_read_from_its_text(text: str, expected: tuple[int, int]
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "torch-versions.md"
 
 
-@rows("version", ["2.6.0+cu124", "2.6.1", "2.11.0", "2.15.0+cu132", "2.15.1a0+git12"])
+@rows("version", ["2.9.0+cu128", "2.9.1", "2.11.0", "2.15.0+cu132", "2.15.1a0+git12"])
 def test_versions_that_were_tried_and_those_between_are_nothing_to_tell(version: str) -> None:
     assert why_untried(version) == ""
 
 
-@rows("version", ["2.5.1", "2.16.0", "3.0.0+cu140", "1.13.1", "unknown"])
+@rows("version", ["2.8.1", "2.16.0", "3.0.0+cu140", "1.13.1", "unknown"])
 def test_other_versions_are_told_with_those_that_were_tried(version: str) -> None:
-    assert why_untried(version) == f"torch {version} has not been tested with this package; 2.6 to 2.15 have"
+    assert why_untried(version) == f"torch {version} has not been tested with this package; 2.9 to 2.15 have"
 
 
 def test_the_oldest_version_that_can_be_installed_was_tried() -> None:
@@ -141,10 +141,10 @@ def test_the_evidence_has_what_was_tried(tried: tuple[int, int]) -> None:
 @rows(
     ("capability", "words"),
     [
-        ((7, 0), "the last wheel with code for it is torch 2.14 of CUDA 12.6 (cu126)"),
-        ((8, 0), "wheels from torch 2.6 to torch 2.15 of CUDA 13.2 (cu132) have code for it"),
-        ((12, 0), "wheels from torch 2.7 of CUDA 12.8 (cu128) to torch 2.15 of CUDA 13.2 (cu132) have code for it"),
+        ((7, 0), "wheels of CUDA 12.6 (cu126) from torch 2.9 to torch 2.14 have code for it"),
+        ((8, 0), "wheels from torch 2.9 to torch 2.15 of CUDA 13.2 (cu132) have code for it"),
+        ((12, 0), "wheels from torch 2.9 of CUDA 12.8 (cu128) to torch 2.15 of CUDA 13.2 (cu132) have code for it"),
     ],
 )
-def test_the_last_wheel_of_each_generation_is_named(capability: tuple[int, int], words: str) -> None:
+def test_the_wheels_of_each_generation_are_named(capability: tuple[int, int], words: str) -> None:
     assert wheel_for(capability) == words

@@ -77,6 +77,7 @@ class TestGpus:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         properties = SimpleNamespace(name="Tested GPU", uuid="0", major=8, minor=0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80"])
         return asked
 
     def test_start_their_clock_when_they_are_idle_and_stop_it_when_they_are_done(self, asked: list[str]) -> None:

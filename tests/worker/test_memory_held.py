@@ -55,7 +55,7 @@ def test_a_rank_is_the_first_that_the_kernel_ends(tmp_path: Path) -> None:
 def test_of_a_gpu_all_counts_that_is_in_use_with_torch_at_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {
         "device_count": 1, "set_device": None, "mem_get_info": (300, 1000), "memory_reserved": 500,
-        "max_memory_reserved": 550,
+        "max_memory_reserved": 550, "get_arch_list": ["sm_80"],
         "get_device_properties": SimpleNamespace(name="Tested GPU", uuid="0", major=8, minor=0),
     }  # fmt: skip
     for name, value in said.items():

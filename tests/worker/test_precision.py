@@ -20,8 +20,6 @@ from pytest_ddpscale.worker.probes.matmul import Matmul
 from tests.builders.trained import CPU, TIMEOUT, study
 
 BACKENDS: Any = torch.backends  # what it has differs by version
-HAS_NEW_SETTINGS = hasattr(BACKENDS, "fp32_precision")
-needs_new_settings = pytest.mark.skipif(not HAS_NEW_SETTINGS, reason="torch has these settings from 2.9 on")
 
 
 def allow_by_flags() -> None:
@@ -43,9 +41,9 @@ def allow_for_cudnn() -> None:
 ALLOWING = [
     pytest.param(lambda: torch.set_float32_matmul_precision("medium"), id="matmul precision"),
     pytest.param(allow_by_flags, id="allow_tf32"),
-    pytest.param(allow_for_all, id="all backends", marks=needs_new_settings),
-    pytest.param(allow_for_matrices, id="matrices", marks=needs_new_settings),
-    pytest.param(allow_for_cudnn, id="cuDNN", marks=needs_new_settings),
+    pytest.param(allow_for_all, id="all backends"),
+    pytest.param(allow_for_matrices, id="matrices"),
+    pytest.param(allow_for_cudnn, id="cuDNN"),
 ]
 
 
@@ -53,9 +51,8 @@ def assert_fp32_is_full() -> None:
     # torch.compile reads these, and torch refuses to answer where its settings disagree.
     assert (BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32) == (False, False)
     assert torch.get_float32_matmul_precision() == "highest"
-    if HAS_NEW_SETTINGS:
-        settings = (BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn, BACKENDS)
-        assert [one.fp32_precision for one in settings] == ["ieee"] * len(settings)
+    settings = (BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn, BACKENDS)
+    assert [one.fp32_precision for one in settings] == ["ieee"] * len(settings)
 
 
 @pytest.mark.parametrize("allow", ALLOWING)

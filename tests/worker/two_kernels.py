@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-# torch 2.6 needs setuptools, too, and installs it from Python 3.12 on.
+# torch 2.9 needs setuptools, too, and installs it from Python 3.12 on.
 _MISSING = "setuptools" if find_spec("setuptools") is None else "g++" if shutil.which("g++") is None else ""
 needs_compiler = pytest.mark.skipif(bool(_MISSING), reason=f"torch.compile on a CPU needs {_MISSING}")
 
