@@ -48,7 +48,7 @@ def _at_least(loss: UniformLoss) -> str:
     """The lower limits of all compared workloads hold together, so that of the slowest holds for each."""
     share = f"{rounded(1 - loss.largest, 1, ROUND_FLOOR, power_of_ten=2)} % of " if loss.largest else ""
     whose = f" for each of {loss.workloads} workloads" if loss.workloads > 1 else ""
-    confidence = f"{_percent(loss.confidence)} confidence"
+    confidence = f"{100 * loss.confidence:.4g} % confidence"
     return f"Throughput per GPU in this run: at least {share}the published one{whose} ({confidence})."
 
 
@@ -60,11 +60,6 @@ def chance_text(verdict: Verdict) -> str:
         return "A machine that meets this bound fails so by chance in less than 1 of 1,000,000,000 runs."
     runs = f"1 of {1 / verdict.p_value:,.0f} runs" if verdict.p_value < 1 else "any number of runs"
     return f"A machine that meets this bound fails so by chance in at most {runs} (p = {verdict.p_value:.2g})."
-
-
-def _percent(share: float) -> str:
-    """``5 %``, ``0.28 %``, ``99.9 %``."""
-    return f"{100 * share:.2g} %" if share < 0.5 else f"{100 * share:.4g} %"
 
 
 def interval_mark(verdict: Verdict) -> str:
