@@ -88,24 +88,20 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
     """Requirements: worse ones first, then better ones, then those without a difference."""
     told = [one for one in found.requirements if one.change]
     unit = found.a.evidence.plan.unit
-    yield from _requirement_lines(found.requirements, [one.format(unit=unit) for one in _HEADERS[found.kind]])
-    for letter, ids in (("A", found.only_a), ("B", found.only_b)):
-        if ids:
-            yield from wrapped(f"only in {letter}: {text.one_line(', '.join(ids))}")
-    yield from _provisos(found, told)
-
-
-def _requirement_lines(requirements: Sequence[ComparedRequirement], header: Sequence[str]) -> Iterator[str]:
-    """A table of compared requirements, the worse ones first, and why the others were not compared."""
-    told = sorted((one for one in requirements if one.change), key=_most_telling_first)
-    yield from table_lines_of([header, *map(_row, told)], shrinking=())
+    header = [one.format(unit=unit) for one in _HEADERS[found.kind]]
+    yield from table_lines_of([header, *map(_row, sorted(told, key=_most_telling_first))], shrinking=())
     yield ""
     why_not: dict[str, list[str]] = {}
-    for one in requirements:
+    for one in found.requirements:
         if one.change is None:
             why_not.setdefault(text.one_line(one.why_not), []).append(text.one_line(one.id))
     for why, ids in why_not.items():
         yield from wrapped(f"not compared: {', '.join(ids)}: {why}")
+    for letter, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            yield from wrapped(f"only in {letter}: {text.one_line(', '.join(names))}")
+    for sentence in _proviso_sentences(found, told):
+        yield from wrapped(sentence)
 
 
 def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
@@ -114,13 +110,10 @@ def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
 
 
 def _row(one: ComparedRequirement) -> tuple[str, ...]:
-    values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in _values(one)]
+    of_both = (one.value_a, one.value_b)
+    values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in of_both]
     result = digits.ABSENT if one.difference == "no difference shown" else one.difference
     return (one.id, *values, *_change_texts(one), result)
-
-
-def _values(one: ComparedRequirement) -> tuple[float | None, float | None]:
-    return one.value_a, one.value_b
 
 
 def _change_texts(one: ComparedRequirement) -> tuple[str, str]:
@@ -149,11 +142,6 @@ def _floor(number: float) -> float:
 
 def _ceil(number: float) -> float:
     return math.ceil(1000 * number) / 1000
-
-
-def _provisos(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:
-    for sentence in _proviso_sentences(found, told):
-        yield from wrapped(sentence)
 
 
 def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:

@@ -46,13 +46,8 @@ def _at_least(loss: UniformLoss) -> str:
     """The lower limits of all compared workloads hold together, so that of the slowest holds for each."""
     share = f"{rounded(1 - loss.largest, 1, ROUND_FLOOR, power_of_ten=2)} % of " if loss.largest else ""
     whose = f" for each of {loss.workloads} workloads" if loss.workloads > 1 else ""
-    confidence = f"{_percent(loss.confidence)} confidence"
+    confidence = f"{100 * loss.confidence:.4g} % confidence"
     return f"Throughput per GPU in this run: at least {share}the published one{whose} ({confidence})."
-
-
-def _percent(share: float) -> str:
-    """``5 %``, ``0.28 %``, ``99.9 %``."""
-    return f"{100 * share:.2g} %" if share < 0.5 else f"{100 * share:.4g} %"
 
 
 def interval_mark(verdict: Verdict) -> str:

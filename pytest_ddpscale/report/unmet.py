@@ -6,7 +6,7 @@ error, undecided and not measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.verdicts import Judgement, VerdictOutcome
@@ -66,18 +66,13 @@ def counts_text(judgement: Judgement) -> str:
 
 def explained_text(explains: Collection[str], judgement: Judgement, *, only_worst: bool = False) -> str:
     """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains; or only the first."""
+    blockers: dict[VerdictOutcome, list[str]] = {outcome: [] for outcome in _NOUNS}
+    for one in filter(judgement.is_blocked_by, judgement.verdicts):
+        blockers[one.outcome].append(one.id)
+    blockers["failed"] += [blocker.name for blocker in judgement.other_blockers]  # a test, or the run as a whole
     parts = []
-    for outcome, found in _by_outcome(judgement).items():
+    for outcome, found in blockers.items():
         explained = sum(name in explains for name in found)
         if explained:
             parts.append(f"{explained} of {len(found)} {_NOUNS[outcome][len(found) != 1]}")
     return " and ".join(parts[:1] if only_worst else parts)
-
-
-def _by_outcome(judgement: Judgement) -> Mapping[VerdictOutcome, list[str]]:
-    """Names of all blockers; a test, or the run as a whole, counts as a failure."""
-    found: dict[VerdictOutcome, list[str]] = {outcome: [] for outcome in _NOUNS}
-    for one in filter(judgement.is_blocked_by, judgement.verdicts):
-        found[one.outcome].append(one.id)
-    found["failed"] += [blocker.name for blocker in judgement.other_blockers]
-    return found
