@@ -29,6 +29,7 @@ import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.block import STEP_BYTES
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -280,12 +281,16 @@ def _divided(value: Any, by: float) -> Any:
 
 
 def _rests_on_pace(study: str, verdict: Verdict) -> bool:
-    return _needs(study, "", verdict) and METRICS[verdict.metric].is_rate
+    return _needs(study, "", verdict) and _is_rate(METRICS[verdict.metric])
+
+
+def _is_rate(metric: Metric) -> bool:
+    return metric.tells_speed and metric.subject == "workload" and not metric.upper_bound
 
 
 def _is_ratio(study: str, arm: str, verdict: Verdict) -> bool:
     metric = METRICS[verdict.metric]
-    is_ratio = metric.baseline is not None and (metric.is_rate or metric.unit == "fraction")
+    is_ratio = metric.baseline is not None and (_is_rate(metric) or metric.unit == "fraction")
     return is_ratio and not metric.reads_folder and _needs(study, arm, verdict)
 
 

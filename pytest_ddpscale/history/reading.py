@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
@@ -88,6 +89,19 @@ def host_runs(connection: sqlite3.Connection, sku: str, host: str, before: str |
         )
         for identity, path, started_at, outcome, versions, is_waived, _ in rows[first:]
     ]  # fmt: skip
+
+
+def runs_between(
+    connection: sqlite3.Connection, sku: str, since: str, until: str
+) -> list[tuple[str, str, frozenset[str]]]:
+    """Path, outcome and hosts of each run of a SKU that began from one moment on and before another (ISO 8601)."""
+    rows = connection.execute(
+        "SELECT runs.id, run_path, outcome, host FROM hosts JOIN runs ON runs.id = hosts.run "
+        "WHERE sku = ? AND started_at >= ? AND started_at < ? ORDER BY started_at, runs.id",
+        (sku, since, until),
+    )
+    by_run = groupby(rows, lambda row: row[:3])
+    return [(path, outcome, frozenset(row[3] for row in of_run)) for (_, path, outcome), of_run in by_run]
 
 
 def references_of(runs: Iterable[HostRun]) -> dict[KeyValueSeries, Reference]:

@@ -155,11 +155,6 @@ class Metric:
         return self.scale == "factors" and is_of_speed
 
     @property
-    def is_rate(self) -> bool:
-        """Whether it is the throughput of training, or a multiple or ratio of it."""
-        return self.tells_speed and self.subject == "workload" and not self.upper_bound
-
-    @property
     def errs_by_chance(self) -> bool:
         """Whether its rounds scatter, so that a bound may be missed by chance; not for counts and exact comparisons."""
         return self.subject in ("workload", "probe") and self.only_bound is None

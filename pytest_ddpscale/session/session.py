@@ -12,6 +12,7 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
+from pytest_ddpscale.history.recording import history_sku
 from pytest_ddpscale.judge import run_outcome
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
@@ -28,7 +29,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import lost_hosts, now_iso, why_not_one_machine
 from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutcome, Verdict
 from pytest_ddpscale.session.interim import Interim
-from pytest_ddpscale.session.past_runs import baseline_of
+from pytest_ddpscale.session.past_runs import baseline_of, recent_runs
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.waiver import today
@@ -133,7 +134,9 @@ class AcceptanceSession:
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
         wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data if one not in reason]
-        notes = (*wrong, *source.notes(verdicts), *of_links, *unprofiled)
+        sku = history_sku(self.sku, is_simulated=source.is_simulated)
+        recent = recent_runs(source.measured_run, self.history_file, sku, evidence)
+        notes = (*wrong, *source.notes(verdicts), *of_links, *unprofiled, *filter(None, [recent]))
         by_id, confidence = (
             {case.id: case for case in (*source.cases, *source.selected)},
             self.subject.settings.confidence,

@@ -193,13 +193,6 @@ def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
     }  # fmt: skip
 
 
-def test_rates_are_throughput_and_what_is_a_multiple_or_ratio_of_it() -> None:
-    assert {name for name, metric in METRICS.items() if metric.is_rate} == {
-        "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
-        "model_flops_utilization", "generation_ratio",
-    }  # fmt: skip
-
-
 @rows("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_every_bound_that_judges_anything_is_possible(metric: Metric) -> None:
     low, high = metric.possible_at(8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError
@@ -12,8 +13,9 @@ from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.verdicts import read_judgement
-from pytest_ddpscale.session.past_runs import baseline_of, remember
+from pytest_ddpscale.session.past_runs import baseline_of, recent_runs, remember
 from tests.builders.json_types import as_json
 from tests.builders.nights import SKU, at, judged_run
 
@@ -69,6 +71,37 @@ class TestBaseline:
         history.write_bytes(b"no history any more")
         with pytest.raises(HistoryError, match="is not a history file"):
             baseline(run, history)
+
+
+def under(run: RunDirectory, digest: str) -> RunDirectory:
+    """The run, as if its thresholds had this digest."""
+    record = run.read_run()
+    run.write_json(run.run_json, msgspec.structs.replace(record, thresholds=ThresholdsUsed("thresholds.yaml", digest)))
+    return run
+
+
+class TestRecentRuns:
+    def test_are_those_of_a_week_on_the_same_nodes_under_the_same_thresholds(self, tmp_path: Path) -> None:
+        history = tmp_path / "history.sqlite"
+        for name, night, digest, hosts, outcome in (
+            ("old", 0, "same", None, "accepted"), ("first", 2, "same", None, "rejected"),
+            ("second", 3, "same", None, "rejected"), ("third", 4, "same", None, "incomplete"),
+            ("other-bounds", 5, "other", None, "accepted"),
+            ("other-nodes", 6, "same", {"n2": [100.0, 100.0]}, "accepted"),
+            ("gone", 7, "other", None, "accepted"), ("later", 9, "same", None, "accepted"),
+        ):  # fmt: skip
+            earlier = judged_run(tmp_path / name, night, hosts, outcome=outcome)
+            add_run(history, earlier.path)
+            under(earlier, digest)
+        (tmp_path / "gone" / "run.json").unlink()
+        run = under(judged_run(tmp_path / "run", 8), "same")
+        said = recent_runs(run, history, SKU, read_evidence(run))
+        counts = "2 rejected, 1 incomplete, 1 accepted"
+        assert said == f"earlier runs of these nodes under the same thresholds in the last 7 days: {counts}"
+
+    def test_are_not_told_where_there_are_none(self, tmp_path: Path, run: RunDirectory, history: Path) -> None:
+        assert recent_runs(under(run, "same"), tmp_path / "nowhere.sqlite", SKU, read_evidence(run)) == ""
+        assert recent_runs(run, history, "another-gpu", read_evidence(run)) == ""
 
 
 class TestRemembering:

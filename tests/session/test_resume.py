@@ -25,6 +25,7 @@ from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import Transport, transports_of
 from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
+from pytest_ddpscale.session.sources import measured_layout
 from tests.builders.records import gang_on, steady_block, transport_line
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
@@ -77,6 +78,13 @@ def test_a_study_that_broke_after_a_good_end_is_missing(run: RunDirectory) -> No
     """As a further launch of the same study leaves it."""
     run.append_record(StudyEnd("weak/rounds", "error", "broke"))
     assert read_resumption(run).missing["weak/rounds"] == "error"
+
+
+def test_a_run_of_several_launches_is_refused(run: RunDirectory) -> None:
+    studies = tuple(replace(study("decided"), launch=launch) for launch in (1, 2, 3))
+    run.write_json(run.plan_json, Plan("cpu", "cpu", studies, ranks_per_node=2, launches=3))
+    with pytest.raises(RunDirectoryError, match=r"plan\.json: has studies of several launches; expected one launch"):
+        measured_layout(run)
 
 
 @pytest.mark.parametrize("end", ["decided", "interrupted"])
