@@ -278,7 +278,7 @@ SITUATIONS = {
     ),
     "what else lets a machine keep its bounds": Situation(
         0, "accepted",
-        "ACCEPTED: 6 of 6 requirements passed; 1 requirement not asked by the site; changed by the site: `detect`, "
+        "ACCEPTED: 7 of 7 requirements passed; 1 requirement not asked by the site; changed by the site: `detect`, "
         f"`node`, `beyond_node`, throughput of reference-gpu that {RATIO} is relative to (500 → 250 img/s)",
         (overlay(
             "node: {nvlinks: 1}",
