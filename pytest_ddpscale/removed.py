@@ -6,6 +6,7 @@ REMOVED: dict[str, str] = {
     "ddpscale calibrate --history": "the run directories of those nights, which have every value",
     "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
     "ddpscale import pytorch-ddp --out": "the file itself, which import prints and compare reads",
+    "thresholds beyond_node: asked": "rows at `2 nodes` or `all` for numbers over several nodes",
     "thresholds checks": "rows under `requirements`: {check: [ecc, disk], severity: fail}",
     "thresholds check: clock": "your monitoring of chrony or NTP; no value compares times of two nodes",
     "thresholds clock_skew_s": "your monitoring of chrony or NTP",

@@ -159,7 +159,7 @@ def _ranks_here(sku: Sku, requirement: Requirement, layout: Layout) -> int | Non
 
 
 def _why_missing(sku: Sku, requirement: Requirement, layout: Layout) -> str:
-    if sku.beyond_node != "missing" or not _is_beyond_node(requirement, layout):
+    if not _is_beyond_node(requirement, layout):
         return ""
     what = "ranks" if device_type(sku) == "cpu" else "GPUs"
     return f"needs {requirement.world_size} {what} on one node; a node has {layout.ranks_per_node} here"

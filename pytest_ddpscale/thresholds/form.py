@@ -406,8 +406,7 @@ class SkuForm(Strict):
     )
     beyond_node: BeyondNode = Field(
         "missing",
-        description="World sizes larger than a node, given as a number: asked over several nodes, never measured, or "
-        "no requirement.",
+        description="World sizes larger than a node, given as a number: never measured, or no requirement.",
     )
     requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."

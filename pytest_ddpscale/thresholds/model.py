@@ -18,7 +18,7 @@ from pytest_ddpscale.thresholds.parts import Detect, Node, Peak
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 Severity = Literal["fail", "warn"]
-BeyondNode = Literal["asked", "missing", "dropped"]
+BeyondNode = Literal["missing", "dropped"]
 RequirementKey = tuple[str, str, WorldSize, Placement, str | None]
 _CORRUPT = "memory errors corrupt data"
 _CHECKS_THAT_STAND = {
@@ -290,8 +290,8 @@ class Sku:
         aliases: additional names.
         peak, node: data-sheet values of a GPU and of a node.
         workloads: workloads of its requirements, by name.
-        beyond_node: what to do with a world size larger than a node, given as a number: ``asked`` over several nodes,
-            ``missing`` (never measured) or ``dropped`` (no requirement).
+        beyond_node: what to do with a world size larger than a node, given as a number: ``missing`` (never measured) or
+            ``dropped`` (no requirement).
         peers: by how much places may be slower than their peers.
         requirements: node checks first, as their results come first; then in the order of the file.
     """
@@ -302,7 +302,7 @@ class Sku:
     peak: Peak | None = None
     node: Node | None = None
     workloads: Mapping[str, Workload] = field(default_factory=dict)
-    beyond_node: BeyondNode = "asked"
+    beyond_node: BeyondNode = "missing"
     requirements: tuple[Requirement, ...] = ()
     peers: PeerLimits = NO_LIMITS
 

@@ -76,6 +76,8 @@ def _is_pydantics_own(part: Any, data: Any) -> bool:
 def _explain(form: Any, error: Any, place: Mark) -> tuple[str, str, str]:
     """Pydantic's error as found, expected, action."""
     kind, message, value, name = error["type"], error["msg"], error["input"], dotted(place.at)
+    if instead := REMOVED.get(f"thresholds {place.at[-1] if place.at else ''}: {value}"):
+        return f"{name}: {value} was removed; instead: {instead}", "", "Correct that value."
     if kind == _UNKNOWN:
         key = str(place.at[-1])
         if form is SkuForm and key in _FORMER_KEYS and len(error["loc"]) == 1:

@@ -33,7 +33,6 @@ skus:
     detect: {device: cpu}
     batch: {r: {per_gpu: 4, global: 8}}
     families: [both]
-    beyond_node: asked
     requirements: []
   gpu:
     description: some GPU
@@ -41,7 +40,6 @@ skus:
     detect: {name: '^G$'}
     batch: {r: {per_gpu: 4, global: 8}}
     families: [both]
-    beyond_node: asked
 """
 IDS = ["throughput_per_gpu[r-1rank]", "weak_scaling_efficiency[r-2rank]", "strong_scaling_speedup[r-8rank]"]
 SAMPLES_PER_S = 100.0

@@ -59,7 +59,7 @@ class LabRun:
 def thresholds_for(nodes: int, folder: Path, text: str = TRAINING) -> Path:
     """The lab's thresholds, asking for that many nodes of one rank each."""
     path = folder / "thresholds.yaml"
-    path.write_text(text.replace("{3: 0.97}", f"{{{nodes}: 0.97}}"), encoding="utf-8")
+    path.write_text(text.replace("3 nodes", f"{nodes} nodes"), encoding="utf-8")
     return path
 
 

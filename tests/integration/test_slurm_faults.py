@@ -27,7 +27,7 @@ GONE_S = 60
 
 def two_studies(folder: Path, nodes: int = 3) -> Path:
     path = folder / "thresholds.yaml"
-    text = TRAINING.replace("{3: 0.97}", f"{{{nodes}: 0.97}}")
+    text = TRAINING.replace("3 nodes", f"{nodes} nodes")
     path.write_text(text + ON_SMALL, encoding="utf-8")
     return path
 

@@ -214,13 +214,13 @@ def assert_both_nodes_were_measured_and_nobody_is_accused(run: RunDirectory, jud
     assert [one["culprits"] for one in judgement["verdicts"] if one["culprits"]] == []
     coverage = judgement["coverage"]
     assert [path[:2] for path in coverage["paths"]] == [[0, 1]]
-    assert coverage["over_all_nodes"] == ["weak_scaling_efficiency[tiny-2rank]"]
+    assert coverage["over_all_nodes"] == ["weak_scaling_efficiency[tiny-2nodes]"]
     assert [node["tested_by"] for node in coverage["nodes"]] == [["survey", "training", "pairs"]] * 2
 
 
 def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: SlurmLab, tmp_path: Path) -> None:
     thresholds = tmp_path / "thresholds.yaml"  # with a bound that no neighbour on these cores can break
-    thresholds.write_text(CHECKED.replace("bound: 0.3", "bound: 0.01").replace("{3: 0.97}", "{2: 0.97}"))
+    thresholds.write_text(CHECKED.replace("bound: 0.3", "bound: 0.01").replace("3 nodes", "2 nodes"))
     settings = ENVIRON | {
         "DDPSCALE_THRESHOLDS": str(thresholds),
         "DDPSCALE_ARGS": QUICK,

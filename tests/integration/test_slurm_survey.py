@@ -17,7 +17,7 @@ from tests.slurm_lab.node import Node
 pytestmark = pytest.mark.lab
 
 # Two of three nodes are enough for all that is trained, at a bound that no neighbour on these cores can break.
-FOR_TWO = CHECKED.replace("{3: 0.97}", "{2: 0.97}").replace("bound: 0.3", "bound: 0.01")
+FOR_TWO = CHECKED.replace("3 nodes", "2 nodes").replace("bound: 0.3", "bound: 0.01")
 OTHER_VERSION = "2.0.1+other"
 
 

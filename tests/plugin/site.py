@@ -87,14 +87,12 @@ skus:
     aliases: [tested]
     detect: {{name: '^Tested GPU$', pci_device_ids: ['00a1'], memory_gib: 80}}
     batch: {{resnet152-fp16: {{per_gpu: 512, global: 256}}, vit-b-16-fp16: {{per_gpu: 1024, global: 512}}}}
-    beyond_node: asked
     requirements:
 {requirements}
   cpu:
     description: any CPU
     detect: {{device: cpu}}
     batch: {{resnet18-fp32: 4}}
-    beyond_node: asked
     requirements:
       - {{throughput_per_gpu: {{1: 500}}, of: resnet18-fp32, published: paper, bound: 1, because: made up}}
       - {{weak_scaling_efficiency: {{2: 0.97}}, of: resnet18-fp32, published: paper, bound: 0.1, because: made up}}

@@ -15,8 +15,7 @@ from tests.plugin.site import LAB_GPU, Site, assert_no_crash, outcome_line
 
 MOST_LINES, COLUMNS = 40, 80
 WITHIN_A_NODE = f"""\
-{LAB_GPU}    beyond_node: asked
-    requirements:
+{LAB_GPU}    requirements:
       - {{throughput_per_gpu: {{1: 1189.5, 8: 1159.2}}, of: resnet152-fp16, published: paper, margin: 5 %}}
       - {{weak_scaling_efficiency: {{8: 0.9745}}, of: resnet152-fp16, published: paper, margin: 3 %}}
 """
