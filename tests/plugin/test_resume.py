@@ -181,12 +181,11 @@ def test_all_is_measured_where_a_kill_came_before_the_plan(site: Site, run: RunD
     assert "--ddp-resume=run" in run.read_run().argv
 
 
-def test_what_the_plan_did_not_foresee_is_measured_too(site: Site, run: RunDirectory) -> None:
+def test_what_the_plan_did_not_foresee_is_not_measured_and_the_run_not_accepted(site: Site, run: RunDirectory) -> None:
     assert site.run(*NEW, "-k", "weak_scaling").ret == pytest.ExitCode.OK
-    for _ in range(2):  # what was measured outside the plan is part of it the second time
-        assert site.run(*RESUME).ret == pytest.ExitCode.OK
-        assert launches(run) == ["1 studies", "1 studies"]
-        assert site.outcome("run") == "accepted"
+    assert site.run(*RESUME).ret == pytest.ExitCode.TESTS_FAILED
+    assert launches(run) == ["1 studies"]
+    assert site.outcome("run") == "incomplete"
 
 
 def test_studies_of_different_hosts_are_never_accepted_together(

@@ -302,7 +302,7 @@ def test_a_node_that_was_rejected_since_is_not_accepted(tmp_path: Path) -> None:
 def test_a_run_that_was_not_judged_is_refused(tmp_path: Path) -> None:
     run = write_judged_run(tmp_path / "r", "accepted", NODES)
     (run / "verdicts.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"verdicts\.json: cannot be read"):
+    with pytest.raises(RunDirectoryError, match=f"was never judged.*--ddp-judge={run}"):
         read_findings(run)
 
 
