@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.run.verdicts import read_judgement
+from pytest_ddpscale.run.verdicts import RunOutcome, read_judgement
 from pytest_ddpscale.session.past_runs import baseline_of, recent_runs, remember
 from tests.builders.json_types import as_json
 from tests.builders.nights import SKU, at, judged_run
@@ -83,13 +85,14 @@ def under(run: RunDirectory, digest: str) -> RunDirectory:
 class TestRecentRuns:
     def test_are_those_of_a_week_on_the_same_nodes_under_the_same_thresholds(self, tmp_path: Path) -> None:
         history = tmp_path / "history.sqlite"
-        for name, night, digest, hosts, outcome in (
+        runs: Sequence[tuple[str, int, str, Any, RunOutcome]] = (
             ("old", 0, "same", None, "accepted"), ("first", 2, "same", None, "rejected"),
             ("second", 3, "same", None, "rejected"), ("third", 4, "same", None, "incomplete"),
             ("other-bounds", 5, "other", None, "accepted"),
             ("other-nodes", 6, "same", {"n2": [100.0, 100.0]}, "accepted"),
             ("gone", 7, "other", None, "accepted"), ("later", 9, "same", None, "accepted"),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for name, night, digest, hosts, outcome in runs:
             earlier = judged_run(tmp_path / name, night, hosts, outcome=outcome)
             add_run(history, earlier.path)
             under(earlier, digest)
