@@ -143,12 +143,3 @@ def operation(name: str) -> Operation:
             "for the default size"
         )
     return found
-
-
-def name_with_size(kind: str, message_bytes: int) -> str:
-    """Name of an operation that sends messages. Raises ValueError if a name cannot have their size."""
-    unit = max((unit for unit in _UNITS if message_bytes % _UNITS[unit] == 0), key=_UNITS.__getitem__, default="kib")
-    name = f"{kind}-{message_bytes / _UNITS[unit]:g}{unit}"
-    if operation_of(name) is None:
-        raise ValueError(f"messages of {message_bytes} bytes; expected 1 KiB or a multiple")
-    return name

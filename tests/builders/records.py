@@ -149,11 +149,11 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
     return found
 
 
-def transport_line(transports: Sequence[Transport], study: str = "weak/r", gang: int = 0) -> GangTransport:
+def transport_line(transports: Sequence[Transport], study: str = "weak/r") -> GangTransport:
     """What all ranks said of their connections."""
     names = RankTransport.__struct_fields__
     said = [RankTransport(**{n: getattr(one, n) for n in names}) for one in transports]
-    return joined(GangTransport, said, study=study, gang=gang)
+    return joined(GangTransport, said, study=study, gang=0)
 
 
 def lines_of(

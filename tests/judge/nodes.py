@@ -77,20 +77,18 @@ def _block(
     return make_measurement(study.id, arm, number, rank, pace, host=f"n{node}", local_rank=local_rank)
 
 
-def nodes_evidence(
-    plan: Plan, measurements: Sequence[Measurement], hosts: Sequence[str] = (), odd: Collection[int] = ()
-) -> Evidence:
-    """A whole run; `odd` are ranks whose seeded step is unlike the others'."""
+def nodes_evidence(plan: Plan, measurements: Sequence[Measurement]) -> Evidence:
+    """A whole run."""
     seeded = {
         study.id: [
-            SeededStep(study.id, rank, local, f"n{node}", f"GPU-{rank}", "0dd" if rank in odd else CHECKSUM)
+            SeededStep(study.id, rank, local, f"n{node}", f"GPU-{rank}", CHECKSUM)
             for rank in plan.layout.ranks(study.arms)
             for node, local in [divmod(rank, plan.layout.ranks_per_node)]
         ]
         for study in plan.studies
     }
     flops = {study.id: FLOPS_PER_IMAGE for study in plan.studies}
-    return Evidence(plan, columns_of(measurements), {}, flops, seeded, hosts=hosts)
+    return Evidence(plan, columns_of(measurements), {}, flops, seeded)
 
 
 def on_host(measurements: Sequence[Measurement], name: str, /, **changes: object) -> list[Measurement]:
