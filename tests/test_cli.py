@@ -15,7 +15,6 @@ from pytest_ddpscale import cli
 from tests.report.judged import failed, write_judged_run
 from tests.rows import rows
 
-ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data" / "paik_a100_80gb"
 
 

@@ -58,9 +58,6 @@ class StallSuspects:
     open: tuple[int, ...] = ()
 
 
-NOBODY = StallSuspects()
-
-
 def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
     """Nodes whose results stall, by the rule of this module.
 

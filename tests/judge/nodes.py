@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -23,10 +22,6 @@ Slowness = Callable[[int, int], float]
 
 def equal(node: int, local_rank: int) -> float:
     return 1.0
-
-
-def slow_node(which: int, ratio: float = 1.3) -> Slowness:
-    return lambda node, local_rank: ratio if node == which else 1.0
 
 
 def slow_rank(which: int, local: int, ratio: float = 1.3) -> Slowness:
@@ -89,8 +84,3 @@ def nodes_evidence(plan: Plan, measurements: Sequence[Measurement]) -> Evidence:
     }
     flops = {study.id: FLOPS_PER_IMAGE for study in plan.studies}
     return Evidence(plan, columns_of(measurements), {}, flops, seeded)
-
-
-def on_host(measurements: Sequence[Measurement], name: str, /, **changes: object) -> list[Measurement]:
-    """The measurements with some fields of one host's changed."""
-    return [replace(one, **changes) if one.host == name else one for one in measurements]  # type: ignore[arg-type]

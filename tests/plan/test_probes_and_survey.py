@@ -31,7 +31,6 @@ from tests.rows import rows
 
 WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
-EMPTY = Plan("a100", "cuda", ())
 MATMUL, MEMORY = Arm("matmul-fp16"), Arm("memory-copy")
 STUDY = ProbeStudy((MATMUL, Arm("all-reduce-32mib", 4)), 16, 0.5)
 PROBES = st.builds(Arm, st.sampled_from(["matmul-bf16", "memory-copy", "host-to-device"])) | st.builds(
