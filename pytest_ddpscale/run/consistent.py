@@ -245,11 +245,14 @@ class _Said:
             what: they did, for the message.
             unable: ranks that may be absent.
         """
-        other = planned[ranks] != groups
+        its = planned[ranks]
+        other = its != groups
+        if other.any():  # a run may lack groups, and number the others anew
+            other = (its < 0) | (np.unique(its, return_inverse=True)[1] != np.unique(groups, return_inverse=True)[1])
         if other.any():
-            its = planned == groups[other][0]
-            expected = f"rank {_named(np.flatnonzero(its))}" if its.any() else "no such group"
-            raise ValueError(f"has rank {ranks[other][0]} of {what}, where plan.json has {expected}")
+            number, found = its[other][0], ranks[groups == groups[other][0]]
+            expected = f"ranks {_named(np.flatnonzero(planned == number))}" if number >= 0 else "none"
+            raise ValueError(f"has ranks {_named(found)} as a group of {what}, where plan.json has {expected}")
         absent = (planned >= 0) & ~np.isin(np.arange(len(planned)), list(unable))
         absent[ranks] = False
         if absent.any() and not self._is_simulated:
@@ -279,8 +282,8 @@ def _refuse_other_rails(ranks: IntArray, groups: IntArray, layout: Layout, arm: 
     numbers, sizes = np.unique(groups, return_counts=True)
     wrong: BoolArray = sizes != 2
     if not wrong.any():
-        nodes, rails = np.divmod(ranks[np.lexsort((ranks, groups))].reshape(-1, 2), layout.ranks_per_node)
-        wrong = (nodes[:, 0] == nodes[:, 1]) | (rails[:, 0] != rails[:, 1])
+        rails = ranks[np.argsort(groups, kind="stable")].reshape(-1, 2) % layout.ranks_per_node
+        wrong = rails[:, 0] != rails[:, 1]
     if wrong.any() and layout.nodes > 1:  # within a single node pairs accuse nobody
         members = ranks[groups == numbers[wrong][0]]
         raise ValueError(f"has ranks {_named(members)} as a pair of {arm}")
