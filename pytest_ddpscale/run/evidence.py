@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
+from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -34,7 +35,6 @@ from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_o
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import Transport, transports_of
-from pytest_ddpscale.run.validate import Recorded, refuse_contradictions
 
 T = TypeVar("T")
 
@@ -229,13 +229,12 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
-    recorded = Recorded(plan, records, is_imported, simulated)
-    refuse_contradictions(run, recorded)
+    refuse_contradictions(run, plan, records, is_imported=is_imported, is_simulated=simulated)
     try:
         training = trained_runs(plan, records)
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, recorded, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records, run.read_telemetry()), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
@@ -256,7 +255,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
 
 
 def _telemetry_of_blocks(
-    run: RunDirectory, recorded: Recorded, telemetry: Sequence[TelemetryBlock]
+    run: RunDirectory, plan: Plan, records: Sequence[AnyRecord], telemetry: Sequence[TelemetryBlock]
 ) -> list[TelemetryBlock]:
     """The telemetry of measured blocks.
 
@@ -264,7 +263,8 @@ def _telemetry_of_blocks(
 
     Args:
         run: its directory, for the message.
-        recorded: its measurements.
+        plan: what should have been measured.
+        records: its measurements.
         telemetry: all lines of telemetry.jsonl.
 
     Raises:
@@ -272,15 +272,16 @@ def _telemetry_of_blocks(
             line.
     """
     timed: dict[tuple[str, str, int], list[Block]] = {}
-    for _, block in recorded.blocks:
-        timed.setdefault(block.key, []).append(block)
-    ended = studies_measured(recorded.records)
+    for block in records:
+        if isinstance(block, Block):
+            timed.setdefault(block.key, []).append(block)
+    ended = studies_measured(records)
     found: dict[tuple[str, str, int], TelemetryBlock] = {}
     for line, one in enumerate(telemetry, start=1):
         key = one.study, one.arm, one.round
         of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
         if blocks is None:
-            if one.study in ended or one.arm not in recorded.arms.get(one.study, ()):
+            if one.study in ended or plan.arm(one.study, one.arm) is None:
                 raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
             continue
         measured = [(block.ranks, block.began_unix_s) for block in blocks]

@@ -15,7 +15,7 @@ from tests.benchmarks.scripts import BENCHMARKS, benchmark
 TABLE: Any = benchmark("mutation_table")
 DEFECTS = {defect.id: defect for defect in TABLE.DEFECTS}
 ROOT = BENCHMARKS.parent
-VALIDATE = "run/test_validate.py"
+REFUSED = "run/test_consistent.py::test_what_accidents_make_of_a_run_is_refused"
 ARMS = "worker/test_arms.py"
 GPU_CLOCK = "worker/test_device.py::TestGpus::test_start_their_clock_when_they_are_idle_and_stop_it_when_they_are_done"
 # The test that has to fail, below tests/.
@@ -27,11 +27,11 @@ WATCHED_BY = {
     "node-order": "plan/test_layout.py::test_four_ranks_spread_over_three_nodes",
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
     "torn-line": "run/test_run_directory.py::TestMeasurements::test_a_killed_run_keeps_every_finished_measurement",
-    "duplicates": f"{VALIDATE}::TestOneLine::test_tells_of_each_block",
+    "duplicates": REFUSED,
     "nan": "run/test_strict_json.py::test_what_json_has_no_word_for_is_not_read",
     "half-written": "run/test_full_disk.py::test_a_line_that_does_not_fit_leaves_no_part",
-    "shared-gpu": f"{VALIDATE}::TestGangs::test_that_cannot_be_so_are_refused",
-    "steps-contradict": f"{VALIDATE}::TestSteps::test_that_cannot_be_are_refused",
+    "shared-gpu": REFUSED,
+    "steps-contradict": REFUSED,
     "no-sync": GPU_CLOCK,
     "steps-off-by-one": "worker/test_device.py::test_cpu_steps_are_timed_by_the_wall_clock",
     "cold-start": f"{ARMS}::test_a_block_is_timed_once_the_arm_is_warm",

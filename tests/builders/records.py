@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -59,7 +60,7 @@ def block_of(ranks: Sequence[Measurement], gang: int = 0, *, checked: bool = Tru
     readings |= {"single_sample": True} if first.single_sample else {}
     block = Block(
         study=first.study, arm=first.arm, round=first.round, gang=gang, ranks=tuple(one.rank for one in ranks),
-        count=column(one.steps for one in ranks), work=float(first.batch_size),
+        groups=_groups(first.arm, len(ranks)), count=column(one.steps for one in ranks), work=float(first.batch_size),
         began_unix_s=column(one.started_unix_s for one in ranks), seconds=column(one.block_s for one in ranks),
         readings=readings if checked else {},
         series={name: steps for name, steps in series.items() if steps}, digests=checksums,
@@ -67,6 +68,12 @@ def block_of(ranks: Sequence[Measurement], gang: int = 0, *, checked: bool = Tru
     if not checked:
         force_setattr(block, "readings", readings)
     return block
+
+
+def _groups(arm: str, ranks: int) -> Any:
+    """Numbers of the groups in which so many ranks work."""
+    size = re.search(r"@(\d+)", arm)
+    return column(i // int(size[1] if size else 1) for i in range(ranks))
 
 
 def seeded_line(steps: Sequence[SeededStep], gang: int = 0) -> SeededSteps:
@@ -170,7 +177,8 @@ def steady_block(
     checksum = "c0ffee" * 2 + "c0de" if arm.kind == "ddp" else None
     fields: dict[str, Any] = {
         "study": study, "arm": arm.name, "round": number, "gang": gang, "work": float(arm.batch_size), "count": 10,
-        "ranks": tuple(ranks), "began_unix_s": 1.7e9 + number, "seconds": block_s, "series": {STEP_S: step_s},
+        "ranks": tuple(ranks), "groups": _groups(arm.name, len(ranks)), "began_unix_s": 1.7e9 + number,
+        "seconds": block_s, "series": {STEP_S: step_s},
         "digests": checksum,
     }  # fmt: skip
     return Block(**(fields | changes))
