@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES, probe_size
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.plan.words import DeviceType
 
@@ -21,8 +21,6 @@ SWEEP_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.1, "cpu": 0.03}
 # Limit of one collective: on GPUs 1 GiB takes milliseconds over NVLink and a tenth of a second over a slow network;
 # over gloo it takes seconds and a laptop's memory.
 ITERATION_LIMITS_S: dict[DeviceType, float] = {"cuda": 2.0, "cpu": 0.1}
-_UNITS = {"gib": GIB, "mib": MIB, "kib": KIB}
-_MOST_OF_UNIT = 9999  # limit in probe names
 
 
 def message_sizes(first: int, last: int, factor: int = STEP_FACTOR) -> tuple[int, ...]:
@@ -38,23 +36,11 @@ def message_sizes(first: int, last: int, factor: int = STEP_FACTOR) -> tuple[int
     """
     if first < 1 or last < first or factor < 2:
         raise ValueError(f"found {first} to {last} bytes by {factor}; expected ascending sizes and a factor from 2 up")
-    sizes = [first]
-    while sizes[-1] * factor <= last:
-        sizes.append(sizes[-1] * factor)
-    return tuple(sizes if sizes[-1] == last else (*sizes, last))
-
-
-def probe_size(size_bytes: int) -> str:
-    """A size as in probe names: ``32mib``.
-
-    Raises:
-        ValueError: it is not a whole number, from 1 to 9999, of KiB, MiB or GiB.
-    """
-    for unit, unit_bytes in _UNITS.items():
-        count, rest = divmod(size_bytes, unit_bytes)
-        if not rest and 1 <= count <= _MOST_OF_UNIT:
-            return f"{count}{unit}"
-    raise ValueError(f"{size_bytes} bytes; expected 1 to {_MOST_OF_UNIT} whole KiB, MiB or GiB")
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= factor
+    return (*sizes, last)
 
 
 def size_text(size_bytes: int) -> str:
@@ -87,14 +73,16 @@ def sweep_probes(
         ValueError: a size that probe names cannot express.
     """
     pair_bytes = max((size for size in sizes if size <= PAIR_BYTES[device_type]), default=sizes[0])
-    names = [f"{kind}-{probe_size(size)}" for kind in kinds for size in sizes]
-    names.append(f"send-recv-{probe_size(pair_bytes)}")
-    probes = {Arm(name, world_size) for name in names for world_size in sweep_world_sizes(layout)}
-    return tuple(sorted({*probes, *bounded}, key=_in_order))
+    asked = [*((kind, size) for kind in kinds for size in sizes), ("send-recv", pair_bytes)]
+    sent = {f"{kind}-{probe_size(size)}" for kind, size in asked}
+    probes = {Arm(name, world_size) for name in sent for world_size in sweep_world_sizes(layout)}.union(bounded)
+    order = (*COLLECTIVES, "send-recv")
 
+    def in_order(probe: Arm) -> tuple[int, int, int]:
+        found = probe.operation
+        return probe.world_size, order.index(found.kind), found.message_bytes or 0
 
-def _in_order(probe: Arm) -> tuple[int, int, int]:
-    return probe.world_size, (*COLLECTIVES, "send-recv").index(probe.operation.kind), probe.operation.message_bytes or 0
+    return tuple(sorted(probes, key=in_order))
 
 
 def sweep_study(

@@ -19,12 +19,11 @@ from pytest_ddpscale.plan.collective_sweep import (
     SMALLEST_BYTES,
     STEP_FACTOR,
     message_sizes,
-    probe_size,
     sweep_probes,
     sweep_study,
 )
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES, probe_size
 from pytest_ddpscale.settings import duration_s, read_value
 from pytest_ddpscale.suites.suite import IN_ROUNDS, MeasuredSuite, Suite, SuiteNodes
 

@@ -12,14 +12,13 @@ from pytest_ddpscale.plan.collective_sweep import (
     MIB,
     PAIR_BYTES,
     message_sizes,
-    probe_size,
     size_text,
     sweep_probes,
     sweep_study,
     sweep_world_sizes,
 )
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES, probe_size
 from pytest_ddpscale.plan.study import ProbeStudy
 from tests.builders.json_types import as_json
 from tests.rows import rows
