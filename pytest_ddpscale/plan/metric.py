@@ -6,12 +6,12 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from pytest_ddpscale.plan.arm import Arm, ArmKind, OneGpu, Placement
+from pytest_ddpscale.plan.arm import ArmKind
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.workload import Family, Workload
+from pytest_ddpscale.plan.workload import Family
 
 # Of samples, which each family names by its own unit (`Metric.unit_of`), or of anything else.
 Unit = Literal["samples/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "samples/J"]
@@ -57,9 +57,8 @@ class Metric:
         takes_peak: whether the SKU must give its peak in the workload's precision.
         upper_bound: whether its bound is ``at_most`` (True) or ``at_least`` (False).
         scale: whether errors of its per-round values are relative or absolute.
-        carries_acceptance: whether meeting a bound on it can justify acceptance. False for metrics that only compare
-            ranks or measure overheads, which a uniformly slow machine meets, and for those measured without training
-            a model.
+        carries_acceptance: whether meeting a bound on it can justify acceptance: not for metrics that only compare
+            ranks or measure overheads, which a uniformly slow machine meets, or that are measured without training.
         subject: what a requirement on it is about.
         plausible: smallest and largest meaningful bound; None for those of its unit.
         credible: smallest and largest credible value of a measurement on GPUs; beyond, it or its baseline was
@@ -93,7 +92,7 @@ class Metric:
     takes_peak: bool = False
     upper_bound: bool = False
     scale: Scale = "factors"
-    carries_acceptance: bool = True
+    carries_acceptance: bool = False
     subject: Subject = "workload"
     plausible: tuple[float, float] | None = None
     credible: tuple[float, float] = (-math.inf, math.inf)
@@ -185,54 +184,3 @@ class Metric:
 
     def _at(self, world_size: int, ends: tuple[float, float]) -> tuple[float, float]:
         return ends[0], ends[1] * (world_size if self.grows_with_ranks else 1)
-
-
-def measured_arm(
-    metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed", one_gpu: OneGpu = "alone"
-) -> Arm:
-    """The arm whose blocks give this metric's value.
-
-    Args:
-        metric: the metric.
-        workload: the trained workload.
-        world_size: ranks that train together.
-        placement: of these ranks.
-        one_gpu: how one GPU is trained, if the metric leaves that to the source of the bound.
-
-    Raises:
-        ValueError: strong scaling without a global batch, or with one that the ranks cannot share evenly; or a metric
-            of folder images for a workload with synthetic data.
-    """
-    if metric.reads_folder and workload.data == "synthetic":
-        raise ValueError(f"{metric.name} needs `data: {{folder: PATH}}` in the workload {workload.name}")
-    batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
-    if world_size == 1 and metric.times_one_gpu(is_of_one=True):
-        return Arm(one_gpu, 1, batch_size)
-    kind = "each" if metric.reads_own_pace and workload.compile else metric.measured
-    return Arm(kind, world_size, batch_size, placement)
-
-
-def baseline_arm(
-    metric: Metric, workload: Workload, world_size: int, placement: Placement = "packed", one_gpu: OneGpu = "alone"
-) -> Arm | None:
-    """The arm that the measured one is compared with, None without a comparison. See `measured_arm`."""
-    if metric.baseline is None:
-        return None
-    if metric.baseline == "alone":
-        kind: OneGpu = one_gpu if metric.times_one_gpu(is_of_one=world_size == 1) else "alone"
-        return Arm(kind, 1, _batch_size_per_gpu(metric.scaling, workload, 1))
-    batch_size = _batch_size_per_gpu(metric.scaling, workload, world_size)
-    return Arm(metric.baseline, world_size, batch_size, placement, metric.baseline_variant)
-
-
-def _batch_size_per_gpu(scaling: Scaling, workload: Workload, world_size: int) -> int:
-    if scaling == "weak":
-        return workload.batch_size
-    if workload.global_batch_size is None:
-        raise ValueError(f"workload {workload.name} has no global_batch_size, which strong scaling divides")
-    if workload.global_batch_size % world_size:
-        raise ValueError(
-            f"global_batch_size {workload.global_batch_size} of {workload.name} "
-            f"cannot be shared evenly by {world_size} ranks"
-        )
-    return workload.global_batch_size // world_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
+from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.words import DeviceType
@@ -59,17 +59,48 @@ class Question:
 
     @property
     def measured(self) -> Arm:
-        """The arm in question. Raises as `measured_arm`."""
-        return measured_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
+        """The arm whose blocks give the metric's value.
+
+        Raises:
+            ValueError: strong scaling without a global batch, or with one that the ranks cannot share evenly; or a
+                metric of folder images for a workload with synthetic data.
+        """
+        metric, batch_size = self.metric, self._batch_size(self.world_size)
+        if metric.reads_folder and self.workload.data == "synthetic":
+            raise ValueError(f"{metric.name} needs `data: {{folder: PATH}}` in the workload {self.workload.name}")
+        if self.world_size == 1 and metric.times_one_gpu(is_of_one=True):
+            return Arm(self.one_gpu, 1, batch_size)
+        kind = "each" if metric.reads_own_pace and self.workload.compile else metric.measured
+        return Arm(kind, self.world_size, batch_size, self.placement)
 
     @property
     def baseline(self) -> Arm | None:
-        """The arm it is compared with, if any. Raises as `measured_arm`."""
-        return baseline_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
+        """The arm it is compared with, if any. Raises as `measured`."""
+        metric = self.metric
+        if metric.baseline is None:
+            return None
+        if metric.baseline == "alone":
+            is_open = metric.times_one_gpu(is_of_one=self.world_size == 1)
+            return Arm(self.one_gpu if is_open else "alone", 1, self._batch_size(1))
+        batch_size = self._batch_size(self.world_size)
+        return Arm(metric.baseline, self.world_size, batch_size, self.placement, metric.baseline_variant)
+
+    def _batch_size(self, world_size: int) -> int:
+        """Per-GPU batch of an arm of that many ranks."""
+        workload, whole = self.workload, self.workload.global_batch_size
+        if self.metric.scaling == "weak":
+            return workload.batch_size
+        if whole is None:
+            raise ValueError(f"workload {workload.name} has no global_batch_size, which strong scaling divides")
+        if whole % world_size:
+            raise ValueError(
+                f"global_batch_size {whole} of {workload.name} cannot be shared evenly by {world_size} ranks"
+            )
+        return whole // world_size
 
     @property
     def arms(self) -> list[Arm]:
-        """All arms it needs, baseline first. Raises as `measured_arm`."""
+        """All arms it needs, baseline first. Raises as `measured`."""
         return [*([self.baseline] if self.baseline else []), self.measured]
 
 
@@ -94,8 +125,8 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         probes: the probes to run.
 
     Raises:
-        ValueError: as `measured_arm`, which does not occur for a loaded thresholds file; or an arm or a probe needs
-            more ranks than all nodes have.
+        ValueError: as `Question.measured`, which does not occur for a loaded thresholds file; or an arm or a probe
+            needs more ranks than all nodes have.
     """
     probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}

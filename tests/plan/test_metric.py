@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
+from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
 from pytest_ddpscale.plan.operation import COLLECTIVES, KINDS
 from pytest_ddpscale.plan.planner import Question
@@ -49,7 +48,7 @@ IMAGES = ImageFolderData("/images")
 )
 def test_arms_of_a_metric(metric: str, world_size: int, arms: list[Arm]) -> None:
     assert Question(METRICS[metric], WORKLOAD, world_size).arms == arms
-    assert measured_arm(METRICS[metric], WORKLOAD, world_size) == arms[-1]
+    assert Question(METRICS[metric], WORKLOAD, world_size).measured == arms[-1]
 
 
 @rows(
@@ -72,22 +71,21 @@ def test_arms_of_a_metric_whose_source_wrapped_one_gpu_in_ddp(metric: str, world
 @rows("world_size", [3, 5, 32])
 def test_a_global_batch_that_ranks_cannot_share_evenly_is_refused(world_size: int) -> None:
     with pytest.raises(ValueError, match=f"^global_batch_size 16 of r cannot be shared evenly by {world_size} ranks$"):
-        measured_arm(METRICS["strong_scaling_speedup"], WORKLOAD, world_size)
+        _ = Question(METRICS["strong_scaling_speedup"], WORKLOAD, world_size).measured
 
 
-@rows("arm_of", [measured_arm, baseline_arm])
-def test_strong_scaling_without_a_global_batch_is_refused(arm_of: Callable[..., object]) -> None:
+@rows("arm", ["measured", "baseline"])
+def test_strong_scaling_without_a_global_batch_is_refused(arm: str) -> None:
     workload = replace(WORKLOAD, global_batch_size=None)
     with pytest.raises(ValueError, match=r"^workload r has no global_batch_size, which strong scaling divides$"):
-        arm_of(METRICS["strong_scaling_efficiency"], workload, 2)
+        getattr(Question(METRICS["strong_scaling_efficiency"], workload, 2), arm)
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_ranks_of_strong_scaling_train_the_whole_global_batch(world_size: int, share: int) -> None:
     workload = replace(WORKLOAD, global_batch_size=world_size * share)
-    arm = measured_arm(METRICS["strong_scaling_efficiency"], workload, world_size)
+    alone, arm = Question(METRICS["strong_scaling_efficiency"], workload, world_size).arms
     assert arm.batch_size * arm.world_size == workload.global_batch_size
-    alone = baseline_arm(METRICS["strong_scaling_efficiency"], workload, world_size)
     assert alone == Arm("alone", 1, world_size * share)
 
 
@@ -179,7 +177,7 @@ def test_images_from_a_folder_are_compared_with_synthetic_ones_of_the_same_ranks
     assert (synthetic.name, loaded) == ("ddp@4+data=synthetic", Arm("ddp", 4, 8))
     assert [arm.data_of(replace(WORKLOAD, data=IMAGES)) for arm in (synthetic, loaded)] == ["synthetic", IMAGES]
     with pytest.raises(ValueError, match=r"input_pipeline_efficiency needs `data: \{folder: PATH\}` in the workload r"):
-        measured_arm(metric, WORKLOAD, 4)
+        _ = Question(metric, WORKLOAD, 4).measured
 
 
 def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
