@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
@@ -132,18 +132,24 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     arms: Wanted = {}
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
-    asked = _largest(arms)
+    every = [arm for wanted in arms.values() for arm in wanted]
+    asked = _largest(every)
     takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
-    layout = _layout(arms, empty, probed, takes_all=takes_all) if empty.nodes > 1 else None
-    if layout is not None:
+    ranks_per_node, layout = empty.ranks_per_node if takes_all else None, None
+    if empty.nodes > 1:
+        layout = empty.layout
+        if not takes_all and all(map(layout.fits_node, [*every, *probed])):
+            layout = Layout(empty.nodes, _largest([*every, *probed]))
+        ranks_per_node = layout.ranks_per_node
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
-    ranks_per_node = empty.ranks_per_node if takes_all else None
-    if layout is not None:
-        ranks_per_node = layout.ranks_per_node
     turns = _turns(arms, asked, ranks_per_node or asked)
-    in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
-    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
+    compared = {
+        key: max((arm.world_size for arm in some if arm.kind == "each"), default=0) for key, some in arms.items()
+    }
+    studies = tuple(
+        _study(*key, arms[key], pace, turns) for key in sorted(arms, key=compared.__getitem__, reverse=True)
+    )
     return replace(
         empty,
         studies=studies,
@@ -159,32 +165,19 @@ def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Arm, ...]
     return (matmul, Arm("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
 
 
-def _layout(arms: Wanted, empty: Plan, probes: Sequence[Arm], *, takes_all: bool) -> Layout:
-    whole = empty.layout
-    largest_probe = max((probe.world_size for probe in probes), default=1)
-    if takes_all or not _fits_node(arms, whole) or largest_probe > whole.ranks_per_node:
-        return whole
-    return Layout(empty.nodes, max(_largest(arms), largest_probe))
-
-
-def _fits_node(arms: Wanted, layout: Layout) -> bool:
-    return all(layout.fits_node(arm) for wanted in arms.values() for arm in wanted)
+def _largest(arms: Iterable[Arm]) -> int:
+    return max((arm.world_size for arm in arms), default=1)
 
 
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
     """Add arms of one node, two, four … below the size of weak scaling that goes beyond a node."""
     for (scaling, workload), wanted in arms.items():
-        packed = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
-        beyond = [arm.world_size for arm in packed if not layout.fits_node(arm)]
-        size = layout.ranks_per_node
-        while scaling == "weak" and size < max(beyond, default=0):
+        trained = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
+        most, size = _largest(arm for arm in trained if not layout.fits_node(arm)), layout.ranks_per_node
+        while scaling == "weak" and size < most:
             if size > 1:
                 wanted.add(Arm("ddp", size, workload.batch_size))
             size *= 2
-
-
-def _largest(arms: Wanted) -> int:
-    return max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
 
 
 def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
@@ -198,48 +191,37 @@ def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
     return next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
 
 
-def _compared(arms: Iterable[Arm]) -> int:
-    """Number of ranks that the arm ``each`` compares."""
-    return max((arm.world_size for arm in arms if arm.kind == "each"), default=0)
-
-
 def _add_each(arms: Wanted, layout: Layout | None) -> None:
     """Add the arm ``each`` to one study: a slow rank is slow in every workload.
 
     In all other studies each rank times its own forward passes. Where it cannot, because the model is compiled, the arm
     is added too.
     """
-    _add_each_to_one(arms, layout)
-    for (scaling, workload), wanted in arms.items():
-        ranks = _ranks_compared([arm for arm in wanted if not arm.infers], layout)
-        if scaling == "weak" and workload.compile and ranks > 1:
-            wanted.add(Arm("each", ranks, workload.batch_size))
-
-
-def _ranks_compared(trained: Iterable[Arm], layout: Layout | None) -> int:
-    """Number of ranks that the arm ``each`` of a study compares: those of its largest arm, or of all its nodes."""
-    largest = max(trained, key=lambda arm: arm.world_size, default=None)
-    if largest is None or largest.world_size == 1 or layout is None:
-        return 1 if largest is None else largest.world_size
-    return layout.ranks_per_node if layout.fits_node(largest) else layout.world_size
-
-
-def _add_each_to_one(arms: Wanted, layout: Layout | None) -> None:
+    every = [arm for wanted in arms.values() for arm in wanted]
     sizes = {
-        key: max(arm.world_size for arm in wanted)
+        key: _largest(wanted)
         for key, wanted in arms.items()
-        if (layout is None or key[0] == "weak") and any(not arm.infers for arm in wanted)
+        if (layout is None or key[0] == "weak") and not all(arm.infers for arm in wanted)
     }
     largest = max(sizes.values(), default=1)
+    ranks = _ranks_compared(every, layout, largest)
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]
-    ranks = largest
-    if layout is not None:
-        ranks = layout.ranks_per_node if _fits_node(arms, layout) else layout.world_size
-    has_it = any(arm.kind == "each" and arm.world_size == ranks for wanted in arms.values() for arm in wanted)
-    if (layout is not None or ranks > 1) and candidates and not has_it:
+    has_it = any(arm.kind == "each" and arm.world_size == ranks for arm in every)
+    if candidates and not has_it and (layout is not None or ranks > 1):
         # Chosen by name, independently of the order of questions.
         key = min(candidates, key=lambda candidate: candidate[1].name)
         arms[key].add(Arm("each", ranks, key[1].batch_size))
+    for (scaling, workload), wanted in arms.items():
+        trained = [arm for arm in wanted if not arm.infers]
+        if scaling == "weak" and workload.compile and _largest(trained) > 1:
+            wanted.add(Arm("each", _ranks_compared(trained, layout, _largest(trained)), workload.batch_size))
+
+
+def _ranks_compared(arms: Iterable[Arm], layout: Layout | None, largest: int) -> int:
+    """Number of ranks that the arm ``each`` compares: those of the largest arm, or of all nodes that train one."""
+    if layout is None:
+        return largest
+    return layout.ranks_per_node if all(map(layout.fits_node, arms)) else layout.world_size
 
 
 def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:

@@ -106,6 +106,8 @@ def test_a_compiled_workload_compares_all_ranks_of_the_nodes_that_it_trains_on()
     assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@4"]}
     questions.append(question("throughput_per_gpu", COMPILED, 8))
     assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@8"]}
+    questions[-1] = replace(question("throughput_per_gpu", COMPILED, 2), placement="spread")
+    assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@8"]}
 
 
 def test_inference_is_timed_beside_the_training_of_its_workload_and_trains_nothing_by_itself() -> None:
