@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.rank_pairs import Pair, all_pairs, in_order, other_end
@@ -57,6 +57,8 @@ class PairStudy:
     arms: tuple[Arm, ...]
     iterations: int
     id: Literal["pairs"] = PAIRS
+
+    launch: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "a pair study", "iterations")
