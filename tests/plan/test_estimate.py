@@ -31,7 +31,7 @@ STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5
 
 def study_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN, *, is_most: bool = False) -> float:
     """Of the usual number of rounds, or of all."""
-    ((_, found),) = study_times(Plan("a100", "cuda", (study,)), samples_per_s)
+    (found,) = study_times(Plan("a100", "cuda", (study,)), samples_per_s).values()
     return found.seconds(found.most if is_most else found.usual)
 
 
