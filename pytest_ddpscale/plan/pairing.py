@@ -106,6 +106,7 @@ class Standings:
     Attributes:
         nodes: number of measured nodes.
         slow_below_gbps: the limit between slow and fast.
+        fast_pairs: pairs of nodes that were fast at least once.
         good: nodes that were fast at least once.
         suspect_nodes: nodes that were never fast.
         stalls: good nodes whose messages stall, by their results with each other: a slow node's are long anyway.
@@ -120,21 +121,22 @@ class Standings:
             for node in result.nodes:
                 self._of_node[node].append(result)
         self.nodes = len(self._of_node)
-        self.slow_below_gbps = slow_share * _reference_gbps(self._of_node.values())
-        self.good = frozenset(node for node, own in self._of_node.items() if self._any_fast(own))
+        best = sorted(max(result.gbps for result in own) for own in self._of_node.values())[self.nodes // 2 :]
+        self.slow_below_gbps = slow_share * (statistics.median(best) if best else 0.0)
+        self.fast_pairs = {result.nodes for result in results if self.is_fast(result)}
+        self.good = frozenset(node for pair in self.fast_pairs for node in pair)
         self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
-        counting = [one for one in results if self.good.issuperset(one.nodes)]
-        self.stalls = find_stalling_nodes([(one.nodes, one.is_stalled) for one in counting])
-        slow_links = [
-            pair for pair, own in self._of_pair.items() if self.good.issuperset(pair) and not self._any_fast(own)
-        ]
-        self.suspect_links: tuple[NodePair, ...] = ()
-        if len(slow_links) <= self.nodes // 2:
-            self.suspect_links = tuple(
-                pair
-                for pair in sorted(slow_links)
-                if all(map(self._mostly_fast, pair)) and not set(pair).intersection(self.stalls.named)
-            )
+        counting = [(one.nodes, one.is_stalled) for one in results if self.good.issuperset(one.nodes)]
+        self.stalls = find_stalling_nodes(counting)
+        able = self.good.difference(self.stalls.named)
+        slow_links = sorted(
+            pair for pair in self._of_pair if self.good.issuperset(pair) and pair not in self.fast_pairs
+        )
+        if len(slow_links) > self.nodes // 2:
+            slow_links = []
+        self.suspect_links = tuple(
+            pair for pair in slow_links if able.issuperset(pair) and all(map(self._mostly_fast, pair))
+        )
 
     def of_pair(self, pair: NodePair) -> Sequence[PairResult]:
         """Results of a node pair, in order."""
@@ -156,21 +158,13 @@ class Standings:
         """Whether a suspect link was slow often enough to be named."""
         return len(self.of_pair(pair)) > CONFIRMATIONS
 
-    def fast_pairs(self) -> list[NodePair]:
-        """Node pairs that were fast at least once."""
-        return [pair for pair, own in self._of_pair.items() if self._any_fast(own)]
-
     def is_fast(self, result: PairResult) -> bool:
         """Whether a result is fast."""
         return result.gbps >= self.slow_below_gbps
 
-    def _any_fast(self, results: Iterable[PairResult]) -> bool:
-        return any(map(self.is_fast, results))
-
     def _mostly_fast(self, node: int) -> bool:
         partners = self.partners(node)
-        fast = {other_end(result.nodes, node) for result in self._of_node[node] if self.is_fast(result)}
-        return 2 * len(fast) >= len(partners)
+        return 2 * sum(in_order(node, other) in self.fast_pairs for other in partners) >= len(partners)
 
 
 def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> tuple[NodePair, ...]:
@@ -205,23 +199,16 @@ def most_rounds(nodes: int) -> int:
 @cache
 def powers_of_two_apart(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
     """Every pair of nodes 1, 2, 4 … apart in a circle once, each in the first round in which both are free."""
-    rounds: list[list[NodePair]] = []
-    busy: list[set[int]] = []
+    rounds: list[tuple[list[NodePair], set[int]]] = []
     distances = [2**power for power in range(_log2(nodes))]
     pairs = [in_order(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
     for pair in dict.fromkeys(pairs):
-        place = next((i for i, taken in enumerate(busy) if taken.isdisjoint(pair)), len(busy))
-        if place == len(busy):
-            busy.append(set())
-            rounds.append([])
-        busy[place].update(pair)
-        rounds[place].append(pair)
-    return tuple(map(tuple, rounds))
-
-
-def _reference_gbps(by_node: Iterable[Sequence[PairResult]]) -> float:
-    best = sorted((max(result.gbps for result in own) for own in by_node), reverse=True)
-    return statistics.median(best[: (len(best) + 1) // 2]) if best else 0.0
+        chosen = next((one for one in rounds if one[1].isdisjoint(pair)), None)
+        if chosen is None:
+            rounds.append(chosen := ([], set()))
+        chosen[0].append(pair)
+        chosen[1].update(pair)
+    return tuple(tuple(pairs) for pairs, _ in rounds)
 
 
 def _confirming(standings: Standings, results: Sequence[PairResult], first: int) -> tuple[NodePair, ...]:
@@ -270,7 +257,7 @@ def _least_met(standings: Standings, node: int, free: Set[int]) -> int:
 def _companions(standings: Standings, busy: Iterable[NodePair], number: int) -> Iterator[NodePair]:
     """Pairs of idle nodes known to be fast, so that the load equals that of other rounds."""
     taken = {node for pair in busy for node in pair}
-    fast = sorted(standings.fast_pairs())
+    fast = sorted(standings.fast_pairs)
     start = number % len(fast) if fast else 0
     for pair in fast[start:] + fast[:start]:
         if taken.isdisjoint(pair):

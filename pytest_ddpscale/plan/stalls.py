@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_ddpscale.plan.rank_pairs import Pair, other_end
 
@@ -45,8 +44,7 @@ def are_stalled(step_s: NDArray[np.floating]) -> NDArray[np.bool_]:
     return found
 
 
-@dataclass(frozen=True)
-class StallSuspects:
+class StallSuspects(NamedTuple):
     """Nodes whose results stall; see `find_stalling_nodes`.
 
     Attributes:
@@ -56,9 +54,6 @@ class StallSuspects:
 
     named: tuple[int, ...] = ()
     open: tuple[int, ...] = ()
-
-
-NOBODY = StallSuspects()
 
 
 def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
@@ -71,45 +66,35 @@ def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
     left, named = list(results), list[int]()
     while nodes > 2 and len(named) < nodes // 2 and any(is_stalled for _, is_stalled in left):
         found = _likeliest(left)
-        suspects = [node for node, chance in found if chance * nodes <= ALPHA]
-        if not suspects:
-            return StallSuspects(tuple(named), tuple(sorted(node for node, _ in found)))
-        named.append(suspects[0])
-        left = [(pair, is_stalled) for pair, is_stalled in left if suspects[0] not in pair]
+        if not found or found[0][0] * nodes > ALPHA:
+            return StallSuspects(tuple(named), tuple(sorted(node for _, node in found)))
+        named.append(found[0][1])
+        left = [one for one in left if named[-1] not in one[0]]
     return StallSuspects(tuple(named))
 
 
-def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[int, float]]:
-    """Nodes of which `LEAST_SHARE` of the results stall, and the chance of it; 1 while those are too few to name it."""
+def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[float, int]]:
+    """Nodes of which `LEAST_SHARE` of the results stall, after the chance that at least as many do if all nodes' stall
+    alike, by Fisher's exact test, one-sided; it is 1 while they are too few to name the node.
+
+    Fisher (1922), "On the interpretation of χ² from contingency tables, and the calculation of P", Journal of the Royal
+    Statistical Society 85.
+    """
     partners, stalled_with = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for pair, is_stalled in results:
         for node in pair:
             partners[node].append(other_end(pair, node))
             if is_stalled:
                 stalled_with[node].append(other_end(pair, node))
-    all_stalled, found = sum(is_stalled for _, is_stalled in results), list[tuple[int, float]]()
+    all_stalled, found = sum(is_stalled for _, is_stalled in results), list[tuple[float, int]]()
     for node, stalled in stalled_with.items():
         count, measured, with_whom = len(stalled), len(partners[node]), len(set(stalled))
         if count < LEAST_SHARE * measured:
             continue
-        is_told = count >= FEWEST_STALLED and with_whom > 1 and 2 * with_whom > len(set(partners[node]))
-        found.append((node, _chance(count, measured, all_stalled, len(results)) if is_told else 1.0))
-    return sorted(found, key=lambda one: (one[1], one[0]))
-
-
-def _chance(stalled: int, measured: int, all_stalled: int, all_measured: int) -> float:
-    """Chance that at least `stalled` of a node's results stall if results stall alike: Fisher's exact test, one-sided.
-
-    Fisher (1922), "On the interpretation of χ² from contingency tables, and the calculation of P", Journal of the Royal
-    Statistical Society 85.
-    """
-    ways = _log_ways(all_measured, measured)
-    return sum(
-        math.exp(_log_ways(all_stalled, i) + _log_ways(all_measured - all_stalled, measured - i) - ways)
-        for i in range(max(stalled, measured - (all_measured - all_stalled)), min(measured, all_stalled) + 1)
-    )
-
-
-def _log_ways(count: int, chosen: int) -> float:
-    """Logarithm of the number of ways to choose so many."""
-    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
+        chance = 1.0
+        if count >= FEWEST_STALLED and with_whom > 1 and 2 * with_whom > len(set(partners[node])):
+            sound = len(results) - all_stalled
+            ways = (math.comb(all_stalled, i) * math.comb(sound, measured - i) for i in range(count, measured + 1))
+            chance = sum(ways) / math.comb(len(results), measured)
+        found.append((chance, node))
+    return sorted(found)
