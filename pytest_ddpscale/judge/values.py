@@ -282,7 +282,9 @@ def _worst(question: Question, found: Values[str], confidence: float) -> WorstVa
         return None
     row = int(rows[told.argmax() if metric.upper_bound else told.argmin()])
     worst = estimated.found(row)
-    interval = worst.interval and possible_part(*worst.interval, worst.value, metric.possible_at(question.world_size))
+    interval = worst.interval and possible_part(
+        *worst.interval, worst.value, metric.range_at(question.world_size, "possible")
+    )
     return WorstValue(worst.value, interval, found.places[row])
 
 

@@ -49,11 +49,6 @@ def size_text(size_bytes: int) -> str:
     return f"{name[:-3]} {name[-3].upper()}iB"
 
 
-def sweep_world_sizes(layout: Layout) -> tuple[int, ...]:
-    """The ranks of one node, which test its own links, and those of all nodes, which test the network."""
-    return tuple(sorted({size for size in (layout.ranks_per_node, layout.world_size) if size > 1}))
-
-
 def sweep_probes(
     layout: Layout, device_type: DeviceType, sizes: Sequence[int], kinds: Iterable[str] = COLLECTIVES,
     bounded: Iterable[Arm] = (),
@@ -75,7 +70,9 @@ def sweep_probes(
     pair_bytes = max((size for size in sizes if size <= PAIR_BYTES[device_type]), default=sizes[0])
     asked = [*((kind, size) for kind in kinds for size in sizes), ("send-recv", pair_bytes)]
     sent = {f"{kind}-{probe_size(size)}" for kind, size in asked}
-    probes = {Arm(name, world_size) for name in sent for world_size in sweep_world_sizes(layout)}.union(bounded)
+    # The ranks of one node test its own links, those of all nodes the network.
+    world_sizes = {layout.ranks_per_node, layout.world_size} - {1}
+    probes = {Arm(name, world_size) for name in sent for world_size in world_sizes}.union(bounded)
     order = (*COLLECTIVES, "send-recv")
 
     def in_order(probe: Arm) -> tuple[int, int, int]:

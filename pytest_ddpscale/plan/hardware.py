@@ -73,9 +73,8 @@ def _runs(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
     built = (int(architecture["major"]), int(architecture["minor"]))
     if architecture["bound"] == "a":
         return built == capability
-    if architecture["bound"] == "f" or architecture["kind"] == "sm":
-        return built[0] == capability[0] and built[1] <= capability[1]
-    return built <= capability
+    is_ptx = architecture["kind"] == "compute" and not architecture["bound"]
+    return built <= capability and (is_ptx or built[0] == capability[0])
 
 
 def parse_capability(text: str) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 from pytest_ddpscale.plan.words import refuse_beyond
@@ -118,12 +119,6 @@ class ImageFamily:
     @property
     def classifier_parameters(self) -> int:
         """Weights and biases of the trained classifier on frozen features; only these are reduced by DDP."""
-        assert self.classifier_hidden is not None
-        return classifier_parameters(FEATURES[self.model], self.classifier_hidden, self.num_classes)
-
-
-def classifier_parameters(features: int, hidden: int, classes: int) -> int:
-    """Weights and biases of features → hidden → hidden → classes, or of one linear layer if `hidden` is 0."""
-    if not hidden:
-        return features * classes + classes
-    return (features * hidden + hidden) + (hidden * hidden + hidden) + (hidden * classes + classes)
+        hidden, classes = self.classifier_hidden, self.num_classes
+        widths = (FEATURES[self.model], hidden, hidden, classes) if hidden else (FEATURES[self.model], classes)
+        return sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))

@@ -122,20 +122,10 @@ class Metric:
         return "at_most" if self.upper_bound else "at_least"
 
     @property
-    def takes_sku(self) -> bool:
-        """Whether its value depends on a number in the thresholds file, so that only a requirement can have it."""
-        return self.takes_versus or self.takes_peak
-
-    @property
     def compared_scale(self) -> Scale:
         """How to compare values of two runs: by ratio, or by difference for shares and differences, which may be 0."""
         may_be_nothing = self.unit == "fraction" or self.baseline is not None
         return "differences" if self.scale == "differences" and may_be_nothing else "factors"
-
-    @property
-    def compares_ranks(self) -> bool:
-        """Whether it compares ranks that each compute by themselves."""
-        return self.measured == "each" or self.reads_own_pace
 
     @property
     def reads_folder(self) -> bool:
@@ -145,7 +135,7 @@ class Metric:
     @property
     def communicates(self) -> bool:
         """Whether the ranks of its arm may wait for each other."""
-        return self.measured not in ("each", "no_sync", "infer") and not self.reads_own_pace
+        return self.measured not in ("no_sync", "infer") and not self.reads_own_pace
 
     @property
     def tells_speed(self) -> bool:
@@ -170,17 +160,12 @@ class Metric:
             return False
         return is_of_one if self.baseline is None else self.baseline == "alone" and not is_of_one
 
-    def range_at(self, world_size: int) -> tuple[float, float]:
-        """The smallest and the largest plausible value; a bound beyond them is meaningless."""
-        return self._at(world_size, self.plausible or _PLAUSIBLE[self.unit])
+    def range_at(
+        self, world_size: int, of: Literal["plausible", "credible", "possible"] = "plausible"
+    ) -> tuple[float, float]:
+        """The smallest and the largest value of one of its three ranges; a bound that is not plausible is meaningless.
 
-    def credible_at(self, world_size: int) -> tuple[float, float]:
-        """The smallest and the largest credible value of a measurement on GPUs."""
-        return self._at(world_size, self.credible)
-
-    def possible_at(self, world_size: int) -> tuple[float, float]:
-        """The smallest and the largest possible value."""
-        return self._at(world_size, self.possible)
-
-    def _at(self, world_size: int, ends: tuple[float, float]) -> tuple[float, float]:
-        return ends[0], ends[1] * (world_size if self.grows_with_ranks else 1)
+        What is credible is so of a measurement on GPUs.
+        """
+        least, most = getattr(self, of) or _PLAUSIBLE[self.unit]
+        return least, most * (world_size if self.grows_with_ranks else 1)

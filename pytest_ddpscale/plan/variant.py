@@ -71,9 +71,8 @@ class Variant:
     @property
     def name(self) -> str:
         """The settings that differ, such as ``bucket_cap_mb=1``; empty if none does."""
-        usual = {one.name: one.default for one in fields(self)}
-        changed = [name for name in usual if getattr(self, name) != usual[name]]
-        return ",".join(f"{name}={_as_text(getattr(self, name))}" for name in changed)
+        values = [(one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default]
+        return ",".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 
     def applied_to(self, workload: Workload) -> Workload:
         """The workload with these settings applied."""
@@ -95,9 +94,11 @@ class Variant:
         data = self.data or workload.data
         if data == "synthetic":
             return data
-        workers = data.workers if self.workers is None else self.workers
-        prefetch = data.prefetch if self.prefetch is None else self.prefetch
-        return replace(data, workers=workers, prefetch=prefetch)
+        return replace(
+            data,
+            workers=data.workers if self.workers is None else self.workers,
+            prefetch=data.prefetch if self.prefetch is None else self.prefetch,
+        )
 
     def refuse_data_of(self, workload: Workload) -> None:
         """Raise ValueError if no arm of that workload can have these settings."""
@@ -128,7 +129,3 @@ class Variant:
 
 
 USUAL = Variant()
-
-
-def _as_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,6 @@ from pytest_ddpscale.plan.collective_sweep import (
     size_text,
     sweep_probes,
     sweep_study,
-    sweep_world_sizes,
 )
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import COLLECTIVES, probe_size
@@ -58,7 +57,9 @@ def test_a_size_that_no_probe_has_is_refused(size: int) -> None:
 
 
 def test_ranks_are_those_of_a_node_and_those_of_all_nodes() -> None:
-    assert [sweep_world_sizes(Layout(*it)) for it in ((1, 8), (4, 8), (4, 1), (1, 1))] == [(8,), (8, 32), (4,), ()]
+    layouts = [Layout(*it) for it in ((1, 8), (4, 8), (4, 1), (1, 1))]
+    found = [{probe.world_size for probe in sweep_probes(layout, "cpu", (KIB,))} for layout in layouts]
+    assert found == [{8}, {8, 32}, {4}, set()]
 
 
 def test_a_sweep_has_each_operation_size_and_group_once_and_pairs_of_one_size() -> None:

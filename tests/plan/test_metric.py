@@ -106,7 +106,7 @@ def test_costs_and_differences_are_bounded_from_above() -> None:
 def test_what_compares_ranks_needs_at_least_two() -> None:
     differences_of_ranks = {"memory_spread", "replica_agreement"}
     for name, metric in TRAINING_METRICS.items():
-        compares = metric.compares_ranks or metric.baseline == "no_sync" or name in differences_of_ranks
+        compares = metric.reads_own_pace or metric.baseline == "no_sync" or name in differences_of_ranks
         scales = metric.baseline == "alone" and metric.maximum_world_size != 1
         assert metric.minimum_world_size == (2 if compares or scales else 1), name
 
@@ -193,13 +193,13 @@ def test_a_machine_that_is_evenly_slow_is_not_accepted_for_being_even() -> None:
 
 @rows("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_every_bound_that_judges_anything_is_possible(metric: Metric) -> None:
-    low, high = metric.possible_at(8)
+    low, high = metric.range_at(8, "possible")
     least, most = metric.range_at(8)
     assert low <= least
     assert most <= high
 
 
 def test_what_is_possible_of_a_speedup_grows_with_the_ranks() -> None:
-    assert METRICS["strong_scaling_speedup"].possible_at(8) == pytest.approx((0.0, 8.8))
-    assert METRICS["weak_scaling_efficiency"].possible_at(8) == pytest.approx((0.0, 1.1))
-    assert METRICS["rank_uniformity"].possible_at(8)[0] == 0.0
+    assert METRICS["strong_scaling_speedup"].range_at(8, "possible") == pytest.approx((0.0, 8.8))
+    assert METRICS["weak_scaling_efficiency"].range_at(8, "possible") == pytest.approx((0.0, 1.1))
+    assert METRICS["rank_uniformity"].range_at(8, "possible")[0] == 0.0

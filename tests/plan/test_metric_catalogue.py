@@ -40,7 +40,7 @@ def test_no_two_have_the_same_words() -> None:
 def test_what_is_plausible_is_a_range_in_which_bounds_lie(metric: Metric) -> None:
     least, most = metric.range_at(8)
     assert 0 <= least < most < float("inf")
-    lowest, highest = metric.credible_at(8)
+    lowest, highest = metric.range_at(8, "credible")
     assert lowest <= least
     assert highest >= most or highest >= 1
 
