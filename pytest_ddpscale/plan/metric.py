@@ -6,11 +6,10 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from pytest_ddpscale.plan.arm import ArmKind
+from pytest_ddpscale.plan.arm import USUAL, ArmKind, Variant
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import Scaling
-from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Family
 
 # Of samples, which each family names by its own unit (`Metric.unit_of`), or of anything else.

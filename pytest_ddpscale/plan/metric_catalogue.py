@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pytest_ddpscale.plan.arm import Variant
 from pytest_ddpscale.plan.metric import MOST_EFFICIENCY, Metric
-from pytest_ddpscale.plan.variant import Variant
 
 _SHARE = (0.0, 1.0)
 _MOST_1: dict[str, Any] = {"credible": (-math.inf, 1.0), "possible": _SHARE}

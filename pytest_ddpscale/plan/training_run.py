@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_ddpscale.plan.arm import CompileMode
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.variant import CompileMode
 from pytest_ddpscale.plan.words import refuse_below_one
 from pytest_ddpscale.plan.workload import Workload
 

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from pytest_ddpscale.plan.arm import USUAL
 from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.util.packaged import packaged
 from tests.rows import rows
 

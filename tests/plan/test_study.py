@@ -8,11 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 from tests.builders.json_types import as_json
