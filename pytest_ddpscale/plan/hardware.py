@@ -66,15 +66,13 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
     features (``sm_90a``) runs only there, code for a family's features (``sm_100f``) on its later minors: CUDA
     programming guide, "Feature Set Compiler Targets". Architectures are named as by ``torch.cuda.get_arch_list``.
     """
-    return any(_runs(match, capability) for match in map(_ARCHITECTURE.fullmatch, architectures) if match)
-
-
-def _runs(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
-    built = (int(architecture["major"]), int(architecture["minor"]))
-    if architecture["bound"] == "a":
-        return built == capability
-    is_ptx = architecture["kind"] == "compute" and not architecture["bound"]
-    return built <= capability and (is_ptx or built[0] == capability[0])
+    for match in filter(None, map(_ARCHITECTURE.fullmatch, architectures)):
+        built = (int(match["major"]), int(match["minor"]))
+        is_ptx = match["kind"] == "compute" and not match["bound"]
+        runs_later = match["bound"] != "a" and built <= capability and (is_ptx or built[0] == capability[0])
+        if built == capability or runs_later:
+            return True
+    return False
 
 
 def parse_capability(text: str) -> tuple[int, int] | None:

@@ -147,12 +147,16 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     compared = {
         key: max((arm.world_size for arm in some if arm.kind == "each"), default=0) for key, some in arms.items()
     }
-    studies = tuple(
-        _study(*key, arms[key], pace, turns) for key in sorted(arms, key=compared.__getitem__, reverse=True)
-    )
+    studies = []
+    for scaling, workload in sorted(arms, key=compared.__getitem__, reverse=True):
+        wanted = arms[scaling, workload]
+        timed = tuple(sorted(wanted, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
+        taken = turns if any(arm.world_size < turns for arm in timed) else 1
+        rounds = _rounds(timed, pace)
+        studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
     return replace(
         empty,
-        studies=studies,
+        studies=tuple(studies),
         ranks_per_node=ranks_per_node,
         pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
         probes=ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[empty.device_type]) if probed else None,
@@ -222,12 +226,6 @@ def _ranks_compared(arms: Iterable[Arm], layout: Layout | None, largest: int) ->
     if layout is None:
         return largest
     return layout.ranks_per_node if all(map(layout.fits_node, arms)) else layout.world_size
-
-
-def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
-    inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
-    taken = turns if any(arm.world_size < turns for arm in inorder) else 1
-    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:

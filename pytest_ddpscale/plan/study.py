@@ -219,13 +219,10 @@ class Plan:
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, measured by another launch."""
-        per_node = None
-        if self.ranks_per_node is not None or other.ranks_per_node is not None:
-            per_node = max(self.layout.world_size, other.layout.world_size) // self.nodes
         return replace(
             self,
             studies=(*self.studies, *other.studies),
-            ranks_per_node=per_node,
+            ranks_per_node=max(self.layout.ranks_per_node, other.layout.ranks_per_node),
             pairs=self.pairs or other.pairs,
             probes=self.probes or other.probes,
             training_runs=(*self.training_runs, *other.training_runs),
