@@ -148,3 +148,9 @@ def probe_size(size_bytes: int) -> str:
         if not rest and 1 <= count <= _MOST_OF_UNIT:
             return f"{count}{unit}"
     raise ValueError(f"{size_bytes} bytes; expected 1 to {_MOST_OF_UNIT} whole KiB, MiB or GiB")
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for display: ``32 MiB``. Raises as `probe_size`."""
+    name = probe_size(size_bytes)
+    return f"{name[:-3]} {name[-3].upper()}iB"
