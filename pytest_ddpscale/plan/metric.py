@@ -18,6 +18,7 @@ Unit = Literal["samples/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "sam
 Scale = Literal["factors", "differences"]
 # What a requirement is about: the training of a workload, a probe, a check of the nodes, or all results of a node.
 Subject = Literal["workload", "probe", "check", "node"]
+RangeKind = Literal["plausible", "credible", "possible"]
 # A larger efficiency means that the measurement or its baseline was disturbed.
 MOST_EFFICIENCY = 1.1
 # Generous: from a thousand times slower than today's slowest machine to ten times faster than the fastest.
@@ -159,9 +160,7 @@ class Metric:
             return False
         return is_of_one if self.baseline is None else self.baseline == "alone" and not is_of_one
 
-    def range_at(
-        self, world_size: int, of: Literal["plausible", "credible", "possible"] = "plausible"
-    ) -> tuple[float, float]:
+    def range_at(self, world_size: int, of: RangeKind = "plausible") -> tuple[float, float]:
         """The smallest and the largest value of one of its three ranges; a bound that is not plausible is meaningless.
 
         What is credible is so of a measurement on GPUs.
