@@ -17,7 +17,6 @@ MOST_CHOICES = 10
 _OF_NO_DEVICE = ("", "no such device 0", "NO SUCH DEVICE", "§")
 # An escaped character or a class, whose characters are not operators.
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-_CAPABILITY = re.compile(r"(\d+)\.(\d+)")
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<bound>[af]?)")
 # Minor versions that the worker's tests ran with: docs/evidence/torch-versions.md. pyproject.toml has the oldest.
 OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
@@ -77,7 +76,7 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
 
 def parse_capability(text: str) -> tuple[int, int] | None:
     """Parse ``9.0`` into major and minor; None if it is not a capability."""
-    match = _CAPABILITY.fullmatch(text)
+    match = _VERSION.fullmatch(text)
     return None if match is None else (int(match[1]), int(match[2]))
 
 

@@ -107,16 +107,6 @@ class ImageFamily:
         return self.model if self.trains_all else f"a classifier on frozen {self.model}"
 
     @property
-    def sample_text(self) -> str:
-        """Size of a sample: ``224 px``."""
-        return f"{self.image_size} px"
-
-    @property
-    def form_text(self) -> str:
-        """Size and layout of samples: ``224 px, channels_last``."""
-        return f"{self.sample_text}, {self.memory_format}"
-
-    @property
     def classifier_parameters(self) -> int:
         """Weights and biases of the trained classifier on frozen features; only these are reduced by DDP."""
         hidden, classes = self.classifier_hidden, self.num_classes
