@@ -24,7 +24,6 @@ from tests.rows import rows
 
 WORKLOAD = Workload("r18", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
 STUDY = Study("strong", WORKLOAD, (Arm("alone", 1, 16), Arm("ddp", 4, 4)), rounds=5, block_s=1.0, warmup_s=2.0)
-
 OTHER = replace(STUDY, scaling="weak")
 PROBES = st.builds(Arm, st.sampled_from(["matmul-bf16", "memory-copy", "host-to-device"])) | st.builds(
     Arm, st.sampled_from(["all-reduce-32mib", "all-gather-1gib", "send-recv-256kib"]), st.integers(2, 64)
@@ -44,10 +43,6 @@ def test_a_plan_survives_json(plan: Plan) -> None:
     assert read_as(Plan, as_json(plan)) == plan
 
 
-def test_names_of_arms() -> None:
-    assert [arm.name for arm in STUDY.arms] == ["alone", "ddp@4"]
-
-
 def test_a_study_finds_its_arms() -> None:
     assert STUDY.id == "strong/r18"
     assert STUDY.world_size == 4
@@ -59,7 +54,7 @@ def test_a_plan_finds_its_studies() -> None:
     plan = Plan("cpu", "cpu", (STUDY,))
     assert plan.study("strong/r18") == STUDY
     assert plan.study("weak/r18") is None
-    assert plan.world_size == 4
+    assert (plan.world_size, Plan("cpu", "cpu", ()).world_size) == (4, 0)
 
 
 def launched(*launches: int, asked: int = 3) -> Plan:
@@ -85,17 +80,6 @@ def test_a_study_in_a_launch_that_nobody_asked_for_is_refused() -> None:
         launched(1, 2, 3, asked=2)
 
 
-@pytest.mark.parametrize("launches", [0, -3, 11, 10**6])
-def test_a_plan_for_more_launches_than_anybody_can_ask_for_is_refused(launches: int) -> None:
-    """A judge would look for each of them."""
-    with pytest.raises(ValueError, match=f"a plan is for {launches} launches; expected 1 to 10"):
-        launched(asked=launches)
-
-
-def test_an_empty_plan_needs_no_ranks() -> None:
-    assert Plan("cpu", "cpu", ()).world_size == 0
-
-
 def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     data = as_json(Plan("cpu", "cpu", (STUDY,), seed=3))
     assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (6, "cpu", "cpu", 3)
@@ -107,14 +91,6 @@ def test_a_plan_without_one_of_its_keys_is_refused(key: str) -> None:
     whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
     with pytest.raises(ValueError, match=f"{key}"):
         read_as(Plan, {name: value for name, value in whole.items() if name != key})
-
-
-@pytest.mark.parametrize("change", [{"gpus_asked": "x"}, {"survey": 1}, {"seed": None}, {"nodes": True}])
-def test_a_plan_with_another_type_is_refused(change: dict[str, object]) -> None:
-    whole = parse_strict_json(strict_json(Plan("cpu", "cpu", (STUDY,))))
-    with pytest.raises(ValueError):
-        read_as(Plan, whole | change)
-    assert read_as(Plan, whole) == Plan("cpu", "cpu", (STUDY,))
 
 
 def test_an_arm_that_infers_has_no_settings_of_training() -> None:
@@ -152,6 +128,12 @@ def test_a_plan_with_probes_survives_json(probes: ProbeStudy | None, survey: boo
         ({"nodes": 1, "ranks_per_node": 10**12}, "expected at most 1000000"),
         ({"device_type": "x"}, "Invalid enum value 'x'"),
         ({"device_type": ["cuda"]}, "Expected `str`, got `array`"),
+        ({"gpus_asked": "x"}, "Expected `int | null`, got `str`"),
+        ({"survey": 1}, "Expected `bool`, got `int`"),
+        ({"seed": None}, "Expected `int`, got `null`"),
+        ({"nodes": True}, "Expected `int`, got `bool`"),
+        ({"launches": 0}, "a plan is for 0 launches; expected 1 to 10"),
+        ({"launches": 11}, "a plan is for 11 launches; expected 1 to 10"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, object], complaint: str) -> None:
