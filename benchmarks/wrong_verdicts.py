@@ -41,7 +41,6 @@ from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 
 CONFIDENCE = 0.95
 NAIVE_ALPHA_PER_LOOK = 0.008
-FIXED_ROUNDS = 16
 CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.9)
 TAILS: tuple[Tail, ...] = ("Gaussian", "Student-t, 3 degrees")
 MARGINS = (0.02, 0.05, 0.10)

@@ -27,8 +27,6 @@ _METRICS_HEAD = """\
 
 Every metric that a requirement can use. In formulas t is the throughput per GPU of an arm in one round, and k the
 number of ranks. A bound outside the range is refused, because every value would pass or fail it.
-A `generation_ratio` to a number of the thresholds file is that workload's throughput over a constant: it decides by
-itself, and reports count both as one requirement ([judging.md](judging.md)).
 `python -m docs_pages.declared` writes this page from `pytest_ddpscale/plan/metric_catalogue.py`. To add a metric:
 [how-to/metric.md](how-to/metric.md).
 

@@ -300,7 +300,7 @@ class Settings:
     slurm_args: tuple[str, ...] = _option("--ddp-slurm-args", '"ARGS"', arguments_of_srun, "measuring",
         "extra srun arguments, such as --partition=gpu --exclusive", default="")
     container: str | None = _option("--ddp-container", "IMAGE", str, "measuring",
-        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif", in_environment=True)
+        "run ranks in a container: Pyxis/Enroot, or Apptainer/Singularity for .sif")
     pass_env: tuple[str, ...] = _option("--ddp-pass-env", "NAME,PREFIX*", names_of_variables, "measuring",
         "extra environment variables to pass to ranks", default="")
     budget_s: float | None = _option("--ddp-budget", "10m", duration_s, "measuring",

@@ -115,7 +115,7 @@ def test_the_environment_has_what_the_slurm_scripts_take_and_no_more() -> None:
     scripts = [path.read_text("utf-8") for path in (Path(__file__).parents[1] / "slurm").iterdir()]
     taken = set(re.findall(r"DDPSCALE_[A-Z_]+", "".join(scripts)))
     assert {BY_NAME[name].variable for name in IN_ENVIRONMENT} == taken & {one.variable for one in BY_NAME.values()}
-    assert {"thresholds", "ddp_history", "ddp_container"} == IN_ENVIRONMENT
+    assert {"thresholds", "ddp_history"} == IN_ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -155,7 +155,7 @@ def test_a_variable_of_a_former_option_is_refused_too() -> None:
 
 
 def test_other_variables_are_left_alone() -> None:
-    others = "THRESHOLDS", "HISTORY", "CONTAINER", "SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG", "NOBODY"
+    others = "THRESHOLDS", "HISTORY", "SKU", "RUNS", "ARGS", "LAB", "HOST", "GANG", "NOBODY"
     refuse_unread_variables({f"DDPSCALE_{name}": "x" for name in others})
 
 

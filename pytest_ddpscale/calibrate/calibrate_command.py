@@ -61,7 +61,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     most_excluded = _share("--max-excluded", arguments.max_excluded, 0.5)
     file = load_thresholds(arguments.thresholds or usual_thresholds())
     if arguments.write is not None:
-        refuse_unwritable("--write", arguments.write, file)
+        refuse_unwritable(arguments.write, file)
     runs = [read_trusted_run(directory) for directory in arguments.directories]
     refuse_unlike_runs(runs, simulated_too=arguments.allow_simulated)
     sku = _sku(file, runs[0], arguments.gpu_sku)

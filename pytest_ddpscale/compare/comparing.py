@@ -53,8 +53,6 @@ class ComparedRequirement:
     b: Estimate | None = None
     value_a: float | None = None
     value_b: float | None = None
-    rounds_a: int = 0
-    rounds_b: int = 0
     change: ValueChange | None = None
     is_ratio: bool = True
     difference: Difference = "not compared"
@@ -161,7 +159,6 @@ class _Reached(NamedTuple):
 
     value: float | None = None
     interval: tuple[float, float] | None = None
-    rounds: int = 0
     place: str = ""
     knows_launches: bool = False
     why_not: str = ""
@@ -189,7 +186,7 @@ def _of_verdict(verdict: Verdict) -> _Reached:
     if verdict.outcome in ("not_measured", "error"):
         why_not = f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}"
     knows_launches = verdict.launch_sd is not None
-    return _Reached(verdict.value, verdict.interval, verdict.rounds, verdict.place, knows_launches, why_not)
+    return _Reached(verdict.value, verdict.interval, verdict.place, knows_launches, why_not)
 
 
 def _why_other_work(a: Verdict, b: Verdict, run_a: ComparedRun, run_b: ComparedRun) -> str:
@@ -235,9 +232,8 @@ def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) ->
     found, worst = values(question, run.evidence), worst_value(question, run.evidence, confidence)
     if found.broken is not None or worst is None:
         return _Reached(why_not=found.broken.text(question) if found.broken else "no complete round")
-    rounds = int(found.rounds().max())
-    why_not = "" if worst.interval else f"{rounds} rounds are too few"
-    return _Reached(worst.value, worst.interval, rounds, worst.place, why_not=why_not)
+    why_not = "" if worst.interval else f"{int(found.rounds().max())} rounds are too few"
+    return _Reached(worst.value, worst.interval, worst.place, why_not=why_not)
 
 
 def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
@@ -263,8 +259,8 @@ def _compared(blank: ComparedRequirement, a: _Reached, b: _Reached, why_not: str
     reasons = (f"{run}: {one.why_not}" for one, run in ((a, "A"), (b, "B")) if one.why_not)
     limits = [_limits(one, is_ratio=is_ratio) for one in (a, b)]
     found = replace(
-        blank, a=limits[0], b=limits[1], value_a=a.value, value_b=b.value, rounds_a=a.rounds, rounds_b=b.rounds,
-        place_a=a.place, place_b=b.place, is_ratio=is_ratio, knows_launches=a.knows_launches and b.knows_launches,
+        blank, a=limits[0], b=limits[1], value_a=a.value, value_b=b.value, place_a=a.place, place_b=b.place,
+        is_ratio=is_ratio, knows_launches=a.knows_launches and b.knows_launches,
         why_not=why_not or "; ".join(reasons),
     )  # fmt: skip
     if found.a is None or found.b is None or found.why_not:

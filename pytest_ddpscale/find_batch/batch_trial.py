@@ -119,7 +119,7 @@ class _TrialOwner:
         return None
 
 
-def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limits: Limits = LIMITS) -> BatchTrial:
+def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path) -> BatchTrial:
     """Train the one study of a plan in fresh processes.
 
     Args:
@@ -127,7 +127,6 @@ def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limit
         launch: starts gangs on this machine.
         bounds: memory that ranks may use.
         log: of the gang; the folder of that name without suffix gets its ranks' logs.
-        limits: time limits of the gang.
 
     Raises:
         GangError: the gang ended for another reason than memory, or was interrupted.
@@ -136,7 +135,7 @@ def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path, limit
     heard = _TrialOwner()
     kills_before = bounds.oom_kills
     launch = replace(launch, gang_id=uuid.uuid4().hex)
-    end = Gang(_task(plan, launch.gang_id, limits), launch, limits, log, heard).run()
+    end = Gang(_task(plan, launch.gang_id, LIMITS), launch, LIMITS, log, heard).run()
     kills_after = bounds.oom_kills
     kills = None if kills_before is None or kills_after is None else kills_after - kills_before
     batch = study.workload.batch_size

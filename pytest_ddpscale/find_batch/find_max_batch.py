@@ -109,7 +109,7 @@ def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
     else:
         _write_json(arguments.json, node, options, found)
     if arguments.write is not None:
-        refuse_unwritable("--write", arguments.write, node.file)
+        refuse_unwritable(arguments.write, node.file)
 
     def keep(latest: FoundBatch) -> None:
         _write_json(arguments.json, node, options, [*found, latest])

@@ -132,7 +132,7 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "inference_latency_p99": _latency(99),
     "step_time_cv": lambda arms: step_time_cv(arms.measured),
     "device_utilization": lambda arms: arms.measured.utilization,
-    "peak_memory_gib": lambda arms: arms.measured.most_of("peak_memory_bytes") / GIB,
+    "peak_memory_gib": lambda arms: arms.measured.peak_memory_bytes / GIB,
     "memory_spread": lambda arms: arms.measured.memory_spread,
     # One round below 1 is a disagreement, however many are 1: their mean says nothing.
     "replica_agreement": lambda arms: agreeing_share(arms.measured, arms.seeded_checksums),

@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.columns import NO_MEASUREMENTS, ArmColumns, Columns, as_slice
 from pytest_ddpscale.run.rank_columns import RankColumns
-from pytest_ddpscale.run.readings import READINGS, WAITED_S
+from pytest_ddpscale.run.readings import WAITED_S
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
 WHOLE = ""  # the place of all ranks that train an arm together
@@ -108,10 +108,10 @@ class ArmRounds:
         samples = self.measured.work * self.measured.count
         return -self._most(-samples / _more_than_nothing(self.measured.reading("energy_j")))
 
-    def most_of(self, reading: str) -> FloatArray:
-        """The largest reading of all ranks; NaN if that of any rank is unknown, or 0 though it cannot be, (rounds,)."""
-        cells = self.measured.reading(reading)
-        return self._most(cells if READINGS[reading].least == 0 else _more_than_nothing(cells))
+    @property
+    def peak_memory_bytes(self) -> FloatArray:
+        """The most memory of all ranks; NaN if that of any rank is unknown or 0, (rounds,)."""
+        return self._most(_more_than_nothing(self.measured.reading("peak_memory_bytes")))
 
     @property
     def memory_spread(self) -> FloatArray:

@@ -97,7 +97,7 @@ class Gang:
                 exit_code = channel.wait() if why is None else None
                 self._ended_itself = (code := channel.poll()) is not None and code >= 0
         except GangError as error:
-            return GangEnd(None, str(error), was_started=False)
+            return GangEnd(None, str(error))
         self._take_messages(channel)
         self._pass_records_on(channel)  # before `_end` asks for silent nodes, because judging records takes time
         if why is None:  # otherwise we ended it, and the scheduler would only report our own cancellation

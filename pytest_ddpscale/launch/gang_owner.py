@@ -36,7 +36,6 @@ class GangEnd:
         interrupted: why a scheduler ended it, which is no fault of the nodes; empty otherwise.
         lost_hosts: nodes that were lost.
         failures: failure reports that ranks left.
-        was_started: whether any of its processes ran.
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
         post_mortems: surveys of GPUs after ranks failed, as records.
         left: a sentence about processes left on nodes that another gang would use; empty if there are none.
@@ -50,7 +49,6 @@ class GangEnd:
     interrupted: str = ""
     lost_hosts: tuple[str, ...] = ()
     failures: tuple[Failed, ...] = ()
-    was_started: bool = True
     refused: str = ""
     post_mortems: tuple[PostMortem, ...] = ()
     left: str = ""

@@ -91,7 +91,6 @@ class Supervisor:
         self._admit = admit
         self._is_surveyed = False
         self._has_nothing_to_run = False
-        self._gangs = 0
         self._last_gang = max((getattr(record, "gang", -1) for record in run.read_records()), default=-1)
         self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
@@ -101,11 +100,6 @@ class Supervisor:
         self._interruption = ""
         self._starts_again = 0
         self._has_confirmed = False
-
-    @property
-    def gangs_started(self) -> int:
-        """Number of gangs started."""
-        return self._gangs
 
     def measure(self, plan: Plan) -> None:
         """Measure every study of the plan, or record why not.
@@ -186,7 +180,6 @@ class Supervisor:
         began_unix_s = time.time()
         gang = self._gang(plan, studies, log)
         end = gang.run()
-        self._gangs += end.was_started
         if any(isinstance(one, StudyEnd) for one in self._studies) and plan.training_run(studies[0]) is not None:
             seconds = gang.records_arrived_unix_s - began_unix_s
             self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))

@@ -22,7 +22,7 @@ import msgspec
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.processes import GANG_VARIABLE, members, stop_gang
+from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
     SILENCE_S,
@@ -181,7 +181,6 @@ class NodeAgent:
             exits=tuple(exits[:_MOST_TOLD]),
             ended_pids=tuple(ended_pids(output)[:_MOST_TOLD]),
             oom_kills=oom_kills() - self._oom_kills,
-            survivors=len(members(self._family(task))),
         )
         return 0 if was_ended else int(process.returncode)
 

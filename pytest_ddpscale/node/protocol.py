@@ -204,7 +204,6 @@ class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
         was_ended: whether the agent ended torchrun, because it was told to or left alone.
         ended_pids: processes that torchrun ended itself.
         oom_kills: processes that the kernel's OOM killer ended during the gang.
-        survivors: number of the gang's processes that could not be ended.
     """
 
     code: int = 0
@@ -212,7 +211,6 @@ class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
     exits: tuple[ProcessExit, ...] = ()
     ended_pids: tuple[int, ...] = ()
     oom_kills: int = 0
-    survivors: int = 0
 
 
 class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="file"):

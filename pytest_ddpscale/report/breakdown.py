@@ -39,7 +39,7 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
     speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
     waited_s = rounds.waited_s_per_step
-    peaks = [gib for gib in (rounds.most_of("peak_memory_bytes") / GIB).tolist() if not math.isnan(gib)]
+    peaks = [gib for gib in (rounds.peak_memory_bytes / GIB).tolist() if not math.isnan(gib)]
     spreads = [spread for spread in rounds.memory_spread.tolist() if not math.isnan(spread)]
     skipped = int(np.nansum(rounds.measured.reading("skipped_steps")))
     return (

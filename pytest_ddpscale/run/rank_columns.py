@@ -122,10 +122,3 @@ def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> R
             rank = int(numbers[np.argmax(moved)])
             raise ValueError(f"rank {rank} was measured in two places by gangs {', '.join(map(str, gangs))}")
     return first
-
-
-def ranks_side_by_side(ranks: Sequence[RankColumns]) -> RankColumns:
-    """Ranks side by side."""
-    return RankColumns(
-        *(np.concatenate([getattr(one, column.name) for one in ranks]) for column in fields(RankColumns))
-    )

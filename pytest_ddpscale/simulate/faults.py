@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -199,7 +198,11 @@ class Faults:
     @property
     def lossy_shares(self) -> dict[int, float]:
         """Share of the messages to other nodes that lose packets, by node; of several faults the worst counts."""
-        return {node: max(shares) for node, shares in self._sizes_by_node("lossy-link").items()}
+        found: dict[int, float] = {}
+        for fault in self.faults:
+            if fault.kind == "lossy-link" and fault.place is not None:
+                found[fault.place] = max(fault.size, found.get(fault.place, 0.0))
+        return found
 
     def _least(self, *kinds: str) -> dict[int, float]:
         found: dict[int, float] = {}
@@ -207,13 +210,6 @@ class Faults:
             ranks = range(self.layout.world_size) if fault.place is None else fault.ranks(self.layout)
             for rank in ranks if fault.kind in kinds and not fault.what else ():
                 found[rank] = min(fault.size, found.get(rank, 1.0))
-        return found
-
-    def _sizes_by_node(self, kind: str) -> dict[int, list[float]]:
-        found = defaultdict[int, list[float]](list)
-        for fault in self.faults:
-            if fault.kind == kind and fault.place is not None:
-                found[fault.place].append(fault.size)
         return found
 
     def missing(self, round_number: int) -> set[int]:

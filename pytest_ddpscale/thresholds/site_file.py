@@ -156,20 +156,20 @@ def _extends(below: Path, folder: Path) -> str:
     return f"./{path}" if path == PACKAGED else path
 
 
-def refuse_unwritable(option: str, file: Path, below: ThresholdsFile) -> None:
+def refuse_unwritable(file: Path, below: ThresholdsFile) -> None:
     """Refuse a file that exists or cannot be written, or would be one too many that extend each other.
 
     Raises:
-        OptionError: the message names the option.
+        OptionError: the message names --write.
     """
     if os.path.lexists(file):
-        hint = f"It is never changed. A new file may extend it: --thresholds={file} {option} NEW.yaml."
-        raise OptionError(option, f"found {file}, which exists", "a new file", hint)
+        hint = f"It is never changed. A new file may extend it: --thresholds={file} --write NEW.yaml."
+        raise OptionError("--write", f"found {file}, which exists", "a new file", hint)
     if not os.access(file.parent, os.W_OK):
-        raise OptionError(option, f"found {file}, whose folder cannot be written", "a writable folder")
+        raise OptionError("--write", f"found {file}, whose folder cannot be written", "a writable folder")
     if len(below.layers) > DEEPEST_EXTENSION:
         found = f"{below.path} already extends {DEEPEST_EXTENSION} files"
-        raise OptionError(option, found, "fewer", "Name an earlier one of them with --thresholds.")
+        raise OptionError("--write", found, "fewer", "Name an earlier one of them with --thresholds.")
 
 
 def write_overlay(file: Path, overlay: Overlay) -> str:

@@ -7,7 +7,6 @@ import pytest
 
 from tests.benchmarks.scripts import benchmark
 
-decide = benchmark("simulated_session").decide
 family = benchmark("family")
 
 

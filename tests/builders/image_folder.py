@@ -10,13 +10,13 @@ from PIL import Image
 from pytest_ddpscale.plan.workload import ImageFolderData
 
 
-def image_folder(folder: Path, images: int = 21, classes: int = 3, image_size: int = 32, split: str = "train") -> str:
-    """A split of so many random images, shared by its classes. Returns the folder's path."""
+def image_folder(folder: Path, images: int = 21, classes: int = 3) -> str:
+    """A training split of so many random images, shared by its classes. Returns the folder's path."""
     chance = np.random.default_rng(0)
     for number in range(images):
-        path = folder / split / f"class-{number % classes}" / f"{number:03d}.jpg"
+        path = folder / "train" / f"class-{number % classes}" / f"{number:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(chance.integers(0, 256, (image_size, image_size, 3), np.uint8)).save(path)
+        Image.fromarray(chance.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
     return str(folder)
 
 

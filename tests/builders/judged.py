@@ -130,13 +130,12 @@ def evidence_of_plan(
     measurements: Sequence[Measurement],
     *,
     errors: Mapping[str, str] | None = None,
-    odd_seeded: Mapping[int, str] | None = None,
 ) -> Evidence:
-    """A whole run; `odd_seeded` has checksums of seeded steps that are unlike the others', by rank."""
+    """A whole run."""
     return Evidence(
         plan,
         columns_of(measurements),
         errors or {},
         {study.id: FLOPS_PER_IMAGE for study in plan.studies},
-        {study.id: seeded_steps(study, odd_seeded) for study in plan.studies},
+        {study.id: seeded_steps(study) for study in plan.studies},
     )

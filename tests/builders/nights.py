@@ -138,6 +138,6 @@ def key_value(value: float = 100.0, metric: str = "throughput_per_gpu", **change
     return KeyValue(**(fields | changes))
 
 
-def stable(random_: random.Random, number: int, sd: float, middle: float = 100.0) -> tuple[float, ...]:
+def stable(random_: random.Random, number: int, sd: float) -> tuple[float, ...]:
     """Values of a place at which nothing changes."""
-    return tuple(middle * random_.lognormvariate(0.0, sd) for _ in range(number))
+    return tuple(100.0 * random_.lognormvariate(0.0, sd) for _ in range(number))

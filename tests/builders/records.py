@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -38,9 +37,9 @@ def gang_of(placed: Iterable[Placed], number: int = 0) -> GangRecord:
 
 
 def blocks_of(measured: Iterable[Measurement], gang: int = 0) -> list[Block]:
-    """What ranks measured one after the other, as blocks of a run: no two take the same time to the last digit."""
+    """What ranks measured one after the other, as blocks of a run."""
     blocks = [list(ranks) for _, ranks in groupby(measured, lambda one: (one.study, one.arm, one.round))]
-    return [block_of([replace(one, step_s=_distinct_steps(one)) for one in ranks], gang) for ranks in blocks]
+    return [block_of(ranks, gang) for ranks in blocks]
 
 
 def block_of(ranks: Sequence[Measurement], gang: int = 0, *, checked: bool = True) -> Block:
@@ -68,10 +67,6 @@ def block_of(ranks: Sequence[Measurement], gang: int = 0, *, checked: bool = Tru
     if not checked:
         force_setattr(block, "readings", readings)
     return block
-
-
-def _distinct_steps(one: Measurement) -> tuple[float, ...]:
-    return tuple(step_s * (1 + 3e-7 * (one.round + 1)) for step_s in one.step_s)
 
 
 def seeded_line(steps: Sequence[SeededStep], gang: int = 0) -> SeededSteps:
@@ -149,11 +144,11 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
     return found
 
 
-def transport_line(transports: Sequence[Transport], study: str = "weak/r", gang: int = 0) -> GangTransport:
+def transport_line(transports: Sequence[Transport], study: str = "weak/r") -> GangTransport:
     """What all ranks said of their connections."""
     names = RankTransport.__struct_fields__
     said = [RankTransport(**{n: getattr(one, n) for n in names}) for one in transports]
-    return joined(GangTransport, said, study=study, gang=gang)
+    return joined(GangTransport, said, study=study, gang=0)
 
 
 def lines_of(

@@ -14,8 +14,8 @@ def value_set(values: list[float], name: str = "speed") -> ValueSet:
     return ValueSet(name, dict(zip(NODES, values, strict=False)), 0.0)
 
 
-def normal(seed: int, number: int = 20, sd: float = 0.005) -> list[float]:
-    return [float(one) for one in sd * np.random.default_rng(seed).standard_normal(number)]
+def normal(seed: int) -> list[float]:
+    return [float(one) for one in 0.005 * np.random.default_rng(seed).standard_normal(20)]
 
 
 def test_two_bad_nodes_do_not_hide_each_other() -> None:

@@ -24,7 +24,6 @@ from tests.builders.probes import A100
 BOUND = 0.95
 STEADY = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)
 RESTLESS = (80.0, 120.0, 90.0, 110.0, 100.0)
-REPLACED = "GPU-n1-1"
 
 
 def case() -> NodeCase:

@@ -89,7 +89,7 @@ def test_it_holds_where_launches_stray_as_they_did_before(evidence: Evidence) ->
     """Of the mean of all launches, which the one that is judged knows nothing of."""
     chance, sd, held, trials = random.Random(5), 0.1, 0, 400
     for _ in range(trials):
-        *past, this = stable(chance, 8, sd, 100.0)
+        *past, this = stable(chance, 8, sd)
         verdict = widened(evidence, WIDE, past, value=this, interval=(this, this))
         assert verdict.interval is not None
         held += verdict.interval[0] <= 100.0 <= verdict.interval[1]

@@ -64,7 +64,6 @@ class GpuRun:
 
     directory: RunDirectory
     plan: Plan
-    gangs_started: int
 
     def blocks(self, precision: Precision, arm: str) -> list[Measurement]:
         """The measurements of one arm, by round; skips where the GPU has no such precision."""
@@ -123,9 +122,8 @@ def gpu_run(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
     plan = Plan("any", "cuda", tuple(map(_study, precisions)), probes=probes, survey=True)
     directory = RunDirectory.create(tmp_path_factory.mktemp("gang") / "run")
     directory.write_json(directory.plan_json, plan)
-    supervisor = Supervisor(launch_here("cuda"), directory, Limits(inactivity_s=100.0))
-    supervisor.measure(plan)
-    return GpuRun(directory, plan, supervisor.gangs_started)
+    Supervisor(launch_here("cuda"), directory, Limits(inactivity_s=100.0)).measure(plan)
+    return GpuRun(directory, plan)
 
 
 def _study(precision: Precision) -> Study:

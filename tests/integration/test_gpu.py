@@ -36,7 +36,7 @@ def test_nvml_and_torch_name_the_same_gpu(gpu: TorchGpu) -> None:
 
 def test_one_gang_measures_all_of_it(gpu_run: GpuRun) -> None:
     assert ended(gpu_run.directory.read_records(), "error") == {}
-    assert gpu_run.gangs_started == 1
+    assert [log.name for log in gpu_run.directory.logs.glob("gang-*.log")] == ["gang-0.log"]
 
 
 @EACH_PRECISION

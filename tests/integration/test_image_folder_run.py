@@ -94,9 +94,7 @@ def test_a_threshold_can_ask_how_much_loading_may_cost(folder: Path) -> None:
     (verdict,) = json.loads(Path("run/verdicts.json").read_text())["verdicts"]
     assert (verdict["world_size"], verdict["outcome"]) == (2, "passed")
     assert verdict["value"] > 0.001
-    page = Path("run/report.html").read_text()
-    assert "Waited for data, ms a step" in page
-    assert f"images from {folder} (1 loader workers per rank, prefetch 2)" in page
+    assert "Waited for data, ms a step" in Path("run/report.html").read_text()
 
 
 def test_a_broken_image_is_the_studys_error_with_rank_and_node(

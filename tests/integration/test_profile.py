@@ -84,8 +84,8 @@ def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
         events = json.loads(gzip.decompress((run.path / one.trace).read_bytes()))["traceEvents"]
         assert sum(event.get("name") == "gloo:all_reduce" for event in events) == len(one.buckets)
         assert (min(one.all_reduce_ms) > 0) == (arm == "ddp@2")
-    report, page = (run.path / "report.md").read_text(), page_text((run.path / "report.html").read_text())
-    assert re.search(r"\| weak/tiny \| ddp@2 \| .*%.* \| (agree|apart)", report)
+    assert re.search(r"\| weak/tiny \| ddp@2 \| .*%.* \|", (run.path / "report.md").read_text())
+    page = page_text((run.path / "report.html").read_text())
     assert f"weak/tiny, ddp@2 (for Perfetto or chrome://tracing: {profiles['ddp@2'].trace})" in page
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -23,10 +22,6 @@ Slowness = Callable[[int, int], float]
 
 def equal(node: int, local_rank: int) -> float:
     return 1.0
-
-
-def slow_node(which: int, ratio: float = 1.3) -> Slowness:
-    return lambda node, local_rank: ratio if node == which else 1.0
 
 
 def slow_rank(which: int, local: int, ratio: float = 1.3) -> Slowness:
@@ -77,22 +72,15 @@ def _block(
     return make_measurement(study.id, arm, number, rank, pace, host=f"n{node}", local_rank=local_rank)
 
 
-def nodes_evidence(
-    plan: Plan, measurements: Sequence[Measurement], hosts: Sequence[str] = (), odd: Collection[int] = ()
-) -> Evidence:
-    """A whole run; `odd` are ranks whose seeded step is unlike the others'."""
+def nodes_evidence(plan: Plan, measurements: Sequence[Measurement]) -> Evidence:
+    """A whole run."""
     seeded = {
         study.id: [
-            SeededStep(study.id, rank, local, f"n{node}", f"GPU-{rank}", "0dd" if rank in odd else CHECKSUM)
+            SeededStep(study.id, rank, local, f"n{node}", f"GPU-{rank}", CHECKSUM)
             for rank in plan.layout.ranks(study.arms)
             for node, local in [divmod(rank, plan.layout.ranks_per_node)]
         ]
         for study in plan.studies
     }
     flops = {study.id: FLOPS_PER_IMAGE for study in plan.studies}
-    return Evidence(plan, columns_of(measurements), {}, flops, seeded, hosts=hosts)
-
-
-def on_host(measurements: Sequence[Measurement], name: str, /, **changes: object) -> list[Measurement]:
-    """The measurements with some fields of one host's changed."""
-    return [replace(one, **changes) if one.host == name else one for one in measurements]  # type: ignore[arg-type]
+    return Evidence(plan, columns_of(measurements), {}, flops, seeded)

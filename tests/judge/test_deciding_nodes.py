@@ -24,7 +24,6 @@ from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, stea
 from tests.builders.records import gang_of, gang_on, lines_of, probe_blocks_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 
-PAIRS = "pairs"
 NODES, PER_NODE = 3, 8
 WIDE, NARROW = Arm("all-reduce-1gib", NODES * PER_NODE), Arm("all-reduce-1gib", PER_NODE)
 FAST, SLOW = 100.0, 10.0

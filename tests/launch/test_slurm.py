@@ -105,10 +105,6 @@ def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: st
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def launch(launcher: SlurmLauncher, *hosts: str) -> Launch:
-    return Launch(launcher, dict(os.environ), hosts, nodes=2, gang_id="g1")
-
-
 NOW = datetime(2026, 11, 21, 19, 37, 50)
 JOB = (
     "JobId=8 JobName=stdin UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901752 Nice=0 Account=(null) "

@@ -61,16 +61,14 @@ def program(path: Path, content: bytes, mode: int) -> Path:
     return path
 
 
-def measure(run: RunDirectory, launcher: Starting, *, isolate: bool = False) -> Supervisor:
-    supervisor = Supervisor(launcher.launch, run, Limits(inactivity_s=60.0), isolate=isolate)
-    supervisor.measure(PLAN)
-    return supervisor
+def measure(run: RunDirectory, launcher: Starting, *, isolate: bool = False) -> None:
+    Supervisor(launcher.launch, run, Limits(inactivity_s=60.0), isolate=isolate).measure(PLAN)
 
 
 def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_path: Path) -> None:
     missing = str(tmp_path / "no such venv" / "python")
     launcher = Starting([missing, "-m", "torch.distributed.run", "--nproc-per-node=1"])
-    supervisor = measure(run, launcher)
+    measure(run, launcher)
     errors = ended(run.read_records(), "error")
     assert list(errors) == IDS
     for message in errors.values():
@@ -78,7 +76,6 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
         assert "Check that it and its virtual environment still exist" in message
         assert message.endswith(f"The command was: '{missing}' -m torch.distributed.run --nproc-per-node=1")
         assert "Traceback" not in message
-    assert supervisor.gangs_started == 0
     assert launcher.started == 1, "it is not tried again for what it has failed for"
 
 
@@ -100,9 +97,8 @@ def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
     """The launcher of the first study cannot be started; that of the second can, and measures it."""
     end = to_builtins(StudyEnd(IDS[1], "rounds"))
     measures = f"{AGENTS}\nserve(); record(**{end!r})"
-    supervisor = measure(run, Starting(["/no/such/python"], [sys.executable, "-c", measures]), isolate=True)
+    measure(run, Starting(["/no/such/python"], [sys.executable, "-c", measures]), isolate=True)
     assert list(ended(run.read_records(), "error")) == [IDS[0]]
-    assert supervisor.gangs_started == 1
     assert [log.name for log in sorted(run.logs.glob("gang-*.log"))] == ["gang-0.log", "gang-1.log"]
 
 

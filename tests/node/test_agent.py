@@ -61,10 +61,10 @@ def start(tmp_path: Path) -> Iterator[Run]:
     assert list(tmp_path.iterdir()) == []
 
 
-def next_message(process: subprocess.Popen[bytes], joining: Joining | None = None) -> Any:
+def next_message(process: subprocess.Popen[bytes]) -> Any:
     """The next thing that it says."""
     assert process.stdout is not None
-    joining = joining or Joining()
+    joining = Joining()
     while True:
         found = decode_news(process.stdout.readline())
         assert found is not None

@@ -59,12 +59,12 @@ def drawn(
     return found
 
 
-def each_study(slow: float = 1.2, hosts: int = 1) -> tuple[Plan, list[Measurement]]:
+def each_study(hosts: int = 1) -> tuple[Plan, list[Measurement]]:
     """All GPUs at once without DDP; GPU 3 of the last host is slower."""
     study = Study("weak", RESNET, (EACH,), 5, 1.0, 1.0)
     blocks = [
         Measurement(study.id, "each@8", number, 8 * host + i, i, f"n{host:04d}", f"GPU-{host}-{i}", 512, 2,
-                    2 * (slow if (host, i) == (hosts - 1, 3) else 1.0), 1.7e9, (1.0, 1.0), energy_j=600.0)
+                    2 * (1.2 if (host, i) == (hosts - 1, 3) else 1.0), 1.7e9, (1.0, 1.0), energy_j=600.0)
         for number in range(2) for host in range(hosts) for i in range(8)
     ]  # fmt: skip
     return replace(make_plan(study), nodes=hosts, ranks_per_node=8), blocks

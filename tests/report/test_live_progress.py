@@ -17,7 +17,7 @@ from pytest_ddpscale.run.telemetry import TelemetryBlock
 from tests.builders.judgements import HOSTILE, JUDGEMENT, PLAN
 from tests.builders.records import gang_on, steady_block
 
-FIRST, SECOND, *OTHERS = PLAN.study_ids
+FIRST, SECOND = PLAN.study_ids[:2]
 WHEN = "2026-03-01T10:00:00+00:00"
 
 

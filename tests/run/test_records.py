@@ -21,8 +21,6 @@ from pytest_ddpscale.run.records import GangRecord, StudyEnd
 from tests.builders.measurements import measurements_of
 from tests.rows import rows
 
-# Half a surrogate pair cannot be written as UTF-8, and no host is called so.
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 RANKS = 3
 WHO = GangRecord(gang=2, hosts=("n1", "n1", "n2"), local_ranks=(0, 1, 0), devices=("GPU-0", "GPU-1", "GPU-2"))
 STEPS = st.lists(st.floats(2**-20, 2**20, width=32), min_size=4, max_size=4)

@@ -158,7 +158,7 @@ def test_what_exists_is_refused_and_stays(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "nowhere.yaml")
     for file in (site, link, tmp_path):
         with pytest.raises(OptionError, match=f"--write: found {file}, which exists; expected a new file. .*NEW.yaml"):
-            refuse_unwritable("--write", file, thresholds())
+            refuse_unwritable(file, thresholds())
     with pytest.raises(OSError, match="exists"):  # somebody was faster
         write_overlay(site, overlay(site))
     assert site.read_text() == SITE
@@ -167,19 +167,19 @@ def test_what_exists_is_refused_and_stays(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="whose folder cannot be written"):
-        refuse_unwritable("--write", tmp_path / "nowhere" / "new.yaml", thresholds())
+        refuse_unwritable(tmp_path / "nowhere" / "new.yaml", thresholds())
 
 
 def test_a_file_that_would_be_one_too_many_is_refused(tmp_path: Path) -> None:
     below = packaged("thresholds.yaml")
     for number in range(4):
         file = load_thresholds(below)
-        refuse_unwritable("--write", tmp_path / f"{number}.yaml", file)
+        refuse_unwritable(tmp_path / f"{number}.yaml", file)
         write_overlay(tmp_path / f"{number}.yaml", Overlay("calibrate", file, SKU, {"aliases": [f"a{number}"]}))
         below = tmp_path / f"{number}.yaml"
     assert load_thresholds(below).thresholds.skus[SKU].aliases == ("a3",)
     with pytest.raises(OptionError, match=r"3.yaml already extends 4 files; expected fewer"):
-        refuse_unwritable("--write", tmp_path / "4.yaml", load_thresholds(below))
+        refuse_unwritable(tmp_path / "4.yaml", load_thresholds(below))
 
 
 def test_a_file_that_would_be_invalid_is_not_written(tmp_path: Path) -> None:

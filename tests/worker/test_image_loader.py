@@ -230,8 +230,8 @@ def is_alive(one: psutil.Process) -> bool:
         return False
 
 
-def control_of(store: HashStore, rank: int, local_rank: int = 0, world_size: int = 2) -> Control:
-    return Control(store, rank, local_rank, world_size)
+def control_of(store: HashStore, rank: int, local_rank: int = 0) -> Control:
+    return Control(store, rank, local_rank, 2)
 
 
 def hash_store() -> HashStore:
