@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.estimating import FAR, Found, why_not_decided
-from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase

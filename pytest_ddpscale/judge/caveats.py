@@ -18,9 +18,9 @@ from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric import MOST_EFFICIENCY
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
+    MOST_EFFICIENCY,
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray

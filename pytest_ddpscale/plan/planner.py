@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.words import DeviceType
