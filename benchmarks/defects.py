@@ -378,9 +378,9 @@ DEFECTS = (
         "wrong-batch",
         "planner",
         "under strong scaling each rank trains the global batch",
-        "plan/metric.py",
-        "return workload.global_batch_size // world_size",
-        "return workload.global_batch_size",
+        "plan/planner.py",
+        "return whole // world_size",
+        "return whole",
         ("plan",),
     ),
     Defect(

@@ -29,8 +29,7 @@ import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.run.block import STEP_BYTES
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement, Verdict

@@ -169,7 +169,7 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
 
 def is_bound(one: Requirement) -> bool:
     """Whether it bounds a value that a sound machine reaches, in place of a comparison with peers."""
-    return not (one.definition.compares_places or one.definition.compares_ranks)
+    return not (one.definition.compares_places or one.definition.reads_own_pace)
 
 
 def _named(verdicts: Sequence[Verdict], rank: int, layout: Layout) -> tuple[bool, bool]:

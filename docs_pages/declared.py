@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.thresholds.form import (
     Change,

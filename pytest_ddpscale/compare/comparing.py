@@ -11,8 +11,7 @@ from pytest_ddpscale.compare.configuration import ConfigurationDifference, confi
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
 from pytest_ddpscale.judge.values import values, worst_value
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU, Metric
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields

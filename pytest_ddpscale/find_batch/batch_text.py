@@ -25,7 +25,8 @@ def heading(plan: Plan, fraction: float, memory: str) -> str:
     [study] = plan.studies
     workload, ranks = study.workload, plan.layout.world_size
     arms = ", ".join(arm.name for arm in study.arms)
-    form = f"{workload.family.trained}, {workload.precision}, {workload.family.form_text}"
+    family = workload.family
+    form = f"{family.trained}, {workload.precision}, {family.image_size} px, {family.memory_format}"
     many = "rank" if ranks == 1 else "ranks"
     return f"{workload.name} ({form}) on {ranks} {many}, arms {arms}: within {percent(fraction)} of the memory {memory}"
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.rounds import groups
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.strict_json import strict_json

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.estimating import FAR, Found, why_not_decided
-from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
@@ -80,7 +80,7 @@ def against_bound(
     says_nothing = definition.scale == "factors" and found.series is not None and high > WIDEST * found.value
     if says_nothing and outcome == "inconclusive":
         reason = f"{count} rounds vary too much for an interval"
-    possible = possible_part(low, high, found.value, definition.possible_at(blank.world_size))
+    possible = possible_part(low, high, found.value, definition.range_at(blank.world_size, "possible"))
     return replace(
         blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
         interval=None if says_nothing else possible,

@@ -18,9 +18,9 @@ from pytest_ddpscale.judge.probes import Place
 from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric import MOST_EFFICIENCY
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
+    MOST_EFFICIENCY,
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
@@ -129,7 +129,10 @@ def plausibility(asked: Asked) -> Caveat | None:
     """The value is not credible, such as a utilization or efficiency far above 1."""
     if not isinstance(asked.case, Case):
         return None
-    (least, most), value_of = asked.case.requirement.definition.credible_at(asked.case.world_size), asked.value_of
+    (least, most), value_of = (
+        asked.case.requirement.definition.range_at(asked.case.world_size, "credible"),
+        asked.value_of,
+    )
     if asked.evidence.plan.device_type == "cpu":
         is_cost = asked.case.requirement.definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY

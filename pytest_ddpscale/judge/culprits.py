@@ -156,7 +156,7 @@ def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
     definition, found = METRICS[verdict.metric], compared.among(compared.stragglers, measured)
     if not found:
-        if not definition.compares_ranks or len(compared.rounds) < MINIMUM_ROUNDS:
+        if not definition.reads_own_pace or len(compared.rounds) < MINIMUM_ROUNDS:
             return verdict
         watched = compared.among(compared.watched, measured)
         notes = (*verdict.notes, _watched_note(watched)) if watched else verdict.notes
@@ -201,7 +201,7 @@ class _Blame:
     def is_explained(self) -> bool:
         """Whether the requirement would be met if none of them were slow."""
         definition = METRICS[self.verdict.metric]
-        if self.compared.evidence.plan.nodes == 1 or definition.compares_ranks:
+        if self.compared.evidence.plan.nodes == 1 or definition.reads_own_pace:
             return True
         if definition.baseline == "no_sync":
             return False  # slow ranks are as slow in the baseline, so they do not add to the cost of communication

@@ -24,7 +24,7 @@ from pytest_ddpscale.judge.steadiness import (
     lag_one_correlations,
     widening,
 )
-from pytest_ddpscale.plan.metric import Scale
+from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.util.digits import percent

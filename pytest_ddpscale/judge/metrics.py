@@ -16,7 +16,7 @@ from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.rounds import GIB, TERA, ArmRounds, merged
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.metric import Metric
+from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import StepArray

@@ -15,9 +15,8 @@ import numpy as np
 
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, median_over_rounds, relative_logs
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.readings import FORWARD_S

@@ -7,7 +7,7 @@ clears. If more than half of the nodes were never fast, none is named: the major
 node pair counts with its slowest rail (equal local ranks of both nodes); if only some rails are slow, those are named.
 
 Pairs are rated by their fastest message. A node that loses packets may pass by that: it is named by messages that stall
-(`plan.stalls`), but never as certain, because a host that is busy with something else delays messages too.
+(`plan.pairing`), but never as certain, because a host that is busy with something else delays messages too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import GIGA
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings
-from pytest_ddpscale.plan.stalls import are_stalled
+from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings, are_stalled
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of

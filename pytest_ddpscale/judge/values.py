@@ -21,8 +21,7 @@ from pytest_ddpscale.judge.own_pace import last_round, nodes_s, own_pace_of, own
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, merged, on_hosts
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.metric import Scale
-from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -282,7 +281,9 @@ def _worst(question: Question, found: Values[str], confidence: float) -> WorstVa
         return None
     row = int(rows[told.argmax() if metric.upper_bound else told.argmin()])
     worst = estimated.found(row)
-    interval = worst.interval and possible_part(*worst.interval, worst.value, metric.possible_at(question.world_size))
+    interval = worst.interval and possible_part(
+        *worst.interval, worst.value, metric.range_at(question.world_size, "possible")
+    )
     return WorstValue(worst.value, interval, found.places[row])
 
 

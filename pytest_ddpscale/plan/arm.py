@@ -1,14 +1,135 @@
-"""An arm: what the ranks of a study time in every round, training, forward passes or a probe."""
+"""An arm: what the ranks of a study time in every round, training, forward passes or a probe; and its settings of
+DistributedDataParallel and of the trainer, where they differ from those of its study's workload."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
+from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.operation import NAMES_IN_WORDS, Operation, operation, operation_of
-from pytest_ddpscale.plan.variant import USUAL, Variant
-from pytest_ddpscale.plan.words import refuse_below_one
+from pytest_ddpscale.plan.words import Precision, refuse_below_one
 from pytest_ddpscale.plan.workload import Data, Workload
+
+CompileMode = Literal["no", "default", "reduce-overhead", "max-autotune"]
+CommunicationHook = Literal["fp16", "bf16", "powersgd"]
+# DistributedDataParallel's own default, in MiB.
+USUAL_BUCKET_CAP_MB = 25.0
+# Settings of the data only; arms that differ only in these share one model.
+DATA_SETTINGS = ("data", "workers", "prefetch")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of one arm; by default those of the workload and torch's defaults.
+
+    Attributes:
+        bucket_cap_mb: size of DDP's gradient buckets, in MiB; None for torch's 25.
+        gradient_as_bucket_view: gradients are views of the buckets, which saves a copy.
+        static_graph: tells DDP that each step uses the same parameters in the same order.
+        broadcast_buffers: sends rank 0's buffers, such as batch normalisation's, to all ranks before each forward pass.
+        hook: compresses gradients: to fp16, bf16, or a low-rank product (PowerSGD, arXiv:1905.13727).
+        high_priority_stream: runs NCCL's kernels before others on the GPU.
+        precision: replaces the workload's.
+        memory_format: replaces the workload's.
+        compile: mode of torch.compile, or ``no``; None for the workload's.
+        fused_optimizer: one kernel for all parameters.
+        accumulation_steps: forward and backward passes per optimizer step, of which only the last one communicates. The
+            arm's per-GPU batch is that of the whole step.
+        batch_size: samples per GPU and forward pass; replaces the workload's.
+        uneven_share: half of the ranks train this share of the batch more, the others as much less.
+        data: ``synthetic`` replaces the workload's folder.
+        workers: processes of each rank that read the workload's folder; replaces the workload's.
+        prefetch: batches that each of these processes prefetches; replaces the workload's.
+    """
+
+    bucket_cap_mb: float | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    hook: CommunicationHook | None = None
+    high_priority_stream: bool = False
+    precision: Precision | None = None
+    memory_format: MemoryFormat | None = None
+    compile: CompileMode | None = None
+    fused_optimizer: bool = False
+    accumulation_steps: int = 1
+    batch_size: int | None = None
+    uneven_share: float = 0.0
+    data: Literal["synthetic"] | None = None
+    workers: int | None = None
+    prefetch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb <= 10**5:
+            raise ValueError(f"bucket_cap_mb above 0 and at most 100000 MiB, not {self.bucket_cap_mb}")
+        if not 1 <= self.accumulation_steps <= 10**4:
+            raise ValueError(f"accumulation_steps from 1 to 10000, not {self.accumulation_steps}")
+        if not 0 <= self.uneven_share < 1:
+            raise ValueError(f"uneven_share from 0 to below 1, not {self.uneven_share}")
+
+    @property
+    def name(self) -> str:
+        """The settings that differ, such as ``bucket_cap_mb=1``; empty if none does."""
+        values = [(one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default]
+        return ",".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
+
+    def applied_to(self, workload: Workload) -> Workload:
+        """The workload with these settings applied."""
+        family = workload.family
+        return replace(
+            workload,
+            family=replace(family, memory_format=self.memory_format) if self.memory_format else family,
+            precision=self.precision or workload.precision,
+            compile=workload.compile if self.compile is None else self.compile != "no",
+            data=self._data_of(workload),
+        )
+
+    @property
+    def of_model(self) -> Variant:
+        """The variant without `DATA_SETTINGS`."""
+        return replace(self, data=None, workers=None, prefetch=None)
+
+    def _data_of(self, workload: Workload) -> Data:
+        data = self.data or workload.data
+        if data == "synthetic":
+            return data
+        return replace(
+            data,
+            workers=data.workers if self.workers is None else self.workers,
+            prefetch=data.prefetch if self.prefetch is None else self.prefetch,
+        )
+
+    def refuse_data_of(self, workload: Workload) -> None:
+        """Raise ValueError if no arm of that workload can have these settings."""
+        is_synthetic = self.data == "synthetic" or workload.data == "synthetic"
+        if is_synthetic and (self.workers, self.prefetch) != (None, None):
+            raise ValueError(f"{self.name}: {workload.name} has synthetic data, which needs no loader workers")
+        if not is_synthetic and self.uneven_share:
+            raise ValueError(f"{self.name}: ranks share a folder evenly; expected synthetic data")
+        self._data_of(workload)  # refuses invalid numbers
+
+    def batch_of(self, batch_size: int, rank: int) -> int:
+        """Samples of one forward pass of a rank, in an arm with that per-GPU batch.
+
+        Raises:
+            ValueError: the batch cannot be divided among the passes of a step, the variant has another batch, or its
+                uneven share leaves a rank without images.
+        """
+        if batch_size % self.accumulation_steps:
+            passes = self.accumulation_steps
+            raise ValueError(f"a per-GPU batch of {batch_size} cannot be split into {passes} equal passes")
+        of_pass = batch_size // self.accumulation_steps
+        if self.batch_size not in (None, of_pass):
+            raise ValueError(f"found a pass of {of_pass} images; expected {self.name}")
+        more = round(of_pass * self.uneven_share)
+        if more == of_pass:
+            raise ValueError(f"uneven_share that leaves each rank one of {of_pass} images, not {self.uneven_share}")
+        return of_pass + (more if rank % 2 else -more)
+
+
+USUAL = Variant()
+
 
 ArmKind = Literal["alone", "each", "no_sync", "ddp", "infer", "data_parallel", "vanilla_parallel", "parallel_apply"]
 # One process drives several devices, for forward passes only.

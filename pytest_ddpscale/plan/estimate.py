@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.pairing import first_rounds, most_rounds
+from pytest_ddpscale.plan.pairing import PairStudy, first_rounds, most_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 
 # Measured on two CPU cores and rounded up.
@@ -28,8 +28,7 @@ SURVEY_S = 5.0
 UNKNOWN: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True)
-class TimeEstimate:
+class TimeEstimate(NamedTuple):
     """Estimated wall time.
 
     Attributes:
@@ -43,8 +42,7 @@ class TimeEstimate:
     device_hours: float
 
 
-@dataclass(frozen=True)
-class StudyTime:
+class StudyTime(NamedTuple):
     """Expected wall time of one study, of the probes or of the pairs, without the start-up of their gang.
 
     Attributes:
@@ -66,30 +64,26 @@ class StudyTime:
         return self.once_s + rounds * self.round_s
 
 
-def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> list[tuple[str, StudyTime]]:
-    """Id and expected time of all that the plan times in rounds; whole training runs are left out.
+def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> dict[str, StudyTime]:
+    """Expected time, by id, of all that the plan times in rounds; whole training runs are left out.
 
     `samples_per_s` is the expected throughput per GPU by workload: slow steps make blocks longer.
     """
-    found: list[tuple[str, StudyTime]] = []
-    if (probes := plan.probes) is not None:
-        number = len(probes.arms)
-        _, usual, most = _rounds(probes.rounds)
-        fewest = min(max(FEWEST_ROUNDS, probes.swept_rounds), most)
-        round_s = number * (probes.block_s + OVERHEAD_PER_BLOCK_S)
-        found.append((probes.id, StudyTime(number * PROBE_SETUP_S, round_s, fewest, usual, most)))
-    for study in plan.studies:
-        round_s = round_seconds(study, study.arms, samples_per_s)
-        found.append((study.id, StudyTime(warm_up_seconds(study, samples_per_s), round_s, *_rounds(study.rounds))))
-    if plan.pairs is not None:
-        first = len(first_rounds(plan.nodes))
-        found.append((plan.pairs.id, StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))))
+    found: dict[str, StudyTime] = {}
+    for study in plan.timed:
+        if isinstance(study, PairStudy):
+            first = len(first_rounds(plan.nodes))
+            found[study.id] = StudyTime(0.0, PAIRS_ROUND_S, first, first, most_rounds(plan.nodes))
+            continue
+        fewest, most, number = FEWEST_ROUNDS, study.rounds, len(study.arms)
+        if isinstance(study, ProbeStudy):
+            once_s, round_s = number * PROBE_SETUP_S, number * (study.block_s + OVERHEAD_PER_BLOCK_S)
+            fewest = max(fewest, study.swept_rounds)
+        else:
+            once_s = warm_up_seconds(study, samples_per_s)
+            round_s = round_seconds(study, study.arms, samples_per_s)
+        found[study.id] = StudyTime(once_s, round_s, min(fewest, most), min(TYPICAL_ROUNDS, most), most)
     return found
-
-
-def _rounds(most: int) -> tuple[int, int, int]:
-    """Fewest, usual and most rounds of a study."""
-    return min(FEWEST_ROUNDS, most), min(TYPICAL_ROUNDS, most), most
 
 
 def warm_up_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
@@ -107,7 +101,7 @@ def round_seconds(study: Study, arms: Sequence[Arm], samples_per_s: Mapping[str,
 
 def estimate(plan: Plan, *, isolate: bool = False, samples_per_s: Mapping[str, float] = UNKNOWN) -> TimeEstimate:
     """Wall time of the whole plan with one gang per launch, or with `isolate` one per study."""
-    ids, times = plan.study_ids, [one for _, one in study_times(plan, samples_per_s)]
+    ids, times = plan.study_ids, study_times(plan, samples_per_s).values()
     gangs = len(ids) if isolate else len({plan.launch_of(study) for study in ids})
     started_s = gangs * STARTUP_S + SURVEY_S * plan.survey
     typical = started_s + sum(one.seconds(one.usual) for one in times)

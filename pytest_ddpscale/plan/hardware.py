@@ -17,7 +17,6 @@ MOST_CHOICES = 10
 _OF_NO_DEVICE = ("", "no such device 0", "NO SUCH DEVICE", "§")
 # An escaped character or a class, whose characters are not operators.
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-_CAPABILITY = re.compile(r"(\d+)\.(\d+)")
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<bound>[af]?)")
 # Minor versions that the worker's tests ran with: docs/evidence/torch-versions.md. pyproject.toml has the oldest.
 OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
@@ -66,21 +65,18 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
     features (``sm_90a``) runs only there, code for a family's features (``sm_100f``) on its later minors: CUDA
     programming guide, "Feature Set Compiler Targets". Architectures are named as by ``torch.cuda.get_arch_list``.
     """
-    return any(_runs(match, capability) for match in map(_ARCHITECTURE.fullmatch, architectures) if match)
-
-
-def _runs(architecture: re.Match[str], capability: tuple[int, int]) -> bool:
-    built = (int(architecture["major"]), int(architecture["minor"]))
-    if architecture["bound"] == "a":
-        return built == capability
-    if architecture["bound"] == "f" or architecture["kind"] == "sm":
-        return built[0] == capability[0] and built[1] <= capability[1]
-    return built <= capability
+    for match in filter(None, map(_ARCHITECTURE.fullmatch, architectures)):
+        built = (int(match["major"]), int(match["minor"]))
+        is_ptx = match["kind"] == "compute" and not match["bound"]
+        runs_later = match["bound"] != "a" and built <= capability and (is_ptx or built[0] == capability[0])
+        if built == capability or runs_later:
+            return True
+    return False
 
 
 def parse_capability(text: str) -> tuple[int, int] | None:
     """Parse ``9.0`` into major and minor; None if it is not a capability."""
-    match = _CAPABILITY.fullmatch(text)
+    match = _VERSION.fullmatch(text)
     return None if match is None else (int(match[1]), int(match[2]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 from pytest_ddpscale.plan.words import refuse_beyond
@@ -106,24 +107,8 @@ class ImageFamily:
         return self.model if self.trains_all else f"a classifier on frozen {self.model}"
 
     @property
-    def sample_text(self) -> str:
-        """Size of a sample: ``224 px``."""
-        return f"{self.image_size} px"
-
-    @property
-    def form_text(self) -> str:
-        """Size and layout of samples: ``224 px, channels_last``."""
-        return f"{self.sample_text}, {self.memory_format}"
-
-    @property
     def classifier_parameters(self) -> int:
         """Weights and biases of the trained classifier on frozen features; only these are reduced by DDP."""
-        assert self.classifier_hidden is not None
-        return classifier_parameters(FEATURES[self.model], self.classifier_hidden, self.num_classes)
-
-
-def classifier_parameters(features: int, hidden: int, classes: int) -> int:
-    """Weights and biases of features → hidden → hidden → classes, or of one linear layer if `hidden` is 0."""
-    if not hidden:
-        return features * classes + classes
-    return (features * hidden + hidden) + (hidden * hidden + hidden) + (hidden * classes + classes)
+        hidden, classes = self.classifier_hidden, self.num_classes
+        widths = (FEATURES[self.model], hidden, hidden, classes) if hidden else (FEATURES[self.model], classes)
+        return sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))

@@ -53,12 +53,12 @@ class Layout:
         harder to find. Ranks of ``each`` are compared with each other, so they all work at the same time; probes are
         short.
         """
-        may = arm.kind != "each" and not arm.is_probe
-        return may and self.fits_node(arm) and self.ranks_per_node % arm.world_size == 0
+        may = arm.kind != "each" and not arm.is_probe and self.fits_node(arm)
+        return may and self.ranks_per_node % arm.world_size == 0
 
     def turns(self, arm: Arm) -> int:
         """Turns within a round: for send-recv until all pairs of ranks had theirs, else 1."""
-        return len(self._pairs(arm)) if arm.is_probe and arm.operation.kind == "send-recv" else 1
+        return len(self._pairs(arm)) if arm.kind.startswith("send-recv-") else 1
 
     def groups(self, arm: Arm, turn: int = 0) -> tuple[Ranks, ...]:
         """The groups of ranks that work together in an arm at the same time.
@@ -66,11 +66,10 @@ class Layout:
         All ranks run probes of a single device, and pairs of ranks send-recv, in a turn of the round. Otherwise they
         are the crews of that turn. Raises as `crews`.
         """
+        crews = self.crews(arm, turn)
         if arm.is_probe and arm.operation.is_single_device:
-            return tuple((rank,) for rank in range(self.world_size))
-        if arm.is_probe and arm.operation.kind == "send-recv":
-            return self._pairs(arm)[turn]
-        return self.crews(arm, turn)
+            return tuple((rank,) for crew in crews for rank in crew)
+        return self._pairs(arm)[turn] if arm.kind.startswith("send-recv-") else crews
 
     def groups_of_round(self, arm: Arm) -> tuple[Ranks, ...]:
         """The groups of all turns within a round, in ascending order. Raises as `crews`."""
@@ -106,5 +105,4 @@ class Layout:
         return tuple(sorted({rank for arm in arms for crew in self.crews(arm, turn) for rank in crew}))
 
     def _pairs(self, arm: Arm) -> tuple[tuple[Ranks, ...], ...]:
-        self.crews(arm)  # refuses one that needs more ranks
         return pair_turns(arm.world_size, self.nodes, self.ranks_per_node)

@@ -68,6 +68,7 @@ KINDS: Mapping[str, OperationKind] = {
 }
 COLLECTIVES = tuple(kind for kind, one in KINDS.items() if one.metric == "busbw_gbps")
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+_MOST_OF_UNIT = 9999  # four digits, as `_NAME` has them
 _SIZED, _PLAIN = (tuple(kind for kind, one in KINDS.items() if one.named == named) for named in ("size", ""))
 _NAME = re.compile(
     rf"(?P<exact>matmul)-(?P<precision>{'|'.join(get_args(MatmulPrecision))})(?:-(?P<rows>[1-9][0-9]{{0,9}}))?"
@@ -117,29 +118,39 @@ class Operation:
 @lru_cache(maxsize=1024)  # hundreds of thousands of records share a few names
 def operation_of(name: str) -> Operation | None:
     """The operation of that name; None if there is none."""
-    match = _NAME.fullmatch(name)
-    rows = int(match["rows"]) if match and match["rows"] else None
-    if match is None or (rows is not None and not _is_possible(rows)):
+    try:
+        return operation(name)
+    except ValueError:
         return None
+
+
+@lru_cache(maxsize=1024)
+def operation(name: str) -> Operation:
+    """The operation of that name. Raises ValueError if there is none."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"unknown probe {name!r}; expected {NAMES_IN_WORDS}")
+    rows = int(match["rows"]) if match["rows"] else None
+    if rows and rows != (near := min(max(MATRIX_STEP * round(rows / MATRIX_STEP), FEWEST_ROWS), MOST_ROWS)):
+        raise ValueError(
+            f"{name} has matrices of {rows} rows and columns; expected a multiple of {MATRIX_STEP} from "
+            f"{FEWEST_ROWS} to {MOST_ROWS}. Write matmul-{match['precision']}-{near}, or matmul-{match['precision']} "
+            "for the default size"
+        )
     size = int(match["count"]) * _UNITS[match["unit"]] if match["sized"] else None
     return Operation(match["exact"] or match["plain"] or match["sized"], match["precision"], size, rows)  # type: ignore[arg-type]
 
 
-def _is_possible(rows: int) -> bool:
-    return FEWEST_ROWS <= rows <= MOST_ROWS and rows % MATRIX_STEP == 0
+def probe_size(size_bytes: int) -> str:
+    """A message size as in names: ``32mib``. Raises ValueError if no name has it."""
+    for unit, unit_bytes in reversed(_UNITS.items()):
+        count, rest = divmod(size_bytes, unit_bytes)
+        if not rest and 1 <= count <= _MOST_OF_UNIT:
+            return f"{count}{unit}"
+    raise ValueError(f"{size_bytes} bytes; expected 1 to {_MOST_OF_UNIT} whole KiB, MiB or GiB")
 
 
-def operation(name: str) -> Operation:
-    """The operation of that name. Raises ValueError if there is none."""
-    found = operation_of(name)
-    if found is None:
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise ValueError(f"unknown probe {name!r}; expected {NAMES_IN_WORDS}")
-        near = min(max(MATRIX_STEP * round(int(match["rows"]) / MATRIX_STEP), FEWEST_ROWS), MOST_ROWS)
-        raise ValueError(
-            f"{name} has matrices of {match['rows']} rows and columns; expected a multiple of {MATRIX_STEP} from "
-            f"{FEWEST_ROWS} to {MOST_ROWS}. Write matmul-{match['precision']}-{near}, or matmul-{match['precision']} "
-            "for the default size"
-        )
-    return found
+def size_text(size_bytes: int) -> str:
+    """A size for display: ``32 MiB``. Raises as `probe_size`."""
+    name = probe_size(size_bytes)
+    return f"{name[:-3]} {name[-3].upper()}iB"

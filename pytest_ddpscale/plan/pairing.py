@@ -10,8 +10,7 @@ A round is a set of disjoint node pairs, all measured at once. The first rounds 
 Then slow results are measured again: a *suspect node*, which was fast with no other node, with nodes known to be good;
 a *suspect link*, which was slow although both its ends are fast with others, as it is. Each is confirmed by
 `CONFIRMATIONS` more slow results, or cleared by one fast result. One fault takes two more rounds, f faults at most 2f.
-A node whose messages stall (`stalls`) is measured again until that is certain or no longer likely. `most_rounds` is the
-limit.
+A node whose messages stall is measured again until that is certain or no longer likely. `most_rounds` is the limit.
 
 Idle good nodes repeat pairs known to be fast, because a round with few pairs would load switches and shared cores less,
 and would not be comparable with the others.
@@ -19,21 +18,110 @@ and would not be comparable with the others.
 Fast and slow are relative to the best results of nodes, not to the median pair: with one bad node among three, two of
 three pairs are slow. `Standings` has the rule. It works if at least half of the nodes are good and have been paired
 with another good one; if more than half are slow, they set the reference, and no node is named.
+
+A node that drops packets is fast at times, but some of its messages stall. If no later packet tells TCP of a loss, it
+waits for 0.2 s at least (Linux; RFC 6298 asks for 1 s). Some messages take that long, while the fastest, by which a
+pair is rated, may have lost nothing. Processes that wait for a core make messages stall too, between any nodes. So
+results of a node have to stall more often than those of all other nodes, by Fisher's exact test at `ALPHA` over all
+nodes together (Bonferroni): a third of them, three at least, with most of its partners, two at least. Results of a node
+that was found count no more, so that its partners are not found in its place. Of two nodes neither can be told.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.rank_pairs import Pair, all_pairs, in_order, other_end
-from pytest_ddpscale.plan.stalls import find_stalling_nodes
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# A stalled message takes longer than the median of its pair by this: less than the shortest wait for a lost packet, but
+# more than busy cores delay it (0.12 s was seen on two of them) …
+STALL_S = 0.15
+# … and so many times as long: over a slow link 0.15 s may be a small part of a message.
+STALL_RATIO = 3.0
+ALPHA = 0.01
+FEWEST_STALLED, LEAST_SHARE = 3, 1 / 3  # results of a node, and share of its results
+
+
+def are_stalled(step_s: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Whether any message of a rank stalled, (...,), from seconds of its messages, (..., messages); not if NaN."""
+    import numpy as np
+
+    found = np.zeros(step_s.shape[:-1], np.bool_)
+    if step_s.shape[-1]:
+        longest = step_s.max(axis=-1)
+        candidates = longest > STALL_S
+        typical = np.median(step_s[candidates], axis=-1)
+        found[candidates] = longest[candidates] > np.maximum(typical + STALL_S, STALL_RATIO * typical)
+    return found
+
+
+class StallSuspects(NamedTuple):
+    """Nodes whose results stall; see `find_stalling_nodes`.
+
+    Attributes:
+        named: by the rule of this module, the most certain first.
+        open: nodes that may prove so if they are measured again.
+    """
+
+    named: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
+
+
+def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
+    """Nodes whose results stall, by the rule of this module.
+
+    Args:
+        results: nodes of each measured pair, and whether any of its messages stalled.
+    """
+    nodes = len({node for pair, _ in results for node in pair})
+    left, named = list(results), list[int]()
+    while nodes > 2 and len(named) < nodes // 2 and any(is_stalled for _, is_stalled in left):
+        found = _likeliest(left)
+        if not found or found[0][0] * nodes > ALPHA:
+            return StallSuspects(tuple(named), tuple(sorted(node for _, node in found)))
+        named.append(found[0][1])
+        left = [one for one in left if named[-1] not in one[0]]
+    return StallSuspects(tuple(named))
+
+
+def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[float, int]]:
+    """Nodes of which `LEAST_SHARE` of the results stall, after the chance that at least as many do if all nodes' stall
+    alike, by Fisher's exact test, one-sided; it is 1 while they are too few to name the node.
+
+    Fisher (1922), "On the interpretation of χ² from contingency tables, and the calculation of P", Journal of the Royal
+    Statistical Society 85.
+    """
+    partners, stalled_with = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for pair, is_stalled in results:
+        for node in pair:
+            partners[node].append(other_end(pair, node))
+            if is_stalled:
+                stalled_with[node].append(other_end(pair, node))
+    all_stalled, found = sum(is_stalled for _, is_stalled in results), list[tuple[float, int]]()
+    for node, stalled in stalled_with.items():
+        count, measured, with_whom = len(stalled), len(partners[node]), len(set(stalled))
+        if count < LEAST_SHARE * measured:
+            continue
+        chance = 1.0
+        if count >= FEWEST_STALLED and with_whom > 1 and 2 * with_whom > len(set(partners[node])):
+            sound = len(results) - all_stalled
+            ways = (math.comb(all_stalled, i) * math.comb(sound, measured - i) for i in range(count, measured + 1))
+            chance = sum(ways) / math.comb(len(results), measured)
+        found.append((chance, node))
+    return sorted(found)
+
 
 NodePair = Pair
 
@@ -57,6 +145,8 @@ class PairStudy:
     arms: tuple[Arm, ...]
     iterations: int
     id: Literal["pairs"] = PAIRS
+
+    launch: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         refuse_below_one(self, "a pair study", "iterations")
@@ -84,7 +174,7 @@ def pair_study(device_type: DeviceType) -> PairStudy:
 class PairResult:
     """Result of a node pair, smaller number first, in one round: bus bandwidth of its slowest rail in GB/s.
 
-    A rail is the ranks with the same local rank. `is_stalled` says whether a message of any rail stalled (`stalls`).
+    A rail is the ranks with the same local rank. `is_stalled` says whether a message of any rail stalled.
     """
 
     round: int
@@ -104,6 +194,7 @@ class Standings:
     Attributes:
         nodes: number of measured nodes.
         slow_below_gbps: the limit between slow and fast.
+        fast_pairs: pairs of nodes that were fast at least once.
         good: nodes that were fast at least once.
         suspect_nodes: nodes that were never fast.
         stalls: good nodes whose messages stall, by their results with each other: a slow node's are long anyway.
@@ -118,21 +209,22 @@ class Standings:
             for node in result.nodes:
                 self._of_node[node].append(result)
         self.nodes = len(self._of_node)
-        self.slow_below_gbps = slow_share * _reference_gbps(self._of_node.values())
-        self.good = frozenset(node for node, own in self._of_node.items() if self._any_fast(own))
+        best = sorted(max(result.gbps for result in own) for own in self._of_node.values())[self.nodes // 2 :]
+        self.slow_below_gbps = slow_share * (statistics.median(best) if best else 0.0)
+        self.fast_pairs = {result.nodes for result in results if self.is_fast(result)}
+        self.good = frozenset(node for pair in self.fast_pairs for node in pair)
         self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
-        counting = [one for one in results if self.good.issuperset(one.nodes)]
-        self.stalls = find_stalling_nodes([(one.nodes, one.is_stalled) for one in counting])
-        slow_links = [
-            pair for pair, own in self._of_pair.items() if self.good.issuperset(pair) and not self._any_fast(own)
-        ]
-        self.suspect_links: tuple[NodePair, ...] = ()
-        if len(slow_links) <= self.nodes // 2:
-            self.suspect_links = tuple(
-                pair
-                for pair in sorted(slow_links)
-                if all(map(self._mostly_fast, pair)) and not set(pair).intersection(self.stalls.named)
-            )
+        counting = [(one.nodes, one.is_stalled) for one in results if self.good.issuperset(one.nodes)]
+        self.stalls = find_stalling_nodes(counting)
+        able = self.good.difference(self.stalls.named)
+        slow_links = sorted(
+            pair for pair in self._of_pair if self.good.issuperset(pair) and pair not in self.fast_pairs
+        )
+        if len(slow_links) > self.nodes // 2:
+            slow_links = []
+        self.suspect_links = tuple(
+            pair for pair in slow_links if able.issuperset(pair) and all(map(self._mostly_fast, pair))
+        )
 
     def of_pair(self, pair: NodePair) -> Sequence[PairResult]:
         """Results of a node pair, in order."""
@@ -154,21 +246,13 @@ class Standings:
         """Whether a suspect link was slow often enough to be named."""
         return len(self.of_pair(pair)) > CONFIRMATIONS
 
-    def fast_pairs(self) -> list[NodePair]:
-        """Node pairs that were fast at least once."""
-        return [pair for pair, own in self._of_pair.items() if self._any_fast(own)]
-
     def is_fast(self, result: PairResult) -> bool:
         """Whether a result is fast."""
         return result.gbps >= self.slow_below_gbps
 
-    def _any_fast(self, results: Iterable[PairResult]) -> bool:
-        return any(map(self.is_fast, results))
-
     def _mostly_fast(self, node: int) -> bool:
         partners = self.partners(node)
-        fast = {other_end(result.nodes, node) for result in self._of_node[node] if self.is_fast(result)}
-        return 2 * len(fast) >= len(partners)
+        return 2 * sum(in_order(node, other) in self.fast_pairs for other in partners) >= len(partners)
 
 
 def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> tuple[NodePair, ...]:
@@ -203,23 +287,16 @@ def most_rounds(nodes: int) -> int:
 @cache
 def powers_of_two_apart(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
     """Every pair of nodes 1, 2, 4 … apart in a circle once, each in the first round in which both are free."""
-    rounds: list[list[NodePair]] = []
-    busy: list[set[int]] = []
+    rounds: list[tuple[list[NodePair], set[int]]] = []
     distances = [2**power for power in range(_log2(nodes))]
     pairs = [in_order(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
     for pair in dict.fromkeys(pairs):
-        place = next((i for i, taken in enumerate(busy) if taken.isdisjoint(pair)), len(busy))
-        if place == len(busy):
-            busy.append(set())
-            rounds.append([])
-        busy[place].update(pair)
-        rounds[place].append(pair)
-    return tuple(map(tuple, rounds))
-
-
-def _reference_gbps(by_node: Iterable[Sequence[PairResult]]) -> float:
-    best = sorted((max(result.gbps for result in own) for own in by_node), reverse=True)
-    return statistics.median(best[: (len(best) + 1) // 2]) if best else 0.0
+        chosen = next((one for one in rounds if one[1].isdisjoint(pair)), None)
+        if chosen is None:
+            rounds.append(chosen := ([], set()))
+        chosen[0].append(pair)
+        chosen[1].update(pair)
+    return tuple(tuple(pairs) for pairs, _ in rounds)
 
 
 def _confirming(standings: Standings, results: Sequence[PairResult], first: int) -> tuple[NodePair, ...]:
@@ -268,7 +345,7 @@ def _least_met(standings: Standings, node: int, free: Set[int]) -> int:
 def _companions(standings: Standings, busy: Iterable[NodePair], number: int) -> Iterator[NodePair]:
     """Pairs of idle nodes known to be fast, so that the load equals that of other rounds."""
     taken = {node for pair in busy for node in pair}
-    fast = sorted(standings.fast_pairs())
+    fast = sorted(standings.fast_pairs)
     start = number % len(fast) if fast else 0
     for pair in fast[start:] + fast[:start]:
         if taken.isdisjoint(pair):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import Metric, baseline_arm, measured_arm
+from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.words import DeviceType
@@ -59,17 +59,48 @@ class Question:
 
     @property
     def measured(self) -> Arm:
-        """The arm in question. Raises as `measured_arm`."""
-        return measured_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
+        """The arm whose blocks give the metric's value.
+
+        Raises:
+            ValueError: strong scaling without a global batch, or with one that the ranks cannot share evenly; or a
+                metric of folder images for a workload with synthetic data.
+        """
+        metric, batch_size = self.metric, self._batch_size(self.world_size)
+        if metric.reads_folder and self.workload.data == "synthetic":
+            raise ValueError(f"{metric.name} needs `data: {{folder: PATH}}` in the workload {self.workload.name}")
+        if self.world_size == 1 and metric.times_one_gpu(is_of_one=True):
+            return Arm(self.one_gpu, 1, batch_size)
+        kind = "each" if metric.reads_own_pace and self.workload.compile else metric.measured
+        return Arm(kind, self.world_size, batch_size, self.placement)
 
     @property
     def baseline(self) -> Arm | None:
-        """The arm it is compared with, if any. Raises as `measured_arm`."""
-        return baseline_arm(self.metric, self.workload, self.world_size, self.placement, self.one_gpu)
+        """The arm it is compared with, if any. Raises as `measured`."""
+        metric = self.metric
+        if metric.baseline is None:
+            return None
+        if metric.baseline == "alone":
+            is_open = metric.times_one_gpu(is_of_one=self.world_size == 1)
+            return Arm(self.one_gpu if is_open else "alone", 1, self._batch_size(1))
+        batch_size = self._batch_size(self.world_size)
+        return Arm(metric.baseline, self.world_size, batch_size, self.placement, metric.baseline_variant)
+
+    def _batch_size(self, world_size: int) -> int:
+        """Per-GPU batch of an arm of that many ranks."""
+        workload, whole = self.workload, self.workload.global_batch_size
+        if self.metric.scaling == "weak":
+            return workload.batch_size
+        if whole is None:
+            raise ValueError(f"workload {workload.name} has no global_batch_size, which strong scaling divides")
+        if whole % world_size:
+            raise ValueError(
+                f"global_batch_size {whole} of {workload.name} cannot be shared evenly by {world_size} ranks"
+            )
+        return whole // world_size
 
     @property
     def arms(self) -> list[Arm]:
-        """All arms it needs, baseline first. Raises as `measured_arm`."""
+        """All arms it needs, baseline first. Raises as `measured`."""
         return [*([self.baseline] if self.baseline else []), self.measured]
 
 
@@ -94,28 +125,38 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         probes: the probes to run.
 
     Raises:
-        ValueError: as `measured_arm`, which does not occur for a loaded thresholds file; or an arm or a probe needs
-            more ranks than all nodes have.
+        ValueError: as `Question.measured`, which does not occur for a loaded thresholds file; or an arm or a probe
+            needs more ranks than all nodes have.
     """
     probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
-    asked = _largest(arms)
+    every = [arm for wanted in arms.values() for arm in wanted]
+    asked = _largest(every)
     takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
-    layout = _layout(arms, empty, probed, takes_all=takes_all) if empty.nodes > 1 else None
-    if layout is not None:
+    ranks_per_node, layout = empty.ranks_per_node if takes_all else None, None
+    if empty.nodes > 1:
+        layout = empty.layout
+        if not takes_all and all(map(layout.fits_node, [*every, *probed])):
+            layout = Layout(empty.nodes, _largest([*every, *probed]))
+        ranks_per_node = layout.ranks_per_node
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
-    ranks_per_node = empty.ranks_per_node if takes_all else None
-    if layout is not None:
-        ranks_per_node = layout.ranks_per_node
     turns = _turns(arms, asked, ranks_per_node or asked)
-    in_order = sorted(arms.items(), key=lambda item: _compared(item[1]), reverse=True)
-    studies = tuple(_study(scaling, workload, wanted, pace, turns) for (scaling, workload), wanted in in_order)
+    compared = {
+        key: max((arm.world_size for arm in some if arm.kind == "each"), default=0) for key, some in arms.items()
+    }
+    studies = []
+    for scaling, workload in sorted(arms, key=compared.__getitem__, reverse=True):
+        wanted = arms[scaling, workload]
+        timed = tuple(sorted(wanted, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
+        taken = turns if any(arm.world_size < turns for arm in timed) else 1
+        rounds = _rounds(timed, pace)
+        studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
     return replace(
         empty,
-        studies=studies,
+        studies=tuple(studies),
         ranks_per_node=ranks_per_node,
         pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
         probes=ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[empty.device_type]) if probed else None,
@@ -128,32 +169,19 @@ def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Arm, ...]
     return (matmul, Arm("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
 
 
-def _layout(arms: Wanted, empty: Plan, probes: Sequence[Arm], *, takes_all: bool) -> Layout:
-    whole = empty.layout
-    largest_probe = max((probe.world_size for probe in probes), default=1)
-    if takes_all or not _fits_node(arms, whole) or largest_probe > whole.ranks_per_node:
-        return whole
-    return Layout(empty.nodes, max(_largest(arms), largest_probe))
-
-
-def _fits_node(arms: Wanted, layout: Layout) -> bool:
-    return all(layout.fits_node(arm) for wanted in arms.values() for arm in wanted)
+def _largest(arms: Iterable[Arm]) -> int:
+    return max((arm.world_size for arm in arms), default=1)
 
 
 def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
     """Add arms of one node, two, four … below the size of weak scaling that goes beyond a node."""
     for (scaling, workload), wanted in arms.items():
-        packed = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
-        beyond = [arm.world_size for arm in packed if not layout.fits_node(arm)]
-        size = layout.ranks_per_node
-        while scaling == "weak" and size < max(beyond, default=0):
+        trained = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
+        most, size = _largest(arm for arm in trained if not layout.fits_node(arm)), layout.ranks_per_node
+        while scaling == "weak" and size < most:
             if size > 1:
                 wanted.add(Arm("ddp", size, workload.batch_size))
             size *= 2
-
-
-def _largest(arms: Wanted) -> int:
-    return max((arm.world_size for wanted in arms.values() for arm in wanted), default=1)
 
 
 def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
@@ -167,54 +195,37 @@ def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
     return next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
 
 
-def _compared(arms: Iterable[Arm]) -> int:
-    """Number of ranks that the arm ``each`` compares."""
-    return max((arm.world_size for arm in arms if arm.kind == "each"), default=0)
-
-
 def _add_each(arms: Wanted, layout: Layout | None) -> None:
     """Add the arm ``each`` to one study: a slow rank is slow in every workload.
 
     In all other studies each rank times its own forward passes. Where it cannot, because the model is compiled, the arm
     is added too.
     """
-    _add_each_to_one(arms, layout)
-    for (scaling, workload), wanted in arms.items():
-        ranks = _ranks_compared([arm for arm in wanted if not arm.infers], layout)
-        if scaling == "weak" and workload.compile and ranks > 1:
-            wanted.add(Arm("each", ranks, workload.batch_size))
-
-
-def _ranks_compared(trained: Iterable[Arm], layout: Layout | None) -> int:
-    """Number of ranks that the arm ``each`` of a study compares: those of its largest arm, or of all its nodes."""
-    largest = max(trained, key=lambda arm: arm.world_size, default=None)
-    if largest is None or largest.world_size == 1 or layout is None:
-        return 1 if largest is None else largest.world_size
-    return layout.ranks_per_node if layout.fits_node(largest) else layout.world_size
-
-
-def _add_each_to_one(arms: Wanted, layout: Layout | None) -> None:
+    every = [arm for wanted in arms.values() for arm in wanted]
     sizes = {
-        key: max(arm.world_size for arm in wanted)
+        key: _largest(wanted)
         for key, wanted in arms.items()
-        if (layout is None or key[0] == "weak") and any(not arm.infers for arm in wanted)
+        if (layout is None or key[0] == "weak") and not all(arm.infers for arm in wanted)
     }
     largest = max(sizes.values(), default=1)
+    ranks = _ranks_compared(every, layout, largest)
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]
-    ranks = largest
-    if layout is not None:
-        ranks = layout.ranks_per_node if _fits_node(arms, layout) else layout.world_size
-    has_it = any(arm.kind == "each" and arm.world_size == ranks for wanted in arms.values() for arm in wanted)
-    if (layout is not None or ranks > 1) and candidates and not has_it:
+    has_it = any(arm.kind == "each" and arm.world_size == ranks for arm in every)
+    if candidates and not has_it and (layout is not None or ranks > 1):
         # Chosen by name, independently of the order of questions.
         key = min(candidates, key=lambda candidate: candidate[1].name)
         arms[key].add(Arm("each", ranks, key[1].batch_size))
+    for (scaling, workload), wanted in arms.items():
+        trained = [arm for arm in wanted if not arm.infers]
+        if scaling == "weak" and workload.compile and _largest(trained) > 1:
+            wanted.add(Arm("each", _ranks_compared(trained, layout, _largest(trained)), workload.batch_size))
 
 
-def _study(scaling: Scaling, workload: Workload, arms: Iterable[Arm], pace: Pace, turns: int) -> Study:
-    inorder = tuple(sorted(arms, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
-    taken = turns if any(arm.world_size < turns for arm in inorder) else 1
-    return Study(scaling, workload, inorder, _rounds(inorder, pace), pace.block_s, pace.warmup_s, taken)
+def _ranks_compared(arms: Iterable[Arm], layout: Layout | None, largest: int) -> int:
+    """Number of ranks that the arm ``each`` compares: those of the largest arm, or of all nodes that train one."""
+    if layout is None:
+        return largest
+    return layout.ranks_per_node if all(map(layout.fits_node, arms)) else layout.world_size
 
 
 def _rounds(arms: Iterable[Arm], pace: Pace) -> int:

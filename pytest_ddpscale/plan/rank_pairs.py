@@ -36,7 +36,12 @@ def pair_turns(world_size: int, nodes: int, ranks_per_node: int) -> tuple[tuple[
 def all_pairs(count: int) -> tuple[tuple[Pair, ...], ...]:
     """Every pair once, by the circle method of round-robin tournaments: N - 1 turns for an even number N, N for an odd
     one, where one sits out."""
-    return tuple(_circle(count, number) for number in range(count - 1 + count % 2)) if count > 1 else ()
+    circle = count - 1 + count % 2
+    turns = []
+    for turn in range(circle if count > 1 else 0):
+        pairs = [in_order((turn + i) % circle, (turn - i) % circle) for i in range(1, (circle + 1) // 2)]
+        turns.append(tuple(sorted(pairs if count % 2 else [*pairs, (turn, count - 1)])))
+    return tuple(turns)
 
 
 def ring_turns(nodes: int) -> tuple[tuple[Pair, ...], ...]:
@@ -56,11 +61,3 @@ def in_order(one: int, other: int) -> Pair:
 def other_end(pair: Pair, end: int) -> int:
     """The node or rank that `end` is paired with."""
     return pair[1] if pair[0] == end else pair[0]
-
-
-def _circle(count: int, number: int) -> tuple[Pair, ...]:
-    circle = count if count % 2 else count - 1
-    pairs = [in_order((number + i) % circle, (number - i) % circle) for i in range(1, (circle + 1) // 2)]
-    if count % 2 == 0:
-        pairs.append(in_order(number % circle, count - 1))
-    return tuple(sorted(pairs))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
-from pytest_ddpscale.plan.workload import Family, Workload
+from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
 
@@ -113,12 +113,14 @@ class ProbeStudy:
     swept_rounds: int = 0
     id: Literal["probes"] = PROBES
 
+    launch: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         refuse_below_one(self, "the probes", "rounds")
-        if not self.block_s > 0:
-            raise ValueError(f"block_s of the probes is {self.block_s!r}; expected seconds")
-        if self.iteration_limit_s is not None and not self.iteration_limit_s > 0:
-            raise ValueError(f"iteration_limit_s of the probes is {self.iteration_limit_s!r}; expected seconds or none")
+        for name in ("block_s", "iteration_limit_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{name} of the probes is {seconds!r}; expected seconds")
         if len({arm.name for arm in self.arms}) != len(self.arms):
             raise ValueError("a probe is listed twice")
         for arm in self.arms:
@@ -182,8 +184,7 @@ class Plan:
             raise ValueError(f"a plan is for {self.layout.world_size} ranks; expected at most {MOST_RANKS}")
         if not 1 <= self.launches <= MOST_LAUNCHES:
             raise ValueError(f"a plan is for {self.launches!r} launches; expected 1 to {MOST_LAUNCHES}")
-        launches = [study.launch for study in self.studies] + [run.launch for run in self.training_runs]
-        latest = max(launches, default=1)
+        latest = max((one.launch for one in (*self.timed, *self.training_runs)), default=1)
         if latest > self.launches:
             raise ValueError(f"a plan for {self.launches!r} launches has a study in launch {latest}")
 
@@ -195,17 +196,16 @@ class Plan:
     @property
     def unit(self) -> str:
         """Unit of the samples that are trained, for headings: ``img``; of several families ``img or tok``."""
-        return " or ".join(dict.fromkeys(family.unit for family in self._families))
+        return " or ".join(dict.fromkeys(one.family.unit for one in self._workloads))
 
     @property
     def samples(self) -> str:
         """The samples that are trained, for headings: ``images``; of several families ``images or tokens``."""
-        return " or ".join(dict.fromkeys(family.samples for family in self._families))
+        return " or ".join(dict.fromkeys(one.family.samples for one in self._workloads))
 
     @property
-    def _families(self) -> list[Family]:
-        workloads = [one.workload for one in self.studies] + [one.workload for one in self.training_runs]
-        return [one.family for one in workloads]
+    def _workloads(self) -> list[Workload]:
+        return [one.workload for one in self.studies] + [one.workload for one in self.training_runs]
 
     @property
     def layout(self) -> Layout:
@@ -214,19 +214,15 @@ class Plan:
 
     @property
     def _most_ranks(self) -> int:
-        probed = self.probes.world_size if self.probes else 0
-        trained = [run.world_size for run in self.training_runs]
-        return max([probed, *trained, *(study.world_size for study in self.studies)])
+        trained = [one.world_size for one in self.studies] + [one.world_size for one in self.training_runs]
+        return max([*trained, self.probes.world_size if self.probes else 0])
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, measured by another launch."""
-        per_node = None
-        if self.ranks_per_node is not None or other.ranks_per_node is not None:
-            per_node = max(self.layout.world_size, other.layout.world_size) // self.nodes
         return replace(
             self,
             studies=(*self.studies, *other.studies),
-            ranks_per_node=per_node,
+            ranks_per_node=max(self.layout.ranks_per_node, other.layout.ranks_per_node),
             pairs=self.pairs or other.pairs,
             probes=self.probes or other.probes,
             training_runs=(*self.training_runs, *other.training_runs),
@@ -235,17 +231,24 @@ class Plan:
     @property
     def study_ids(self) -> tuple[str, ...]:
         """Ids of all studies, in the order of measurement."""
-        probes, pairs = [self.probes.id] if self.probes else [], [self.pairs.id] if self.pairs else []
-        first = [study.id for study in self.studies if study.launch == 1]
-        later = sorted((study for study in self.studies if study.launch > 1), key=lambda study: study.launch)
-        runs = sorted(self.training_runs, key=lambda run: run.launch)
-        return (*probes, *first, *pairs, *(study.id for study in later), *(run.id for run in runs))
+        measured = sorted(self.timed, key=lambda one: one.launch)
+        return tuple(one.id for one in (*measured, *sorted(self.training_runs, key=lambda run: run.launch)))
 
     @property
     def timed(self) -> tuple[AnyStudy, ...]:
         """All that is timed in rounds, probes first and pairs last."""
-        probes, pairs = [self.probes] if self.probes else [], [self.pairs] if self.pairs else []
-        return (*probes, *self.studies, *pairs)
+        return tuple(one for one in (self.probes, *self.studies, self.pairs) if one is not None)
+
+    def _of(self, study_id: str) -> AnyStudy | TrainingRun | None:
+        return next((one for one in (*self.timed, *self.training_runs) if one.id == study_id), None)
+
+    def study(self, study_id: str) -> Study | None:
+        """The study of that id, or None."""
+        return found if isinstance(found := self._of(study_id), Study) else None
+
+    def training_run(self, study_id: str) -> TrainingRun | None:
+        """The whole run of that id, or None."""
+        return found if isinstance(found := self._of(study_id), TrainingRun) else None
 
     def arm(self, study_id: str, name: str) -> Arm | None:
         """The arm of that name in any study, the probes or the pairs; None if there is none."""
@@ -254,7 +257,7 @@ class Plan:
 
     def launch_of(self, study_id: str) -> int:
         """The launch in which a study, the probes or the pairs are measured, from 1."""
-        found = self.study(study_id) or self.training_run(study_id)
+        found = self._of(study_id)
         return 1 if found is None else found.launch
 
     def environment_of(self, study_id: str) -> dict[str, str]:
@@ -262,23 +265,14 @@ class Plan:
         study = self.study(study_id)
         return {} if study is None else dict(study.environment)
 
-    def fits_nodes(self, study_id: str) -> bool:
-        """Whether each node measures that study by itself, so that the others can do so after a node is lost."""
-        run = self.training_run(study_id)
-        if run is not None:
-            return run.nodes == 1
-        found = next((study for study in (self.probes, self.study(study_id)) if study and study.id == study_id), None)
-        return found is not None and all(map(self.layout.fits_node, found.arms))
-
-    def study(self, study_id: str) -> Study | None:
-        """The study of that id, or None."""
-        return next((study for study in self.studies if study.id == study_id), None)
-
-    def training_run(self, study_id: str) -> TrainingRun | None:
-        """The whole run of that id, or None."""
-        return next((run for run in self.training_runs if run.id == study_id), None)
-
     def layout_of(self, study_id: str) -> Layout:
         """Layout of the gang that measures it; a whole run has a gang of its own size."""
         run = self.training_run(study_id)
         return self.layout if run is None else run.layout
+
+    def fits_nodes(self, study_id: str) -> bool:
+        """Whether each node measures that study by itself, so that the others can do so after a node is lost."""
+        found = self._of(study_id)
+        if isinstance(found, TrainingRun):
+            return found.nodes == 1
+        return isinstance(found, Study | ProbeStudy) and all(map(self.layout.fits_node, found.arms))

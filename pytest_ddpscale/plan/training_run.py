@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_ddpscale.plan.arm import CompileMode
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.variant import CompileMode
 from pytest_ddpscale.plan.words import refuse_below_one
 from pytest_ddpscale.plan.workload import Workload
 
@@ -149,7 +149,5 @@ def learning_rate_at(rate: float, rule: LearningRateRule, global_batch: int, bas
 
 def loss_reached(losses: Sequence[float], threshold: float) -> int | None:
     """The first iteration, from 1, at which the mean of the last `LOSS_WINDOW` losses is at most the threshold."""
-    for end in range(LOSS_WINDOW, len(losses) + 1):
-        if sum(losses[end - LOSS_WINDOW : end]) / LOSS_WINDOW <= threshold:
-            return end
-    return None
+    ends = range(LOSS_WINDOW, len(losses) + 1)
+    return next((end for end in ends if sum(losses[end - LOSS_WINDOW : end]) / LOSS_WINDOW <= threshold), None)

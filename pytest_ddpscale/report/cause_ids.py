@@ -73,7 +73,7 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
     if link := _link_of(verdict):
         links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
         return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
-    if metric.compares_ranks or metric.compares_places:
+    if metric.reads_own_pace or metric.compares_places:
         return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
     return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
 
@@ -83,7 +83,7 @@ def subject_of(verdict: Verdict) -> str:
     metric = METRICS[verdict.metric]
     if WRONG_DATA in verdict.flags or not (metric.slowed_by_one_rank or metric is MATMUL_TFLOPS):
         return metric.name
-    if metric.compares_ranks:
+    if metric.reads_own_pace:
         return metric.name
     return "computing" if metric.baseline is None else "scaling"
 

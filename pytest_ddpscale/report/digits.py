@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.run.verdicts import (
     LoweredBound,
     Verdict,

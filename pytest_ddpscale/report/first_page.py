@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, Metric
 from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.cause import Cause, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line

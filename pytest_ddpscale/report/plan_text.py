@@ -36,7 +36,7 @@ def plan_lines(
     if plan.pairs is not None:
         rounds[plan.pairs.id] = f"at least {count_text(len(first_rounds(plan.nodes)), 'round')} of pairs of nodes"
     rows = []
-    for name, time in study_times(plan, samples_per_s):
+    for name, time in study_times(plan, samples_per_s).items():
         if name in rounds:
             rows.append((f"  {name}", f"{time.seconds(time.usual) / 60:4.1f} min", rounds[name]))
     return [head, *text_lines(table(("", "", ""), rows))]

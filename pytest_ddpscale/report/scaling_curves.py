@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.judge.rounds import merged
 from pytest_ddpscale.judge.values import worst_value
-from pytest_ddpscale.plan.arm import Arm, OneGpu
+from pytest_ddpscale.plan.arm import USUAL, Arm, OneGpu
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
     STRONG_SCALING_EFFICIENCY,
     STRONG_SCALING_SPEEDUP,
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
+    Metric,
 )
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
-from pytest_ddpscale.plan.variant import USUAL
 from pytest_ddpscale.report.figures.lines import Bound, Curve, Point
 from pytest_ddpscale.report.scaling_facts import MeasuredSize, energy_j_per_sample
 from pytest_ddpscale.run.evidence import Evidence

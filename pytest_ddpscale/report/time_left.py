@@ -35,7 +35,7 @@ class TimeLeft:
         isolate: bool = False, budget_s: float | None = None, now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._plan = plan
-        self._times = dict(study_times(plan, samples_per_s))
+        self._times = study_times(plan, samples_per_s)
         self._pending = dict.fromkeys(plan.study_ids)
         self._isolate = isolate
         self._budget_s = budget_s

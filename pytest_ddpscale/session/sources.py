@@ -251,7 +251,11 @@ class EvidenceSource(ABC):
         Raises:
             OptionError: unknown metric or workload, or more ranks than devices.
         """
-        askable = [name for name, definition in TRAINING_METRICS.items() if not definition.takes_sku]
+        askable = [
+            name
+            for name, definition in TRAINING_METRICS.items()
+            if not (definition.takes_versus or definition.takes_peak)
+        ]
         if metric not in askable:
             raise OptionError("run.samples", f"found metric {metric!r}", f"one of {', '.join(askable)}")
         workloads = self.subject.thresholds.thresholds.skus[self.subject.sku].workloads

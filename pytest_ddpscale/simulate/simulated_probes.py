@@ -15,8 +15,15 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import KINDS, Operation
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, is_undecided, next_round
-from pytest_ddpscale.plan.stalls import are_stalled
+from pytest_ddpscale.plan.pairing import (
+    SLOW_SHARES,
+    NodePair,
+    PairResult,
+    PairStudy,
+    are_stalled,
+    is_undecided,
+    next_round,
+)
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.readings import STEP_S

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.metric import Metric
 from pytest_ddpscale.plan.metric_catalogue import (
     DEVICE_UTILIZATION,
     IMAGES_PER_JOULE,
@@ -18,6 +17,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     STRONG_SCALING_EFFICIENCY,
     THROUGHPUT_PER_GPU,
     WEAK_SCALING_EFFICIENCY,
+    Metric,
 )
 from pytest_ddpscale.plan.study import MOST_RANKS, Scaling
 from pytest_ddpscale.plan.workload import Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from pytest_ddpscale.plan.collective_sweep import size_text
+from pytest_ddpscale.plan.operation import size_text
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.suites.collective_rows import CollectiveRow

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.collective_sweep import size_text
-from pytest_ddpscale.plan.operation import COLLECTIVES
+from pytest_ddpscale.plan.operation import COLLECTIVES, size_text
 from pytest_ddpscale.report.digits import bound_text, value_text
 from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds, groups
+from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.ddp_benchmark_file import (
     CONFIGURATION,

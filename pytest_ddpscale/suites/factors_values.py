@@ -9,8 +9,7 @@ from typing import Literal
 
 from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.values import samples_of
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION
+from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION, Metric
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import BYTES_PER_GRADIENT, Workload

@@ -11,8 +11,7 @@ from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT
+from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT, Metric
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray

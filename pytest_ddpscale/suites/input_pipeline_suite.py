@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData, Workload
 from pytest_ddpscale.settings import count_up_to, read_value

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.variant import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.arm import CompileMode
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
@@ -19,7 +20,6 @@ from pytest_ddpscale.plan.training_run import (
     TrainingRun,
     learning_rate_at,
 )
-from pytest_ddpscale.plan.variant import CompileMode
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from pytest_ddpscale.plan.metric import measured_arm
 from pytest_ddpscale.plan.metric_catalogue import (
     BUSBW_GBPS,
     MATMUL_TFLOPS,
@@ -16,6 +15,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 )
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
+from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds, why_it_stands
 from pytest_ddpscale.thresholds.waiver import LONG_DAYS, today
@@ -163,7 +163,7 @@ def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
         return f"this SKU has no `batch` for the workload {requirement.workload!r}{known}"
     try:
         if isinstance(requirement.world_size, int):
-            measured_arm(requirement.definition, workload, requirement.world_size)
+            _ = Question(requirement.definition, workload, requirement.world_size).measured
     except ValueError as error:
         return str(error)
     return _why_without_peak(sku, requirement, workload)

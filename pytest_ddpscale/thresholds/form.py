@@ -12,8 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, Metric
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
 from pytest_ddpscale.removed import REMOVED

@@ -8,8 +8,7 @@ from typing import Literal
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric import Metric
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, THROUGHPUT_PER_GPU, Metric
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.words import Precision

@@ -356,7 +356,7 @@ def _cells(row: AskedRow) -> tuple[str, ...]:
 def _workload_text(one: Workload) -> str:
     shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
     family = one.family
-    what = f"{family.trained}, {one.precision}, {one.batch_size} {family.samples} of {family.sample_text} per GPU"
+    what = f"{family.trained}, {one.precision}, {one.batch_size} {family.samples} of {family.image_size} px per GPU"
     return f"{one.name}: {what}{shared}"
 
 

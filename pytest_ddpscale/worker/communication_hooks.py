@@ -7,7 +7,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.variant import CommunicationHook
+from pytest_ddpscale.plan.arm import CommunicationHook
 
 # Uncompressed steps before PowerSGD; torch accepts no fewer than two, which error feedback needs.
 _STEPS_BEFORE_POWERSGD = 2

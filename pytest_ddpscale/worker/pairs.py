@@ -13,8 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, PairStudy, is_undecided, next_round
-from pytest_ddpscale.plan.stalls import are_stalled
+from pytest_ddpscale.plan.pairing import (
+    SLOW_SHARES,
+    NodePair,
+    PairResult,
+    PairStudy,
+    are_stalled,
+    is_undecided,
+    next_round,
+)
 from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import STEP_S

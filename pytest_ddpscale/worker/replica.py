@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.arm import Arm, Placement
+from pytest_ddpscale.plan.arm import USUAL, Arm, Placement, Variant
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.variant import USUAL, Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.communication_hooks import register_hook
 from pytest_ddpscale.worker.compiled_call import compiled

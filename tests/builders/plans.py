@@ -43,6 +43,6 @@ PLANS = st.builds(
     Plan,
     sku=NAMES,
     device_type=st.sampled_from(["cuda", "cpu"]),
-    studies=st.lists(STUDIES, max_size=3).map(tuple),
+    studies=st.lists(STUDIES, max_size=3, unique_by=lambda study: study.id).map(tuple),
     seed=st.integers(0, 2**32),
 )

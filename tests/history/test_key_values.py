@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.run.evidence import Evidence
 from tests.builders.measurements import Measurement, ProbeMeasurement

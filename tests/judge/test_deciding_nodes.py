@@ -12,12 +12,12 @@ from pytest_ddpscale.judge import deciding
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.collective_sweep import sweep_study
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.suites.collectives_suite import sweep_study
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, steady

@@ -13,7 +13,7 @@ from pytest_ddpscale.judge.estimating import (
     estimate_of,
 )
 from pytest_ddpscale.judge.sequential import EProcesses
-from pytest_ddpscale.plan.metric import Scale
+from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.round_noise import RoundNoise

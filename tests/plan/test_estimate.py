@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
+    PROBE_SETUP_S,
     STARTUP_S,
+    SURVEY_S,
     TYPICAL_ROUNDS,
     UNKNOWN,
     TimeEstimate,
@@ -20,7 +22,7 @@ from pytest_ddpscale.plan.estimate import (
     study_times,
 )
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.plans import PLANS, STUDIES
 from tests.rows import rows
@@ -31,7 +33,7 @@ STUDY = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 4, 8)), rounds=5
 
 def study_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN, *, is_most: bool = False) -> float:
     """Of the usual number of rounds, or of all."""
-    ((_, found),) = study_times(Plan("a100", "cuda", (study,)), samples_per_s)
+    (found,) = study_times(Plan("a100", "cuda", (study,)), samples_per_s).values()
     return found.seconds(found.most if is_most else found.usual)
 
 
@@ -91,3 +93,43 @@ def test_studies_add_up_and_share_one_start_up(plan: Plan, speed: float) -> None
     shared = STARTUP_S * max(0, len(parts) - 1)
     assert estimate(plan, samples_per_s=samples_per_s).seconds == pytest.approx(sum(parts) - shared)
     assert estimate(plan, isolate=True, samples_per_s=samples_per_s).seconds == pytest.approx(sum(parts))
+
+
+PROBES = ProbeStudy((Arm("matmul-fp16"), Arm("all-reduce-32mib", 4)), 16, 0.5)
+PROBED = Plan("a100", "cuda", (), ranks_per_node=8, probes=PROBES)
+
+
+def probes_seconds(study: ProbeStudy, rounds: int) -> float:
+    (found,) = study_times(Plan("a100", "cuda", (), ranks_per_node=8, probes=study)).values()
+    assert (found.usual, found.most) == (min(study.rounds, TYPICAL_ROUNDS), study.rounds)
+    return found.seconds(rounds)
+
+
+def test_every_probe_takes_its_setup_and_every_round_its_block() -> None:
+    assert probes_seconds(PROBES, 16) == pytest.approx(2 * (PROBE_SETUP_S + 16 * (0.5 + OVERHEAD_PER_BLOCK_S)))
+    assert probes_seconds(replace(PROBES, rounds=5), 5) < probes_seconds(PROBES, TYPICAL_ROUNDS)
+
+
+def test_probes_and_the_survey_add_up_with_what_is_trained() -> None:
+    trains = Plan("a100", "cuda", (STUDY,), ranks_per_node=8)
+    without = estimate(trains)
+    with_both = estimate(replace(trains, probes=PROBES, survey=True))
+    assert with_both.seconds == pytest.approx(without.seconds + probes_seconds(PROBES, TYPICAL_ROUNDS) + SURVEY_S)
+    most = probes_seconds(PROBES, PROBES.rounds)
+    assert with_both.most_seconds == pytest.approx(without.most_seconds + most + SURVEY_S)
+
+
+def test_probes_alone_take_a_gang_and_its_gpus() -> None:
+    found = estimate(PROBED)
+    assert found.seconds == pytest.approx(STARTUP_S + probes_seconds(PROBES, TYPICAL_ROUNDS))
+    assert found.device_hours == pytest.approx(8 * found.seconds / 3600)
+
+
+def test_a_survey_alone_takes_neither() -> None:
+    found = estimate(Plan("a100", "cuda", (), survey=True))
+    assert (found.seconds, found.device_hours) == (SURVEY_S, 0.0)
+
+
+def test_in_isolation_probes_have_a_gang_of_their_own() -> None:
+    plan = replace(PROBED, studies=(STUDY,))
+    assert estimate(plan, isolate=True).seconds == pytest.approx(estimate(plan).seconds + STARTUP_S)

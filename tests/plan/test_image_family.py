@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.plan.image_family import FEATURES, TORCHVISION_MODELS, ImageFamily, classifier_parameters
+from pytest_ddpscale.plan.image_family import FEATURES, TORCHVISION_MODELS, ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.workloads import with_settings
 from tests.rows import rows
@@ -12,13 +12,12 @@ from tests.rows import rows
 FROZEN = Workload("frozen", ImageFamily("vgg16", num_classes=10, classifier_hidden=4096), "fp32", 8)
 
 
-def test_a_linear_layer_and_three_are_counted_with_their_biases() -> None:
-    assert classifier_parameters(3, 0, 2) == 3 * 2 + 2
-    assert classifier_parameters(3, 5, 2) == (3 * 5 + 5) + (5 * 5 + 5) + (5 * 2 + 2)
+@rows(("hidden", "count"), [(0, 25088 * 10 + 10), (5, (25088 * 5 + 5) + (5 * 5 + 5) + (5 * 10 + 10))])
+def test_a_linear_layer_and_three_are_counted_with_their_biases(hidden: int, count: int) -> None:
+    assert with_settings(FROZEN, classifier_hidden=hidden).family.classifier_parameters == count
 
 
 def test_only_the_classifier_is_trained() -> None:
-    assert FROZEN.family.classifier_parameters == classifier_parameters(25088, 4096, 10)
     assert not FROZEN.family.trains_all
     assert with_settings(FROZEN, classifier_hidden=None).family.trains_all
 

@@ -113,3 +113,22 @@ def test_several_nodes_are_as_many_ranks_as_they_have_if_there_are_so_many(
 ) -> None:
     layout = Layout(nodes, 8)
     assert [layout.ranks_in(size) for size in ("2 nodes", "4 nodes", "all")] == [two, four, every]
+
+
+def test_it_is_the_turn_of_the_same_local_rank_on_every_node() -> None:
+    layout = Layout(2, 8)
+    for one in (Arm("alone", 1, 4), Arm("ddp", 1, 4)):
+        assert layout.groups(one, 3) == ((3,), (11,))
+    assert layout.groups(ddp(8), 3) == layout.groups(ddp(8))
+
+
+def test_smaller_groups_of_a_node_take_turns_as_their_ranks_do() -> None:
+    pairs, layout = Arm("ddp", 2, 4), Layout(2, 8)
+    assert layout.groups(pairs, 5) == ((4, 5), (12, 13))
+    assert [layout.groups(Arm("no_sync", 4, 4), number)[0][0] for number in range(8)] == [0, 0, 0, 0, 4, 4, 4, 4]
+
+
+@rows("arm", [Arm("each", 2, 4), Arm("ddp", 3, 4), Arm("ddp", 2, 4, "spread"), Arm("ddp", 16, 4)])
+def test_what_a_node_cannot_be_dealt_to_takes_no_turns(arm: Arm) -> None:
+    layout = Layout(2, 8)
+    assert layout.groups(arm, 5) == layout.groups(arm)

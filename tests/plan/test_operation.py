@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.operation import operation, operation_of
+from pytest_ddpscale.plan.operation import operation, operation_of, probe_size, size_text
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
 from tests.rows import rows
 
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 STUDY = ProbeStudy((Arm("matmul-bf16"), Arm("all-reduce-32mib", 8), Arm("all-reduce-32mib", 4)), 16, 0.5)
 
 
@@ -132,3 +133,18 @@ def test_a_study_survives_json() -> None:
 def test_an_impossible_study_is_refused(key: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_as(ProbeStudy, as_json(STUDY) | {key: value})
+
+
+@rows("size", [KIB * 2**power for power in range(24)])
+def test_a_size_is_what_its_probe_sends(size: int) -> None:
+    assert Arm(f"broadcast-{probe_size(size)}", 2).operation.message_bytes == size
+
+
+def test_a_size_reads_in_its_largest_unit() -> None:
+    assert [size_text(size) for size in (KIB, 1536 * KIB, 32 * MIB, GIB)] == ["1 KiB", "1536 KiB", "32 MiB", "1 GiB"]
+
+
+@rows("size", [1, 1023, 1025, 10_000 * GIB])
+def test_a_size_that_no_probe_has_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"{size} bytes; expected 1 to 9999 whole KiB"):
+        probe_size(size)

@@ -1,147 +1,99 @@
-"""Questions become the fewest studies with exactly the arms they need."""
+"""Questions become the fewest studies with exactly the arms they need, on as many ranks: tests/plan/plans.txt."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace, Question, build_plan
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.operation import operation_of
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.planner import (
+    FEWEST_ROUNDS,
+    PACES,
+    PROBE_BLOCKS_S,
+    Pace,
+    Question,
+    build_plan,
+    load_probes,
+)
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
+from pytest_ddpscale.run.strict_json import read_as
+from tests.builders.json_types import as_json
+from tests.rows import rows
+from tests.tables import assert_approved, each_block
 
-ONE = Workload("one", ImageFamily("resnet18"), "fp32", 8, global_batch_size=16)
+TABLE = Path(__file__).with_name("plans.txt")
+ONE = Workload("one", ImageFamily("resnet18"), "fp32", 8, global_batch_size=96)
 TWO = replace(ONE, name="two", precision="bf16", data=ImageFolderData("/images"))
-PACE = Pace(rounds=6, block_s=1.5, warmup_s=2.0)
+WORKLOADS = {"": ONE, "two": TWO, "x": replace(ONE, name="x"), "compiled": replace(ONE, name="z", compile=True)}
+PACE = Pace(rounds=32, block_s=1.5, warmup_s=2.0, uncompared_rounds=16)
 EMPTY = Plan("a100", "cuda", ())
 QUESTIONS = st.builds(
     Question,
-    st.sampled_from(list(TRAINING_METRICS.values())),
+    st.sampled_from([metric for metric in TRAINING_METRICS.values() if not metric.maximum_world_size]),
     st.sampled_from([ONE, TWO]),
-    st.sampled_from([2, 4, 8, 16]),
+    st.sampled_from([2, 4, 8, 16, 24]),
+    st.sampled_from(["packed", "spread"]),
 ).filter(lambda one: one.workload == TWO or not one.metric.reads_folder)
 
 
-def question(metric: str, workload: Workload, world_size: int) -> Question:
-    return Question(METRICS[metric], workload, world_size)
+def planned(case: str) -> Plan:
+    """The plan for ``[cpu] NODESxRANKS [survey]`` with questions, ``[WORKLOAD:]METRIC@RANKS[-spread]``, and probes."""
+    words = case.split()
+    device: DeviceType = "cpu" if words[0] == "cpu" else "cuda"
+    nodes, _, ranks = words[device == "cpu"].partition("x")
+    questions, probes = [], []
+    for word in words[1 + (device == "cpu") :]:
+        kind, _, size = word.removesuffix("-spread").partition("@")
+        if operation_of(kind):
+            probes.append(Arm(kind, int(size or 1)))
+        elif word != "survey":
+            workload, _, begins = kind.rpartition(":")
+            (metric,) = [one for one in METRICS.values() if one.name.startswith(begins)]
+            placement: Placement = "spread" if word.endswith("-spread") else "packed"
+            questions.append(Question(metric, WORKLOADS[workload], int(size), placement))
+    ranks_per_node = None if ranks == "?" else int(ranks)
+    empty = Plan("a100", device, (), nodes=int(nodes), ranks_per_node=ranks_per_node, survey="survey" in words)
+    return build_plan(empty, questions, PACE, probes)
 
 
-def test_questions_about_one_training_share_a_study() -> None:
-    questions = [
-        question("throughput_per_gpu", ONE, 8),
-        question("weak_scaling_efficiency", ONE, 8),
-        question("weak_scaling_efficiency", ONE, 2),
-        question("peak_memory_gib", ONE, 8),
-        question("device_utilization", ONE, 8),
-        question("generation_ratio", ONE, 1),
-    ]
-    (study,) = build_plan(EMPTY, questions, PACE).studies
-    assert study.id == "weak/one"
-    assert study.arms == (Arm("alone", 1, 8), Arm("ddp", 2, 8), Arm("ddp", 8, 8), Arm("each", 8, 8))
+def told(case: str) -> Iterator[str]:
+    """Nodes and ranks of a plan, and what it times, in order."""
+    try:
+        plan = planned(case)
+    except ValueError as error:
+        yield f"refused: {error}"
+        return
+    alone = " by node" if plan.study_ids and all(map(plan.fits_nodes, set(plan.study_ids) - {"pairs"})) else ""
+    yield f"{plan.layout.nodes}x{plan.layout.ranks_per_node} of {plan.world_size}{alone}"
+    for study in plan.timed:
+        arms = " ".join(arm.name if arm.is_probe else f"{arm.name}:{arm.batch_size}" for arm in study.arms)
+        turns = f", {study.turns} take turns" if isinstance(study, Study) and study.turns > 1 else ""
+        rounds = "" if isinstance(study, PairStudy) else f", {study.rounds} rounds"
+        yield f"{study.id} {arms}{rounds}{turns}"
 
 
-def test_scalings_and_workloads_are_studies_of_their_own_and_that_which_compares_ranks_is_first() -> None:
-    questions = [
-        question("strong_scaling_speedup", TWO, 4),
-        question("weak_scaling_efficiency", ONE, 4),
-        question("strong_scaling_efficiency", ONE, 2),
-        question("strong_scaling_efficiency", TWO, 4),
-    ]
-    plan = build_plan(EMPTY, questions, PACE)
-    assert [study.id for study in plan.studies] == ["weak/one", "strong/two", "strong/one"]
-    assert plan.studies[0].arm("each@4")
-    assert plan.studies[1].arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
-    assert plan.studies[2].arms == (Arm("alone", 1, 16), Arm("ddp", 2, 8))
+@each_block(TABLE)
+def test_what_is_planned(block: str) -> None:
+    assert_approved(TABLE, block, told)
 
 
-def test_no_baseline_is_timed_that_nobody_asked_for() -> None:
-    (study,) = build_plan(EMPTY, [question("throughput_per_gpu", ONE, 4)], PACE).studies
-    assert study.arms == (Arm("ddp", 4, 8), Arm("each", 4, 8))
-
-
-def test_one_study_compares_ranks_for_all_of_them() -> None:
-    questions = [question("throughput_per_gpu", *which) for which in ((ONE, 4), (TWO, 8), (replace(ONE, name="x"), 8))]
-    studies = build_plan(EMPTY, questions, PACE).studies
-    assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
-    assert not [study.id for study in studies if study.arm("each@4")]
-
-
-def test_ranks_are_compared_once_where_that_is_asked_for() -> None:
-    questions = [question("throughput_per_gpu", ONE, 8), question("rank_uniformity", replace(TWO, compile=True), 8)]
-    studies = build_plan(EMPTY, questions, PACE).studies
-    assert [study.id for study in studies if study.arm("each@8")] == ["weak/two"]
-
-
-COMPILED = replace(ONE, name="z", compile=True)
-
-
-def each_of(questions: list[Question], empty: Plan = EMPTY) -> dict[str, list[str]]:
-    """Names of the arms ``each``, by study."""
-    studies = build_plan(empty, questions, PACE).studies
-    found = {study.id: [arm.name for arm in study.arms if arm.kind == "each"] for study in studies}
-    return {study: names for study, names in found.items() if names}
-
-
-def test_a_compiled_workload_compares_its_ranks_itself() -> None:
-    """Nobody can time its forward passes."""
-    questions = [question("throughput_per_gpu", *which) for which in ((ONE, 8), (COMPILED, 4), (TWO, 8))]
-    questions += [question("strong_scaling_speedup", COMPILED, 8)]
-    assert each_of(questions) == {"weak/one": ["each@8"], "weak/z": ["each@4"]}
-    assert each_of([question("throughput_per_gpu", COMPILED, 8)]) == {"weak/z": ["each@8"]}
-    alone = [question("throughput_per_gpu", ONE, 8), question("throughput_per_gpu", COMPILED, 1)]
-    assert each_of(alone) == {"weak/one": ["each@8"]}
-    infers = [question("throughput_per_gpu", ONE, 8), question("inference_throughput", COMPILED, 8)]
-    assert each_of(infers) == {"weak/one": ["each@8"]}
-
-
-def test_a_compiled_workload_compares_all_ranks_of_the_nodes_that_it_trains_on() -> None:
-    nodes = replace(EMPTY, nodes=2, ranks_per_node=4)
-    questions = [question("throughput_per_gpu", ONE, 8), question("throughput_per_gpu", COMPILED, 2)]
-    assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@4"]}
-    questions.append(question("throughput_per_gpu", COMPILED, 8))
-    assert each_of(questions, nodes) == {"weak/one": ["each@8"], "weak/z": ["each@8"]}
-
-
-def test_inference_is_timed_beside_the_training_of_its_workload_and_trains_nothing_by_itself() -> None:
-    questions = [question("inference_throughput", ONE, size) for size in (1, 8)]
-    questions += [question("inference_latency_p99", ONE, 8), question("throughput_per_gpu", TWO, 4)]
-    plan = build_plan(EMPTY, questions, PACE)
-    assert {study.id: study.arms for study in plan.studies} == {
-        "weak/one": (Arm("infer", 1, 8), Arm("infer", 8, 8)),
-        "weak/two": (Arm("ddp", 4, 8), Arm("each", 4, 8)),
-    }
-    beside = build_plan(EMPTY, [*questions, question("ddp_overhead", ONE, 1)], PACE).study("weak/one")
-    assert beside is not None
-    assert {arm.name for arm in beside.arms} == {"alone", "ddp@1", "infer@1", "infer@8", "each@8"}
-
-
-def test_one_rank_has_no_peers_to_be_compared_with() -> None:
-    (study,) = build_plan(EMPTY, [question("throughput_per_gpu", ONE, 1)], PACE).studies
-    assert study.arms == (Arm("alone", 1, 8),)
-
-
-def test_strong_scaling_times_nothing_but_what_it_is_asked() -> None:
-    (study,) = build_plan(EMPTY, [question("strong_scaling_speedup", ONE, 4)], PACE).studies
-    assert study.arms == (Arm("alone", 1, 16), Arm("ddp", 4, 4))
-
-
-def test_every_study_goes_at_the_pace_given() -> None:
-    (study,) = build_plan(Plan("a100", "cuda", (), seed=5), [question("throughput_per_gpu", ONE, 1)], PACE).studies
-    assert (study.rounds, study.block_s, study.warmup_s) == (6, 1.5, 2.0)
-
-
-def test_all_rounds_are_for_studies_with_a_ratio_to_one_rank() -> None:
-    questions = [question("weak_scaling_efficiency", ONE, 4), question("throughput_per_gpu", TWO, 4)]
-    plan = build_plan(EMPTY, questions, Pace(32, 1.5, 2.0, uncompared_rounds=16), [Arm("matmul-fp16")])
-    assert {study.id: study.rounds for study in plan.studies} == {"weak/one": 32, "weak/two": 16}
-    assert plan.probes is not None
-    assert plan.probes.rounds == 16
+def test_every_study_goes_at_the_pace_of_its_device() -> None:
+    plan = planned("cpu 1x2 throughput@1 matmul-fp32")
+    assert [(study.block_s, study.warmup_s) for study in plan.studies] == [(1.5, 2.0)]
+    assert plan.probes
+    assert plan.probes.block_s == PROBE_BLOCKS_S["cpu"] < PROBE_BLOCKS_S["cuda"]
+    assert {pace.rounds >= FEWEST_ROUNDS for pace in PACES.values()} == {True}
 
 
 def test_a_plan_says_for_what_and_with_which_seed() -> None:
@@ -149,34 +101,33 @@ def test_a_plan_says_for_what_and_with_which_seed() -> None:
     assert (plan.sku, plan.device_type, plan.studies, plan.seed) == ("a100", "cuda", (), 5)
 
 
-def test_a_global_batch_that_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be shared evenly by 3 ranks"):
-        build_plan(EMPTY, [question("strong_scaling_speedup", ONE, 3)], PACE)
+@rows(
+    ("device_type", "ranks", "names"),
+    [
+        ("cuda", 8, ["matmul-fp16", "all-reduce-32mib@8"]),
+        ("cuda", 1, ["matmul-fp16"]),
+        ("cpu", 2, ["matmul-fp32", "all-reduce-32mib@2"]),
+    ],
+)
+def test_probes_of_load_use_devices_and_links(device_type: DeviceType, ranks: int, names: list[str]) -> None:
+    assert [probe.name for probe in load_probes(device_type, ranks)] == names
 
 
-def test_default_paces_can_decide() -> None:
-    assert {pace.rounds >= FEWEST_ROUNDS for pace in PACES.values()} == {True}
-
-
-@given(st.lists(QUESTIONS, max_size=12))
-def test_a_plan_has_every_arm_asked_for_once_and_ranks_by_themselves_besides(questions: list[Question]) -> None:
-    plan = build_plan(EMPTY, questions, PACE)
-    planned = [(study.scaling, study.workload, arm) for study in plan.studies for arm in study.arms]
-    asked = {(q.metric.scaling, q.workload, arm) for q in questions for arm in q.arms}
-    assert len(planned) == len(set(planned))
-    assert asked <= set(planned)
-    added = set(planned) - asked
-    assert len(added) <= 1
-    trained = {(scaling, workload) for scaling, workload, arm in asked if arm.kind != "infer"}
-    for scaling, workload, arm in added:
-        largest = max(a.world_size for of_scaling, job, a in asked if (of_scaling, job) in trained)
-        assert (scaling, arm) == ("weak", Arm("each", largest, workload.batch_size))
-    assert len({study.id for study in plan.studies}) == len(plan.studies)
-
-
-@given(st.lists(QUESTIONS, max_size=8), st.randoms(use_true_random=False))
-def test_the_order_of_questions_changes_no_study(questions: list[Question], shuffler: random.Random) -> None:
-    shuffled = shuffler.sample(questions, len(questions))
-    plans = [build_plan(EMPTY, some, PACE) for some in (questions, shuffled)]
-    first, second = ({study.id: study for study in plan.studies} for plan in plans)
-    assert first == second
+@given(st.lists(QUESTIONS, max_size=8), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_every_arm_asked_for_is_planned_once_for_ranks_that_there_are(
+    questions: list[Question], nodes: int, shuffler: random.Random
+) -> None:
+    fitting = [asked for asked in questions if asked.world_size <= nodes * 8]
+    empty = replace(EMPTY, nodes=nodes, ranks_per_node=8)
+    plan = build_plan(empty, fitting, PACE)
+    arms = [(study.scaling, study.workload, arm) for study in plan.studies for arm in study.arms]
+    assert len(arms) == len(set(arms))
+    assert {(one.metric.scaling, one.workload, arm) for one in fitting for arm in one.arms} <= set(arms)
+    assert sum(arm.kind == "each" for _, _, arm in arms) <= 1
+    for study in plan.studies:
+        assert set(plan.layout.ranks(study.arms)) <= set(range(plan.world_size))
+    assert read_as(Plan, as_json(plan)) == plan
+    other = build_plan(empty, shuffler.sample(fitting, len(fitting)), PACE)
+    assert {one.id: one for one in other.studies} == {one.id: one for one in plan.studies}
+    if nodes == 1:
+        assert plan == build_plan(EMPTY, fitting, PACE), "as if there were no other nodes"

@@ -48,27 +48,20 @@ def test_of_a_node_that_is_not_filled_only_its_ranks_that_take_part() -> None:
     assert turns_of(Arm("send-recv-1mib", 6), Layout(2, 4)) == [((0, 4), (1, 5))]
 
 
-def test_too_few_ranks_are_refused() -> None:
+@rows(
+    ("nodes", "ranks", "arm", "groups"),
+    [
+        (2, 3, Arm("matmul-fp16"), ((0,), (1,), (2,), (3,), (4,), (5,))),
+        (3, 4, Arm("all-reduce-1mib", 2), ((0, 1), (4, 5), (8, 9))),
+        (2, 4, Arm("all-gather-1mib", 6), ((0, 1, 2, 3, 4, 5),)),
+        (2, 4, Arm("send-recv-1mib", 3), ((0, 1), (0, 2), (1, 2), (4, 5), (4, 6), (5, 6))),
+    ],
+)
+def test_each_probe_has_its_groups(nodes: int, ranks: int, arm: Arm, groups: tuple[Ranks, ...]) -> None:
+    assert Layout(nodes, ranks).groups_of_round(arm) == groups
+
+
+@rows("kind", ["send-recv-1mib", "all-reduce-1mib"])
+def test_a_probe_that_is_larger_than_the_gang_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="needs 9 ranks"):
-        turns_of(Arm("send-recv-1mib", 9), Layout(2, 4))
-
-
-def test_a_single_device_is_probed_on_every_rank() -> None:
-    assert Layout(2, 3).groups_of_round(Arm("matmul-fp16")) == tuple((rank,) for rank in range(6))
-
-
-def test_what_fits_a_node_has_a_group_on_each() -> None:
-    assert Layout(3, 4).groups_of_round(Arm("all-reduce-1mib", 2)) == ((0, 1), (4, 5), (8, 9))
-
-
-def test_what_is_larger_than_a_node_is_one_group() -> None:
-    assert Layout(2, 4).groups_of_round(Arm("all-gather-1mib", 6)) == ((0, 1, 2, 3, 4, 5),)
-
-
-def test_pairs_are_all_of_each_node_and_none_between_nodes() -> None:
-    assert Layout(2, 4).groups_of_round(Arm("send-recv-1mib", 3)) == ((0, 1), (0, 2), (1, 2), (4, 5), (4, 6), (5, 6))
-
-
-def test_a_probe_that_is_larger_than_the_gang_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs 9 ranks"):
-        Layout(2, 4).groups_of_round(Arm("all-reduce-1mib", 9))
+        Layout(2, 4).groups_of_round(Arm(kind, 9))

@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.pairing import PairResult, Standings, first_rounds, is_undecided, most_rounds, next_round
-from pytest_ddpscale.plan.stalls import StallSuspects, are_stalled, find_stalling_nodes
+from pytest_ddpscale.plan.pairing import (
+    PairResult,
+    StallSuspects,
+    Standings,
+    are_stalled,
+    find_stalling_nodes,
+    first_rounds,
+    is_undecided,
+    most_rounds,
+    next_round,
+)
 from tests.plan.network import Network
 
 CPU = 0.4

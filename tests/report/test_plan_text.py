@@ -24,7 +24,7 @@ def test_known_speeds_make_the_estimate() -> None:
     slow = {"r152": 10.0}
     head, weak, _ = plan_lines(PLAN, 5, isolate=False, samples_per_s=slow)
     assert f"about {estimate(PLAN, samples_per_s=slow).seconds / 60:.1f} min" in head
-    assert f"{dict(study_times(PLAN, slow))[WEAK.id].seconds(WEAK.rounds) / 60:.1f} min" in weak
+    assert f"{study_times(PLAN, slow)[WEAK.id].seconds(WEAK.rounds) / 60:.1f} min" in weak
 
 
 def test_pairs_of_nodes_come_last_with_the_rounds_that_they_take_at_least() -> None:

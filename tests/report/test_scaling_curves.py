@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.report.scaling_curves import (
     EFFICIENCY,
     PLOTS,

@@ -26,7 +26,7 @@ PLAN = Plan("cpu", "cpu", (WEAK, STRONG), survey=True)
 GANG = GangRecord(gang=0, hosts=("a", "a"), local_ranks=(0, 1), devices=("cpu", "cpu"))
 WEAK_BEGINS = StudyStart(study="weak/r", unix_s=1.7e9)
 WARM_UP_S, ROUND_S = warm_up_seconds(WEAK), round_seconds(WEAK, WEAK.arms)
-STRONG_S = dict(study_times(PLAN))["strong/r"].seconds(6)  # that is decided after its six rounds or never
+STRONG_S = study_times(PLAN)["strong/r"].seconds(6)  # that is decided after its six rounds or never
 
 
 class Clocked:
@@ -138,7 +138,7 @@ def test_probes_and_pairs_count() -> None:
     probes = ProbeStudy((Arm("matmul-fp32"),), 16, 0.5, swept_rounds=12)
     plan = replace(PLAN, nodes=4, ranks_per_node=1, probes=probes, pairs=pair_study("cpu"))
     whole, without = Clocked(plan).left.seconds(), Clocked().left.seconds()
-    times = dict(study_times(plan))
+    times = study_times(plan)
     assert (times["probes"].fewest, times["probes"].most, times["pairs"].fewest) == (12, 16, 3)
     assert whole is not None
     assert without is not None

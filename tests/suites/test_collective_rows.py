@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.collective_sweep import GIB, KIB, sweep_probes, sweep_study
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
 from pytest_ddpscale.suites.collective_table import cells, heading, nccl_lines, not_measured, number_in_width
+from pytest_ddpscale.suites.collectives_suite import GIB, KIB, sweep_probes, sweep_study
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import Value, measure_probe, probe_evidence, steady
 

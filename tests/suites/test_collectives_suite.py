@@ -12,21 +12,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_ddpscale.plan.collective_sweep import GIB, KIB, MIB, message_sizes, sweep_probes, sweep_study
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import COLLECTIVES
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.suites.collective_bounds import cases_of_run, sweep_cases
 from pytest_ddpscale.suites.collectives_report import collectives_report
-from pytest_ddpscale.suites.collectives_suite import operations_of, sizes_of
+from pytest_ddpscale.suites.collectives_suite import (
+    GIB,
+    KIB,
+    MIB,
+    PAIR_BYTES,
+    message_sizes,
+    operations_of,
+    sizes_of,
+    sweep_probes,
+    sweep_study,
+)
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
 from tests.approved import assert_approved
 from tests.builders.clusters import thresholds
+from tests.builders.json_types import as_json
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import Value, measure_probe, probe_evidence, steady
+from tests.rows import rows
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.run_records import text_of
 
@@ -186,3 +198,74 @@ def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTo
     assert "# all-to-all over 2 ranks of " in told
     assert "The thresholds have no bound for any measured operation and size." in told
     assert (run.path / "report.html").read_text().count("<svg") == 2
+
+
+TO_1_MIB = (KIB, 32 * KIB, MIB)
+
+
+def test_sizes_go_from_the_first_to_the_last_by_a_factor() -> None:
+    assert message_sizes(KIB, GIB) == tuple(KIB * 4**i for i in range(11))
+    assert message_sizes(KIB, 8 * KIB, 2) == (KIB, 2 * KIB, 4 * KIB, 8 * KIB)
+
+
+def test_the_last_size_is_there_also_where_the_factor_misses_it() -> None:
+    assert message_sizes(KIB, 10 * KIB) == (KIB, 4 * KIB, 10 * KIB)
+    assert message_sizes(MIB, MIB) == (MIB,)
+
+
+@rows(("first", "last", "factor"), [(0, KIB, 4), (2 * KIB, KIB, 4), (KIB, MIB, 1)])
+def test_sizes_that_never_arrive_are_refused(first: int, last: int, factor: int) -> None:
+    with pytest.raises(ValueError, match=f"found {first} to {last} bytes by {factor}; expected ascending sizes"):
+        message_sizes(first, last, factor)
+
+
+def test_ranks_are_those_of_a_node_and_those_of_all_nodes() -> None:
+    layouts = [Layout(*it) for it in ((1, 8), (4, 8), (4, 1), (1, 1))]
+    found = [{probe.world_size for probe in sweep_probes(layout, "cpu", (KIB,))} for layout in layouts]
+    assert found == [{8}, {8, 32}, {4}, set()]
+
+
+def test_a_sweep_has_each_operation_size_and_group_once_and_pairs_of_one_size() -> None:
+    probes = sweep_probes(Layout(2, 2), "cpu", TO_1_MIB)
+    assert len(set(probes)) == len(probes) == 2 * (len(COLLECTIVES) * len(TO_1_MIB) + 1)
+    assert {(p.operation.kind, p.world_size, p.operation.message_bytes) for p in probes} == {
+        (kind, world_size, size) for kind in COLLECTIVES for world_size in (2, 4) for size in TO_1_MIB
+    } | {("send-recv", 2, MIB), ("send-recv", 4, MIB)}
+
+
+def test_small_messages_come_first_so_that_they_foretell_how_long_large_ones_take() -> None:
+    probes = sweep_probes(Layout(1, 8), "cuda", message_sizes(KIB, GIB))
+    for kind in COLLECTIVES:
+        sizes = [probe.operation.message_bytes or 0 for probe in probes if probe.operation.kind == kind]
+        assert sizes == sorted(sizes)
+
+
+def test_pairs_send_no_more_than_fills_a_link() -> None:
+    [pair] = [p for p in sweep_probes(Layout(1, 8), "cuda", message_sizes(KIB, GIB)) if p.operation.kind == "send-recv"]
+    assert pair.operation.message_bytes == PAIR_BYTES["cuda"]
+
+
+def test_only_operations_that_were_asked_for_are_swept() -> None:
+    probes = sweep_probes(Layout(1, 2), "cpu", (KIB,), ["broadcast"])
+    assert [probe.name for probe in probes] == ["broadcast-1kib@2", "send-recv-1kib@2"]
+
+
+def test_what_is_bounded_is_swept_too_in_its_place() -> None:
+    bounded = [Arm("broadcast-2mib", 2), Arm("broadcast-1kib", 2), Arm("send-recv-4mib", 2)]
+    probes = sweep_probes(Layout(1, 2), "cpu", (KIB, 4 * MIB), ["broadcast"], bounded)
+    assert [probe.kind for probe in probes] == ["broadcast-1kib", "broadcast-2mib", "broadcast-4mib", "send-recv-4mib"]
+
+
+def test_a_study_has_the_pace_of_its_device_unless_another_is_asked_for() -> None:
+    probe = Arm("all-reduce-1gib", 2)
+    on_cpu, on_gpu = sweep_study([probe], "cpu", 8), sweep_study([probe], "cuda", 8)
+    assert [(one.block_s, one.iteration_limit_s) for one in (on_cpu, on_gpu)] == [(0.03, 0.1), (0.1, 2.0)]
+    assert sweep_study([probe], "cpu", 12, 0.5, 5.0) == ProbeStudy((probe,), 12, 0.5, 5.0, (), 12)
+
+
+def test_what_is_bounded_is_measured_however_long_it_takes() -> None:
+    probe, bounded = Arm("all-reduce-1gib", 2), Arm("all-reduce-25mib", 2)
+    study = sweep_study([bounded, probe], "cpu", 8, bounded=[bounded])
+    assert [study.limit_s(one) for one in (probe, bounded)] == [0.1, None]
+    assert (study.swept_rounds, study.rounds) == (8, 16), "so that a bound can be decided that eight rounds leave open"
+    assert msgspec.convert(as_json(study), ProbeStudy) == study

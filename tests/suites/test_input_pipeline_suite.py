@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.suites.input_pipeline_report import (
     LoadedArm,

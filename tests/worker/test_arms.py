@@ -17,11 +17,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block

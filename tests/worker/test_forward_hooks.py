@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.forward_hooks import Forwards

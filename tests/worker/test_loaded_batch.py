@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_before_timing, steps_for_block
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings

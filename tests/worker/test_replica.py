@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.variant import Variant
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.replica import Replicas, StepCounter, make_groups
 from pytest_ddpscale.worker.training import Batch, build_model
