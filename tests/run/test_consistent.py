@@ -175,6 +175,7 @@ REFUSED = [
     (end(ROUNDS - 1, FEWER[0]), f"ends round {ROUNDS - 1} of weak/r without "),
     (without(Block, lambda one: (one.arm, one.round) == (DDP, 2)), "ends round 2 of weak/r, of which ddp@4 was not"),
     (absent(0, Block), "lacks rank 0 of matmul-bf16 of probes, round 0"),
+    (after(more(unable("probes", "matmul-bf16", 1)), absent(0, Block, "matmul-bf16")), "lacks rank 0 of matmul-bf16"),
     (absent(RANKS - 1, Block, DDP), "lacks rank 3 of ddp@4 of weak/r, round 0"),
     (absent(0, SeededSteps), "lacks rank 0 of the seeded step of weak/r"),
     (block(DDP, digests=f"{1:016x}" * 3 + NO_CHECKSUM), "has a replica without a checksum (digests)"),
