@@ -129,12 +129,10 @@ def plausibility(asked: Asked) -> Caveat | None:
     """The value is not credible, such as a utilization or efficiency far above 1."""
     if not isinstance(asked.case, Case):
         return None
-    (least, most), value_of = (
-        asked.case.requirement.definition.range_at(asked.case.world_size, "credible"),
-        asked.value_of,
-    )
+    value_of, definition = asked.value_of, asked.case.requirement.definition
+    least, most = definition.range_at(asked.case.world_size, "credible")
     if asked.evidence.plan.device_type == "cpu":
-        is_cost = asked.case.requirement.definition.unit == "fraction" and np.isfinite(least)
+        is_cost = definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
     def apply(verdict: Verdict, _: int) -> Verdict:
