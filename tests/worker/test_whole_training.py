@@ -99,11 +99,12 @@ def test_a_run_records_its_epochs_its_spans_and_its_end(one_rank: None) -> None:
     assert isinstance(end, TrainedRun)
     assert [one.epoch for one in (first, second)] == [0, 1]
     assert len(first.losses) == 4 * run_of(1).iterations
-    assert first.trained == run_of(1).epoch_samples == 96
+    assert first.ranks[0].trained == run_of(1).epoch_samples == 96
     assert 5 < end.start_up_s < 35, "from the beginning of the launch"
     assert end.parameters == end.trainable_parameters == 1024 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10
-    assert (end.allocated_bytes, end.reserved_bytes) == (None, None), "nobody counts on a CPU"
-    assert end.skipped_steps == 0
+    (rank,) = end.ranks
+    assert (rank.allocated_bytes, rank.reserved_bytes) == (None, None), "nobody counts on a CPU"
+    assert rank.skipped_steps == 0
 
 
 def test_steps_that_the_loss_scaler_skips_are_counted(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,7 @@ def test_steps_that_the_loss_scaler_skips_are_counted(one_rank: None, monkeypatc
     monkeypatch.setattr(whole_training, "new_scaler", lambda workload, device: scaler)
     end = carried_out(run_of(1), 0)[2][-1]
     assert isinstance(end, TrainedRun)
-    assert end.skipped_steps == 2 * run_of(1).iterations
+    assert end.ranks[0].skipped_steps == 2 * run_of(1).iterations
 
 
 def test_training_ends_with_the_epoch_in_which_its_loss_is_reached(one_rank: None) -> None:
