@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.records import GangRecord, RankPlace
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord
 
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 Index: TypeAlias = slice | IntArray | BoolArray
@@ -58,7 +59,7 @@ class RankColumns(Keeping):
         """Some of the ranks."""
         return RankColumns(self.numbers[columns], self.rank_places[columns])
 
-    def who(self, column: int) -> tuple[int, RankPlace]:
+    def who(self, column: int) -> tuple[int, Place]:
         """Number and place of one rank."""
         return int(self.numbers[column]), self.rank_places[column]
 
@@ -70,20 +71,20 @@ class RankColumns(Keeping):
     @cached_property
     def gpus(self) -> list[tuple[str, str]]:
         """Host of each rank, and UUID of its GPU, or ``cpu``."""
-        return [(place.host, place.device) for place in self.rank_places]
+        return [(place.host, place.uuid) for place in self.rank_places]
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:
         """Host and local rank of each rank, which stay the same when a relaunch renumbers ranks."""
-        return [(place.host, place.local_rank) for place in self.rank_places]
+        return [place.of_rank for place in self.rank_places]
 
     @cached_property
     def by_host(self) -> Mapping[str, IntArray]:
         """Columns of each host, by host name."""
-        names, hosts = np.unique(self.hosts.astype(str), return_inverse=True)
-        order = np.argsort(hosts, kind="stable")
-        ends = np.cumsum(np.bincount(hosts, minlength=len(names)))
-        return dict(zip(map(str, names), np.split(order, ends[:-1]), strict=True)) if len(names) else {}
+        found: dict[str, list[int]] = {}
+        for column, place in enumerate(self.rank_places):
+            found.setdefault(place.host, []).append(column)
+        return {host: np.array(columns) for host, columns in sorted(found.items())}
 
 
 def ranks_of_gang(gang: GangRecord) -> RankColumns:
@@ -104,6 +105,6 @@ def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> R
     first, *others = (gang if np.array_equal(gang.numbers, numbers) else gang.of(numbers) for gang in gangs.values())
     for other in others:
         for rank, place, before in zip(numbers.tolist(), other.rank_places, first.rank_places, strict=True):
-            if place[:3] != before[:3]:
+            if (place.of_rank, place.uuid) != (before.of_rank, before.uuid):
                 raise ValueError(f"rank {rank} was measured in two places by gangs {', '.join(map(str, gangs))}")
     return first
