@@ -125,16 +125,15 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
     gbps, mean_gbps = (measured.work / of / GIGA for of in (fastest_s, np.where(measured.present, mean_s, np.nan)))
     stalled = are_stalled(steps_s)
     host_of = np.unique(who.hosts.astype(str), return_inverse=True)[1]
+    fields = ([getattr(place, name) for place in who.rank_places] for name in Place.__struct_fields__)
+    of_ranks = [who.numbers, *(np.array(field, np.object_) for field in fields)]
     for row, number in enumerate(measured.numbers.tolist()):
         there = np.flatnonzero(measured.present[row])
         there = there[np.lexsort((host_of[there], measured.groups[row, there]))]
         group, host = measured.groups[row, there], host_of[there]
         first = np.flatnonzero((group[1:] == group[:-1]) & (host[1:] != host[:-1]))
         a, b = there[first], there[first + 1]
-        ends = [
-            zip(of[a].tolist(), of[b].tolist(), strict=True)
-            for of in (who.numbers, who.hosts, who.local_ranks, who.devices, who.gpu_indices, who.pci_bus_ids)
-        ]
+        ends = [zip(one[a].tolist(), one[b].tolist(), strict=True) for one in of_ranks]
         values = (
             np.minimum(gbps[row, a], gbps[row, b]),
             np.minimum(mean_gbps[row, a], mean_gbps[row, b]),
