@@ -28,8 +28,9 @@ from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.approved import assert_approved, masked
+from tests.builders.culprits import gpu, link, node
 from tests.builders.judgements import HOSTILE
-from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
+from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run
 
 NODES = ("n1", "n2", "n3")
 LATER = STARTED_UNIX_S + 3600
