@@ -167,9 +167,7 @@ def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
         is_gpu = culprit.kind == "gpu" or (culprit.kind == "link" and not place.is_node)
         host = one_line(place.host)
         ends.append(f"{one_line(place.name if full_uuid else place.short)} on {host}" if is_gpu else f"node {host}")
-    if culprit.kind == "link":
-        return f"link between {' and '.join(ends)}" if ends[1:] else f"link of {ends[0]}"
-    return ends[0]
+    return f"link between {' and '.join(ends)}" if culprit.kind == "link" else ends[0]
 
 
 def short_name(verdict: Verdict) -> str:

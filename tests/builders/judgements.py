@@ -21,6 +21,7 @@ from tests.builders.measurements import Measurement
 HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javascript:b)​ $x_1$ _y_ &amp; \ud800"
 REFERENCE = "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8, 8x A100-SXM4-80GB, torch 2.12+cu130"
 UUID = "GPU-5d3a91c2-77aa-4be1-9d0f-1f0c2d9f6a3b"
+PEER = Place("node7", 5, "GPU-b", 4, "00000000:C2:00.0")
 
 RESNET = Workload("resnet152-fp16", ImageFamily("resnet152"), "fp16", 512, global_batch_size=256)
 VIT = Workload("vit-b16-bf16", ImageFamily("vit_b_16"), "bf16", 1024, global_batch_size=512)
@@ -42,7 +43,7 @@ FAILED = replace(
     notes=("power limit 300 W on node7",),
     culprits=(
         gpu("node7", 3, "1.04× the median time without communication in 12 of 12 rounds", UUID),
-        Culprit("link", (Place("node7", None, UUID, 3),), "all-reduce with GPU 4 at 21 GB/s, peers at 228 GB/s"),
+        Culprit("link", (Place("node7", 3, UUID, 3, "00000000:C1:00.0"), PEER), "21 GB/s, peers at 228 GB/s"),
         node("node9"),
         gpu("laptop", 0, "1.10× the median", "cpu"),
     ),
