@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
@@ -154,7 +154,7 @@ def _culprit(
     found += [f"gradients of one seeded step, each computed alone, {unlike}"] if seeded_step_differs else []
     found += ["no result is shared by more than half of the ranks, so it is unknown which is right"] if is_open else []
     evidence = "; ".join(found)
-    return gpu_culprit(place, evidence, is_certain=not is_open, computed_wrong=True)
+    return Culprit("gpu", (place,), evidence, is_certain=not is_open, computed_wrong=True)
 
 
 def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:

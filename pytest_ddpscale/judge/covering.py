@@ -71,15 +71,12 @@ def coverage_of(
             if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used - {""}
         ]
         for i in sorted(ranks.keys() | set(range(gpus_per_node - len(silent)))):
-            place, gpu = (host, i), ranks.get(i, Place(host, i))
-            at = blocks.missing_in.get(place, ())
-            yield GpuCoverage(
-                gpu.index, gpu.uuid, _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
-                missing_in=tuple(name for name, study in undecided if study in at),
-                local_rank=i, pci_bus_id=gpu.pci,
-            )  # fmt: skip
+            place, at = (host, i), blocks.missing_in.get((host, i), ())
+            missing_in = tuple(name for name, study in undecided if study in at)
+            tested_by, gpu = _in_order(tested.get(place, ())), ranks.get(i, Place(host, i))
+            yield GpuCoverage(gpu, tested_by, "", blocks.missed.get(place, 0), missing_in)
         for one in silent:
-            yield GpuCoverage(one.index, one.uuid, (), one.problem, pci_bus_id=one.pci_bus_id)
+            yield GpuCoverage(Place(host, None, one.uuid, one.index, one.pci_bus_id), (), one.problem)
 
     def node(host: str) -> NodeCoverage:
         by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}

@@ -349,8 +349,9 @@ def unread_of(records: Sequence[AnyRecord]) -> list[Unread]:
     """Expected readings that blocks among the records lack, in the order of the first of each arm and reading."""
     gangs, found = gangs_by_number(records), dict[tuple[str, str, str], Unread]()
     for block in (one for one in records if isinstance(one, Block)):
-        for name in block.unread:
-            lacking = [(rank, why) for rank, why in zip(block.ranks, block.why_unread(name), strict=True) if why]
+        for name, reasons in block.unread.items():
+            told = zip(block.ranks, each(reasons, len(block.ranks)), strict=True)
+            lacking = [(rank, why) for rank, why in told if why]
             if lacking:
                 rank, why = lacking[0]
                 host = gangs[block.gang].hosts[rank]

@@ -136,7 +136,7 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
     block = turns[0]
     ranks = np.concatenate([turn.each("ranks") for turn in turns]).tolist()
     started_s, lasted_s = (np.concatenate([turn.each(name) for turn in turns]) for name in ("began_unix_s", "seconds"))
-    busy = block.reading("utilization") if "utilization" in block.readings else np.ones(1)
+    busy = block.each("utilization") if "utilization" in block.readings else np.ones(1)
     few_lanes, held_down = faults.bad_gpus("lanes"), faults.bad_gpus("clock")
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
     few = round(lanes * LANES_LEFT)

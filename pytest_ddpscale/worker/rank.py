@@ -222,7 +222,7 @@ class GangMember:
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
-        self._telemetry.mark()
+        self._telemetry.wait_for_first_poll()
         if rank in ranks:
             group = next(group for group, members in enumerate(groups) if rank in members)
             part = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))

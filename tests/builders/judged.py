@@ -27,7 +27,7 @@ from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
-from pytest_ddpscale.thresholds.cases import Case, NodeCase
+from pytest_ddpscale.thresholds.cases import Case, NodeCase, node_expectation
 from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Severity, Sku, Source, check_of_nodes
 from pytest_ddpscale.thresholds.parts import Detect
 from tests.builders.measurements import Measurement
@@ -77,7 +77,7 @@ def make_case(
 
 def check_case(name: str, severity: Severity = "fail", sku: Sku = ANY_CPU) -> NodeCase:
     """A check of nodes."""
-    return NodeCase(check_of_nodes(name, severity), name, "thresholds.yaml:7", sku)
+    return NodeCase(check_of_nodes(name, severity), name, "thresholds.yaml:7", node_expectation(sku))
 
 
 def make_measurement(

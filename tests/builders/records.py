@@ -127,7 +127,7 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
             name, _, world_size = one.arm.partition("@")
             ranks, groups = one.each("ranks").tolist(), one.each("groups").tolist()
             columns = [one.each(name).tolist() for name in ("work", "count", "seconds", "began_unix_s")]
-            columns.append(one.reading("is_correct").tolist())
+            columns.append(one.each("is_correct").tolist())
             for rank, group, work, count, seconds, began, is_correct in zip(ranks, groups, *columns, strict=True):
                 place = gangs[one.gang].place(rank)
                 host, local_rank = place.of_rank

@@ -302,10 +302,10 @@ class Checked:
             yield from (f"{mark} {self.short(text)}" for text in texts if text)
 
     def _culprit(self, one: Culprit) -> str:
-        where, gpu = f"{one.kind} {one.host}", one.gpu_index
+        where, gpu = f"{one.kind} {one.host}", one.place.index
         if one.kind == "gpu":
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
-            found = {"uuid": one.gpu_uuid, "rank": one.local_rank, "pci": one.pci_bus_id or usual["pci"]}
+            found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
         return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.evidence)}"
 

@@ -169,7 +169,7 @@ class TestOpenStudies:
         decider = Decider(plan, [EFFICIENCY], CONFIDENCE)
         for record in records(plan, WEAK, range(FEWEST_ROUNDS + 1)):
             if isinstance(record, Block) and (record.arm, record.round) == ("ddp@2", 3):
-                half = {"step_s": record.of_steps("step_s")[:1].tobytes()}
+                half = {"step_s": record.each("step_s")[:1].tobytes()}
                 decider.hear(altered(record, ranks=(0,), series=half, seconds=1.0, readings={}, began_unix_s=1.0))
             else:
                 decider.hear(record)

@@ -86,7 +86,7 @@ def without_rank(one: Any, rank: int) -> Any:
         if isinstance(value := getattr(one, name), tuple | np.ndarray)
     }
     if isinstance(one, Block):
-        columns["series"] = {name: one.of_steps(name)[keep].tobytes() for name in one.series}
+        columns["series"] = {name: one.each(name)[keep].tobytes() for name in one.series}
     return altered(one, **columns)
 
 

@@ -20,7 +20,7 @@ from pytest_ddpscale.run.columns import Columns, columns_of
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.records import EndReason, GangRecord, SeededStep, StudyEnd
+from pytest_ddpscale.run.records import EndReason, SeededStep, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from tests.builders.records import gang_on, steady_block
@@ -106,14 +106,8 @@ def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> 
         read_evidence(run)
 
 
-@rows(
-    ("other", "found"),
-    [
-        (gang_on(["n0"], 2, "GPU-1{}", 1), "rank 0 was measured in two places by gangs 0, 1"),
-        (gang_on(["n0"], 1, "GPU-{}", 1), "rank 1 took part, but gang 1 has 1 ranks"),
-    ],
-)
-def test_a_rank_that_is_elsewhere_in_another_gang_contradicts_itself(other: GangRecord, found: str) -> None:
+def test_a_rank_that_is_elsewhere_in_another_gang_contradicts_itself() -> None:
+    other = gang_on(["n0"], 2, "GPU-1{}", 1)
     blocks = [steady_block("weak/r", Arm("ddp", 2, 4), number, (0, 1), 100.0, gang=number) for number in range(2)]
-    with pytest.raises(ValueError, match=found):
+    with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
         columns_of(blocks, [gang_on(["n0"], 2, "GPU-{}"), other])
