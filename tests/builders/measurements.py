@@ -80,7 +80,7 @@ def measurements_of(records: Sequence[AnyRecord]) -> list[Measurement]:
 
 def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     """A block rank by rank."""
-    steps = block.of_steps(STEP_S).astype(float)
+    steps = block.each(STEP_S).astype(float)
     deviations = steps.std(axis=1, ddof=1).tolist() if steps.shape[1] > 1 else _column(block, "step_stdev_s")
     columns = (
         *(block.each(name).tolist() for name in ("count", "began_unix_s", "seconds")),
@@ -103,12 +103,12 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
 
 
 def _checksums(block: Block) -> list[str | None]:
-    return [f"{one & (2**64 - 1):016x}" if one else None for one in block.checksums.tolist()]
+    return [f"{one & (2**64 - 1):016x}" if one else None for one in block.each("digest").tolist()]
 
 
 def _column(block: Block, name: str) -> list[Any]:
     """A reading of each rank; None where it is not known."""
-    values = block.reading(name)
+    values = block.each(name)
     return [None if value != value else value for value in values.tolist()]  # NaN
 
 
