@@ -54,7 +54,7 @@ CHAINS = [dict(line.split(maxsplit=1) for line in chain.splitlines()) for chain 
 RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
 SIMULATED = ("-16-nodes", "-lost-gpu", "-simulated")
-MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json", "suite.json")
+MEASURED = ("plan.json", "run.json", "measurements.jsonl", "baseline.json", "suite.json")
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|\+00:00|Z)?", "TIME"),
     (r"\b\d{4}-\d\d-\d\d\b", "DAY"),
