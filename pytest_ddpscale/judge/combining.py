@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from pytest_ddpscale.judge.probes import Place
+from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -39,7 +40,7 @@ class PlaceVerdict:
     access.
     """
 
-    def __init__(self, place: Place, judge: Callable[[Place], Verdict], clear: Clear | None = None) -> None:
+    def __init__(self, place: JudgedPlace, judge: Callable[[JudgedPlace], Verdict], clear: Clear | None = None) -> None:
         self.place, self._judge, self._clear = place, judge, clear
         self.is_clear = clear is not None  # it is known to pass, without flags and culprits
 
@@ -70,11 +71,11 @@ class PlaceVerdict:
 
 
 def judge_each(
-    judge: Callable[[Place, float], Verdict],
-    places: Sequence[Place],
+    judge: Callable[[JudgedPlace, float], Verdict],
+    places: Sequence[JudgedPlace],
     planned: int,
     confidence: float,
-    clear: Callable[[Place], Clear | None],
+    clear: Callable[[JudgedPlace], Clear | None],
 ) -> tuple[PlaceVerdict, ...]:
     """Judge each measured place; failures are judged again at the confidence that holds for all places together.
 
@@ -82,7 +83,7 @@ def judge_each(
     """
     of = max(planned, len(places))
 
-    def judge_twice(place: Place) -> Verdict:
+    def judge_twice(place: JudgedPlace) -> Verdict:
         verdict = judge(place, confidence)
         if verdict.outcome != "failed" or of == 1:
             return verdict
@@ -162,7 +163,7 @@ def _notes(
     )
 
 
-def _with_undecided(verdict: Verdict, undecided: Sequence[Place]) -> Verdict:
+def _with_undecided(verdict: Verdict, undecided: Sequence[JudgedPlace]) -> Verdict:
     """Note the places that may still fail, of a verdict that can no longer pass."""
     if not undecided:
         return verdict
@@ -200,7 +201,7 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
     # Hosts with a certain culprit; for ranks that disagree any culprit will do.
     named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
     culprits = [
-        Culprit("node", node.place.host, None, None, _evidence_on(node, nodes))
+        Culprit("node", (Place(node.place.host),), _evidence_on(node, nodes))
         for node in failed
         if node.place.host not in named
     ]

@@ -291,10 +291,9 @@ class SpreadJudge:
         is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
         polled: Counter[tuple[str, int]] = Counter()
         for number, times in zip(*np.unique(told.place[is_polled], return_counts=True), strict=True):
-            place = told.places[int(number)]
-            polled[place.host, place.local_rank] += int(times)
+            polled[told.places[int(number)].of_rank] += int(times)
         held = [told.places[number] for number in np.unique(told.place[flags(told)["throttled"]]).tolist()]
-        return polled, {(place.host, place.local_rank) for place in held}
+        return polled, {place.of_rank for place in held}
 
 
 class _Whole:
@@ -308,7 +307,7 @@ class _Whole:
         self.groups = find_slow_group(pace.as_steps, limit)
         self._apart = float(np.median([one.ratio for one in self.groups] or [1.0])) - 1
         slow_at_times = find_slow_at_times(pace.as_steps, limit)
-        self._at_times = [self.column[one.host, one.culprit.local_rank or 0] for one in slow_at_times]
+        self._at_times = [self.column[one.culprit.place.of_rank] for one in slow_at_times]
         self._node_of = np.zeros(len(ranks), np.int64)
         for number, at in enumerate(ranks.by_host.values()):
             self._node_of[at] = number

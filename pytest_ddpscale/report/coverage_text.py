@@ -10,7 +10,6 @@ from itertools import islice
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
-from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import by_number, first_few
@@ -64,10 +63,10 @@ def summary(coverage: Coverage) -> list[str]:
 
 def node_rows(coverage: Coverage) -> list[list[str]]:
     """Host, what tested it, how many of its GPUs were tested, and what is missing; incomplete hosts first."""
-    idle = {id(gpu) for _, gpu in coverage.idle_gpus}
+    idle = {gpu.place for gpu in coverage.idle_gpus}
     rows = []
     for node in coverage.nodes:
-        untested = [gpu for gpu in node.gpus if id(gpu) in idle]
+        untested = [gpu for gpu in node.gpus if gpu.place in idle]
         tested_by = ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
         gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
         lacks = f"left out: {node.left_out}" if node.left_out else first_few(list(map(_gpu, untested)), _MOST_NAMED)
@@ -87,7 +86,7 @@ def path_rows(coverage: Coverage) -> list[list[str]]:
 
 
 def _gpu(gpu: GpuCoverage) -> str:
-    return f"{gpu_name(gpu.index, gpu.uuid, gpu.local_rank, gpu.pci_bus_id)}: {gpu.problem or 'took no part'}"
+    return f"{gpu.place.name}: {gpu.problem or 'took no part'}"
 
 
 def software_versions(run: RunRecord, surveys: Collection[Survey]) -> dict[str, str]:

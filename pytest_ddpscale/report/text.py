@@ -9,7 +9,6 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.run.gpu_name import gpu_name, short_gpu_name
 from pytest_ddpscale.run.verdicts import (
     Culprit,
     GenerationComparison,
@@ -163,17 +162,12 @@ def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
 
     With its full UUID a GPU also has its PCI address.
     """
-    host = one_line(culprit.host)
-    end_device = culprit.gpu_index, culprit.gpu_uuid, culprit.local_rank, culprit.pci_bus_id
-    device = _device(*end_device, full_uuid, always=culprit.kind == "gpu")
-    end = f"{device} on {host}" if device else f"node {host}"
-    who = {"gpu": end, "node": f"node {host}", "link": f"link of {end}"}[culprit.kind]
-    if culprit.kind == "link" and culprit.peer_host is not None:
-        peer_end = culprit.peer_gpu_index, culprit.peer_gpu_uuid, culprit.peer_local_rank, culprit.peer_pci_bus_id
-        peer_device = _device(*peer_end, full_uuid, always=False)
-        peer = one_line(culprit.peer_host)
-        who = f"link between {end} and {f'{peer_device} on {peer}' if peer_device else f'node {peer}'}"
-    return who
+    ends = []
+    for place in culprit.places:
+        is_gpu = culprit.kind == "gpu" or (culprit.kind == "link" and not place.is_node)
+        host = one_line(place.host)
+        ends.append(f"{one_line(place.name if full_uuid else place.short)} on {host}" if is_gpu else f"node {host}")
+    return f"link between {' and '.join(ends)}" if culprit.kind == "link" else ends[0]
 
 
 def short_name(verdict: Verdict) -> str:
@@ -239,15 +233,3 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
 
 def _check_of(verdict: Verdict) -> NodeCheck | None:
     return NODE_CHECKS.get(verdict.workload) if METRICS[verdict.metric].subject == "check" else None
-
-
-def _device(
-    index: int | None, found_uuid: str | None, local_rank: int | None, address: str | None, full: bool, *, always: bool
-) -> str:
-    """Name of a GPU or of a CPU rank; empty if nothing is known of it, unless `always`."""
-    uuid = one_line(found_uuid or "")
-    if not (uuid or always or index is not None or local_rank is not None):
-        return ""
-    if full:
-        return gpu_name(index, uuid, local_rank, one_line(address or ""))
-    return short_gpu_name(index, uuid, local_rank)

@@ -122,7 +122,7 @@ class _Said:
             if one.study == PAIRS:
                 raise ValueError(f"has no times of messages ({STEP_S}) of {one.arm}")
             return
-        steps, seconds = one.of_steps(STEP_S), one.each("seconds")
+        steps, seconds = one.each(STEP_S), one.each("seconds")
         impossible = ~(steps > 0)
         if impossible.any():
             raise ValueError(f"has a step of {steps[impossible][0]:g} s ({STEP_S})")
@@ -209,7 +209,7 @@ class _Said:
             return
         layout, study = self._layouts[one.gang], self._plan.study(one.study)
         if isinstance(one, SeededSteps):
-            planned, ranks = np.full(layout.world_size, -1), np.array(one.ranks)
+            planned, ranks = np.full(layout.world_size, -1), np.array([step.rank for step in one.ranks])
             planned[list(study.ranks(study.arms, layout) if study else ())] = 0
             self._compare(planned, ranks, np.zeros_like(ranks), f"the seeded step of {one.study}")
             return
@@ -230,7 +230,7 @@ class _Said:
             raise ValueError(f"has no reading is_correct of {one.arm}")
         if not arm.is_probe and STEP_S not in one.series and not self._is_simulated:
             raise ValueError(f"has no step times ({STEP_S})")
-        if arm.kind == "ddp" and not one.checksums.all():
+        if arm.kind == "ddp" and not one.each("digest").all():
             raise ValueError("has a replica without a checksum (digests)")
 
     def _compare(

@@ -7,14 +7,13 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.column_record import IntArray
-from pytest_ddpscale.run.gpu_name import gpu_number
+from pytest_ddpscale.run.place import CPU, Place
 from pytest_ddpscale.run.strict_json import (
     Count,
     Positive,
@@ -34,27 +33,6 @@ PeakBytes = Annotated[float, Meta(ge=2**20, le=2**47)]  # no process is smaller,
 Deviation = Annotated[float, Meta(ge=0, le=1e7)]
 Texts = tuple[str, ...]
 EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
-
-
-class RankPlace(NamedTuple):
-    """Place of one rank.
-
-    Attributes:
-        device: GPU UUID, or ``cpu``.
-        gpu_index: NVML's index of the GPU; on a CPU the local rank; None if it is not known.
-        pci_bus_id: NVML's PCI address of the GPU; empty if it is not known.
-    """
-
-    host: str
-    local_rank: int
-    device: str
-    gpu_index: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def number(self) -> str:
-        """``GPU 6``, or ``CPU rank 2``."""
-        return gpu_number(self.gpu_index, self.local_rank, self.device)
 
 
 class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
@@ -112,12 +90,12 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
         if rank >= self.world_size:
             raise ValueError(f"rank {rank} is named, but gang {self.gang} has {self.world_size} ranks")
 
-    def place(self, rank: int) -> RankPlace:
+    def place(self, rank: int) -> Place:
         """Host, local rank and device of a rank."""
         index = self.gpu_indices[rank] if isinstance(self.gpu_indices, tuple) else self.gpu_indices
         address = self.pci_bus_ids if isinstance(self.pci_bus_ids, str) else self.pci_bus_ids[rank]
         device, local_rank = self.devices[rank], self.local_ranks[rank]
-        return RankPlace(self.hosts[rank], local_rank, device, local_rank if device == "cpu" else index, address)
+        return Place(self.hosts[rank], local_rank, device, local_rank if device == CPU else index, address)
 
     @property
     def places_of_devices(self) -> set[tuple[str, str]]:
@@ -167,34 +145,29 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
     steps_per_block: Positive
 
 
-class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
-    """Results of a step with the same seed, which each rank computes alone.
+class SeededStep(Record, frozen=True, kw_only=True):
+    """Result of a step with the same seed, which a rank computes alone and sends to rank 0.
 
     Attributes:
-        study: id of the study.
-        gang: number of the gang.
-        ranks: ranks that computed it; columns are in their order.
-        checksums: of the gradients' bits, hexadecimal.
-        repeats: whether a rank got the same bits when it repeated the step.
+        rank: that computed it.
+        checksum: of the gradients' bits, hexadecimal.
+        repeats: whether the rank got the same bits when it repeated the step.
     """
-
-    study: str
-    gang: Count
-    ranks: Ranks
-    checksums: str | Texts
-    repeats: bool | tuple[bool, ...] = True
-
-    def __post_init__(self) -> None:
-        refuse_twice(self.ranks)
-        refuse_other_lengths(self, len(self.ranks), "checksums", "repeats")
-
-
-class RankSeededStep(Record, frozen=True, kw_only=True):
-    """One rank's part of `SeededSteps`, sent to rank 0."""
 
     rank: Count
     checksum: str
-    repeats: bool
+    repeats: bool = True
+
+
+class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
+    """The seeded steps of a study's ranks."""
+
+    study: str
+    gang: Count
+    ranks: Annotated[tuple[SeededStep, ...], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        refuse_twice([one.rank for one in self.ranks])
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
@@ -234,26 +207,6 @@ class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
 
     hosts: Texts
     message: str
-
-
-@dataclass(frozen=True)
-class SeededStep:
-    """One rank's part of `SeededSteps`."""
-
-    study: str
-    rank: int
-    local_rank: int
-    host: str
-    device: str
-    checksum: str
-    repeats: bool = True
-    gpu_index: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def place(self) -> RankPlace:
-        """Of the rank."""
-        return RankPlace(self.host, self.local_rank, self.device, self.gpu_index, self.pci_bus_id)
 
 
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:

@@ -64,7 +64,7 @@ from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
 from pytest_ddpscale.session.sources import Site, Subject
@@ -158,7 +158,7 @@ class Run(runs.Run):
             unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
             hosts=[host for host, _ in self.places if host not in words["unheard"]],
             surveys={host: self._survey(host) for host in words["surveyed"]},
-            ranks_of_errors=[RankPlace(*at, f"GPU-{rank}", 4 + rank) for rank, at in enumerate(self.places)],
+            ranks_of_errors=[Place(*at, f"GPU-{rank}", 4 + rank) for rank, at in enumerate(self.places)],
             gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
         )  # fmt: skip
 
@@ -252,9 +252,9 @@ def told(line: str) -> Iterator[str]:
         yield f"loss: {told}"
     yield from _grouped((node.host, *node.tested_by, node.left_out) for node in coverage.nodes)
     gpus = [
-        (f"{node.host}.{gpu.index}/{gpu.local_rank} {gpu.uuid}", *gpu.tested_by, gpu.problem,
+        (f"{gpu.place.host}.{gpu.place.index}/{gpu.place.local_rank} {gpu.place.uuid}", *gpu.tested_by, gpu.problem,
          f"misses {gpu.rounds_missing} rounds, {_names(gpu.missing_in)}" if gpu.rounds_missing else "")
-        for node, gpu in coverage.gpus
+        for gpu in coverage.gpus
     ]  # fmt: skip
     if len({*(one[1:] for one in gpus)}) > 1:
         yield from _grouped(gpus)
@@ -278,7 +278,7 @@ def _names(ids: Iterable[str]) -> str:
 
 def _listed(culprits: Iterable[Culprit]) -> str:
     sure = {True: "", False: " perhaps"}
-    return "".join(f", {one.kind} {one.host} {one.gpu_index}{sure[one.is_certain]}" for one in culprits)
+    return "".join(f", {one.kind} {one.host} {one.place.index}{sure[one.is_certain]}" for one in culprits)
 
 
 def _grouped(named: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -75,6 +75,8 @@ def absent(rank: int, kind: type[Any], arm: str = "", earliest: int = 0) -> Chan
 
 
 def without_rank(one: Any, rank: int) -> Any:
+    if isinstance(one, SeededSteps):
+        return altered(one, ranks=tuple(step for step in one.ranks if step.rank != rank))
     if rank not in one.ranks:
         return one
     keep = [place for place, other in enumerate(one.ranks) if other != rank]
@@ -84,7 +86,7 @@ def without_rank(one: Any, rank: int) -> Any:
         if isinstance(value := getattr(one, name), tuple | np.ndarray)
     }
     if isinstance(one, Block):
-        columns["series"] = {name: one.of_steps(name)[keep].tobytes() for name in one.series}
+        columns["series"] = {name: one.each(name)[keep].tobytes() for name in one.series}
     return altered(one, **columns)
 
 
@@ -145,7 +147,7 @@ def steps(*first: float) -> dict[str, bytes]:
 COPIED = [
     (twice(Block, STUDY.id, seconds=1e-3, series={}), "is another block 0 of weak/r, alone than line"),
     (twice(RoundEnd, "probes"), "is another round 0 of probes than line"),
-    (twice(SeededSteps, STUDY.id, checksums="other"), "is another SeededSteps 0 of weak/r than line"),
+    (twice(SeededSteps, STUDY.id), "is another SeededSteps 0 of weak/r than line"),
     (twice(WorkloadFlops, STUDY.id, flops_per_sample=1.0), "is another WorkloadFlops 0 of weak/r than line"),
 ]  # fmt: skip
 REFUSED = [
