@@ -12,7 +12,7 @@ from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_name import gpu_number
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.digits import percent
@@ -96,9 +96,9 @@ def _culprit(one: Compared) -> Culprit:
 
 
 def _place(value: KeyValue) -> str:
-    return (
-        value.host if value.gpu_uuid is None else f"{gpu_number(value.gpu_index, None, value.gpu_uuid)} on {value.host}"
-    )
+    if value.gpu_uuid is None:
+        return value.host
+    return f"{Place(value.host, None, value.gpu_uuid, value.gpu_index).number} on {value.host}"
 
 
 def _in_words(one: Compared) -> str:

@@ -157,12 +157,14 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
         return
     ours = measured.of(measured.is_of_work(arm.batch_size) & ~measured.single_sample)
     samples_per_s = ours.per_second
-    for i, place in sorted(enumerate(ours.ranks.rank_places), key=lambda one: (one[1].host, one[1].device, one[1][1])):
+    for i, place in sorted(
+        enumerate(ours.ranks.rank_places), key=lambda one: (one[1].host, one[1].uuid, one[1].local_rank)
+    ):
         value = _median(samples_per_s[ours.present[:, i], i].tolist())
         if value is not None:
             # In an arm of one rank, all ranks take turns.
             together = 1 if arm.world_size == 1 else len(ours.ranks.by_host[place.host])
-            gpu = place.host, place.gpu_index, place.device
+            gpu = place.host, place.index, place.uuid
             yield _throughput(study, arm, definition, value, gpu, together)
 
 
@@ -193,7 +195,7 @@ def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue
         if value is None or place.peer_host not in (None, place.host):
             continue
         if place.kind == "gpu" and place.end is not None:
-            yield KeyValue(place.host, place.end.gpu_index, place.end.device, *of_all, value, metric.unit)
+            yield KeyValue(place.host, place.end.index, place.end.uuid, *of_all, value, metric.unit)
         elif place.kind in ("node", "link"):
             slowest[place.host] = min(value, slowest.get(place.host, value))
     for host, value in sorted(slowest.items()):

@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 
 
@@ -142,7 +142,7 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dic
 
 
 def _culprit(
-    place: RankPlace, ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
+    place: Place, ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
     is_open: bool = False,
 ) -> Culprit:  # fmt: skip
     """A rank whose results differ from those of most ranks, in some of the rounds.

@@ -14,7 +14,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import with_stalled_devices
-from pytest_ddpscale.judge.probes import Place
+from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
 from pytest_ddpscale.judge.values import Values
@@ -67,7 +67,7 @@ class Asked:
 
     case: Case | NodeCase
     evidence: Evidence
-    values: Values[str] | Values[Place]
+    values: Values[str] | Values[JudgedPlace]
     confidence: float
     limit: int = 0
     due: int = 0

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from pytest_ddpscale.judge.probes import Place
+from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
@@ -39,7 +39,7 @@ class PlaceVerdict:
     access.
     """
 
-    def __init__(self, place: Place, judge: Callable[[Place], Verdict], clear: Clear | None = None) -> None:
+    def __init__(self, place: JudgedPlace, judge: Callable[[JudgedPlace], Verdict], clear: Clear | None = None) -> None:
         self.place, self._judge, self._clear = place, judge, clear
         self.is_clear = clear is not None  # it is known to pass, without flags and culprits
 
@@ -70,11 +70,11 @@ class PlaceVerdict:
 
 
 def judge_each(
-    judge: Callable[[Place, float], Verdict],
-    places: Sequence[Place],
+    judge: Callable[[JudgedPlace, float], Verdict],
+    places: Sequence[JudgedPlace],
     planned: int,
     confidence: float,
-    clear: Callable[[Place], Clear | None],
+    clear: Callable[[JudgedPlace], Clear | None],
 ) -> tuple[PlaceVerdict, ...]:
     """Judge each measured place; failures are judged again at the confidence that holds for all places together.
 
@@ -82,7 +82,7 @@ def judge_each(
     """
     of = max(planned, len(places))
 
-    def judge_twice(place: Place) -> Verdict:
+    def judge_twice(place: JudgedPlace) -> Verdict:
         verdict = judge(place, confidence)
         if verdict.outcome != "failed" or of == 1:
             return verdict
@@ -162,7 +162,7 @@ def _notes(
     )
 
 
-def _with_undecided(verdict: Verdict, undecided: Sequence[Place]) -> Verdict:
+def _with_undecided(verdict: Verdict, undecided: Sequence[JudgedPlace]) -> Verdict:
     """Note the places that may still fail, of a verdict that can no longer pass."""
     if not undecided:
         return verdict

@@ -22,8 +22,8 @@ from pytest_ddpscale.run.coverage import (
     PathCoverage,
 )
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_columns import RankColumns
-from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
@@ -57,26 +57,26 @@ def coverage_of(
     hosts = sorted(blocks.hosts | evidence.surveys.keys() | set(evidence.hosts) | left_out.keys())
     tested = blocks.tested(decided.values())
 
-    on_host: dict[str, dict[int, RankPlace]] = defaultdict(dict)
+    on_host: dict[str, dict[int, Place]] = defaultdict(dict)
     for (node_name, rank), one in _rank_places(evidence, blocks).items():
         on_host[node_name][rank] = one
 
     def gpus(host: str) -> Iterator[GpuCoverage]:
         """GPUs that ranks may use, by local rank, then those that do not answer."""
         ranks = on_host[host]
-        survey, used = evidence.surveys.get(host), {place.device for place in ranks.values()}
+        survey, used = evidence.surveys.get(host), {place.uuid for place in ranks.values()}
         silent = [
             one
             for one in (survey.gpus if survey else ())
             if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used - {""}
         ]
         for i in sorted(ranks.keys() | set(range(gpus_per_node - len(silent)))):
-            place, gpu = (host, i), ranks.get(i, RankPlace(host, i, ""))
+            place, gpu = (host, i), ranks.get(i, Place(host, i))
             at = blocks.missing_in.get(place, ())
             yield GpuCoverage(
-                gpu.gpu_index, gpu.device, _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
+                gpu.index, gpu.uuid, _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
                 missing_in=tuple(name for name, study in undecided if study in at),
-                local_rank=i, pci_bus_id=gpu.pci_bus_id,
+                local_rank=i, pci_bus_id=gpu.pci,
             )  # fmt: skip
         for one in silent:
             yield GpuCoverage(one.index, one.uuid, (), one.problem, pci_bus_id=one.pci_bus_id)
@@ -111,13 +111,13 @@ def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
     return block is not None and _blocks(evidence).spans_nodes(block)
 
 
-def _rank_places(evidence: Evidence, blocks: _Blocks) -> Mapping[_Place, RankPlace]:
+def _rank_places(evidence: Evidence, blocks: _Blocks) -> Mapping[_Place, Place]:
     """Device of each rank by host and local rank: as measured, else as surveyed."""
 
-    def find() -> Mapping[_Place, RankPlace]:
+    def find() -> Mapping[_Place, Place]:
         measured = {**blocks.seen, **blocks.devices}
         surveyed = {
-            (host, gpu.local_rank): RankPlace(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+            (host, gpu.local_rank): Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
             for host, survey in evidence.surveys.items()
             for gpu in survey.gpus
             if gpu.local_rank is not None
@@ -127,7 +127,7 @@ def _rank_places(evidence: Evidence, blocks: _Blocks) -> Mapping[_Place, RankPla
     return evidence.once("places of ranks", find)
 
 
-def lost_places(evidence: Evidence) -> dict[RankPlace, int]:
+def lost_places(evidence: Evidence) -> dict[Place, int]:
     """GPUs that stopped being measured while their peers were, with the number of rounds.
 
     A gang does not outlive a rank that is killed or a time limit, so only its device explains why one rank alone is
@@ -138,7 +138,7 @@ def lost_places(evidence: Evidence) -> dict[RankPlace, int]:
     few = evidence.plan.layout.ranks_per_node / 2
     ranks = _rank_places(evidence, blocks) if blocks.missing_in else {}
     return {
-        ranks.get(place, RankPlace(*place, "")): blocks.missed[place]
+        ranks.get(place, Place(*place)): blocks.missed[place]
         for place in sorted(blocks.missing_in)
         if on_host[place[0]] <= few
     }
@@ -163,7 +163,7 @@ class _Blocks:
         self._arms = {(study.id, arm.name): arm for study in evidence.plan.studies for arm in study.arms}
         self.of: dict[_Block, set[_Place]] = defaultdict(set)
         self._sizes: dict[_Block, int] = {}
-        self.devices: dict[_Place, RankPlace] = {}
+        self.devices: dict[_Place, Place] = {}
         self.missed: dict[_Place, int] = defaultdict(int)
         self.missing_in: dict[_Place, set[str]] = defaultdict(set)
         for key, trained in evidence.columns.arms.items():
@@ -193,7 +193,7 @@ class _Blocks:
         for place in never:  # it also misses its turn in all studies of its host
             self.missing_in[place] |= on_host[place[0]]
         steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
-        self.seen = {(step.host, step.local_rank): step.place for step in steps}
+        self.seen = {step.place.of_rank: step.place for step in steps}
         self.paired = {host for rail in rails_of(evidence) for host in rail.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:

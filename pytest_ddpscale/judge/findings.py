@@ -14,9 +14,7 @@ from pytest_ddpscale.judge.gpu_errors import GpuError
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.culprit import device_identity
-from pytest_ddpscale.run.gpu_name import gpu_name
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import Transport
@@ -49,7 +47,7 @@ class GpuBlocks:
     def watched(self, telemetry: TelemetryColumns) -> Mapping[Gpu, tuple[int, int]]:
         """Number of blocks of each GPU, and number of those with telemetry."""
         counts = np.zeros((2, len(self.gpus)), np.int64)
-        places = self._numbers((place.host, place.device) for place in telemetry.places)
+        places = self._numbers((place.host, place.uuid) for place in telemetry.places)
         for blocks in self.measured:
             rounds, of_row = np.unique(blocks.numbers, return_inverse=True)
             took_part, is_told = np.zeros((2, len(rounds), len(self.gpus)), np.bool_)
@@ -89,7 +87,7 @@ class NodeEvidence:
     blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()
-    lost: Mapping[RankPlace, int] = field(default_factory=dict)
+    lost: Mapping[Place, int] = field(default_factory=dict)
     gpu_errors: Sequence[GpuError] = ()
 
     @cached_property
@@ -98,50 +96,13 @@ class NodeEvidence:
         found: dict[str, dict[str, TelemetryColumns]] = {}
         for windows in self.telemetry.by_gpu:
             place = windows.place_of(0)
-            found.setdefault(place.host, {})[place.device] = windows
+            found.setdefault(place.host, {})[place.uuid] = windows
         return found
 
     @cached_property
     def watched(self) -> Mapping[Gpu, tuple[int, int]]:
         """By GPU: the number of blocks it ran, and of those with telemetry."""
         return self.blocks.watched(self.telemetry)
-
-
-@dataclass(frozen=True, eq=False)
-class GpuPlace:
-    """A GPU on a node. It is the same GPU if it has the same UUID, or without one the same index.
-
-    Attributes:
-        index: NVML's; None if it is not known.
-        uuid: empty if the GPU does not give one.
-        local_rank: of the rank that uses it; None if none does.
-        pci_bus_id: NVML's PCI address; empty if it is not known.
-    """
-
-    index: int | None
-    uuid: str
-    local_rank: int | None = None
-    pci_bus_id: str = ""
-
-    @classmethod
-    def of(cls, place: RankPlace) -> GpuPlace:
-        """The GPU of a rank."""
-        return cls(place.gpu_index, place.device, place.local_rank, place.pci_bus_id)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GpuPlace) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    @property
-    def _identity(self) -> str | int | None:
-        return device_identity(self.uuid, self.index, self.local_rank)
-
-    @property
-    def label(self) -> str:
-        """``GPU 3 (GPU-1f…)``, as far as it is known."""
-        return gpu_name(self.index, self.uuid, self.local_rank)
 
 
 @dataclass(frozen=True)
@@ -159,7 +120,7 @@ class NodeFault:
     """
 
     text: str
-    gpu: GpuPlace | None = None
+    gpu: Place | None = None
     stands_alone: bool = False
     is_certain: bool = True
     is_from_outside: bool = False
@@ -178,7 +139,7 @@ class Finding:
     def __add__(self, other: Finding) -> Finding:
         return summed((self, other))
 
-    def at(self, gpu: GpuPlace) -> Finding:
+    def at(self, gpu: Place) -> Finding:
         """The same about one GPU of the node."""
         unknown, notes = (tuple(f"{gpu.label}: {text}" for text in texts) for texts in (self.unknown, self.notes))
         return Finding(tuple(replace(one, gpu=gpu) for one in self.faults), unknown, notes, self.gpus)
@@ -249,10 +210,10 @@ def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -
     yield Finding(gpus=sum(not gpu.problem for gpu, _ in places))
 
 
-def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, GpuPlace]]:
+def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, Place]]:
     """The GPUs that ranks may use, by local rank; then those without one, such as a lost one, by index."""
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]
-    found = [(gpu, GpuPlace(gpu.index, gpu.uuid, gpu.local_rank, gpu.pci_bus_id)) for gpu in visible]
+    found = [(gpu, Place(survey.host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)) for gpu in visible]
     last = len(found)
     return sorted(found, key=lambda one: (last if one[0].local_rank is None else one[0].local_rank, one[0].index))
 
@@ -299,7 +260,7 @@ def each_working_gpu(judge: Callable[[NodeExpectation, TelemetryColumns], Iterab
             blocks, watched = seen.watched.get((host, uuid), (0, 0))
             if watched < LEAST_SHARE_WATCHED * blocks:
                 found += unknown(f"telemetry of only {watched} of {blocks} blocks")
-            yield found.at(GpuPlace.of(windows.place_of(0)))
+            yield found.at(windows.place_of(0))
         # Only GPUs that the survey lists and that ran a block count, as far as both are known.
         asked, survey = seen.expectation.gpus_per_node or 1, seen.surveys.get(host)
         counting = devices.keys() & worked if seen.blocks.gpus else devices.keys()

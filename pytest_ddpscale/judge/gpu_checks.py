@@ -10,7 +10,6 @@ from pytest_ddpscale.judge.devices import THROTTLE_FAULTS, THROTTLED
 from pytest_ddpscale.judge.findings import (
     Finding,
     Findings,
-    GpuPlace,
     NodeEvidence,
     each_gpu,
     each_node,
@@ -28,6 +27,7 @@ from pytest_ddpscale.judge.findings import (
 from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 
@@ -188,11 +188,11 @@ def ecc(expectation: NodeExpectation, gpu: SurveyedGpu) -> Iterator[Finding]:
 def ecc_under_load(seen: NodeEvidence) -> Findings:
     """No new uncorrectable errors under load or after ranks have failed."""
     found = _new_errors(seen)
-    for host, before, after, place in _gpus_afterwards(seen):
-        new, known = _new_since(before, after), found.get(host, Finding())
+    for before, after, place in _gpus_afterwards(seen):
+        new, known = _new_since(before, after), found.get(place.host, Finding())
         # An unchanged counter does not make up for missing telemetry.
-        if new and all(one.gpu != place for one in known.faults):
-            found[host] = known + fault(new, stands_alone=True).at(place)
+        if new and all(one.gpu is None or one.gpu.identity != place.identity for one in known.faults):
+            found[place.host] = known + fault(new, stands_alone=True).at(place)
     return found
 
 
@@ -357,30 +357,29 @@ def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
     Sources are the sampler's telemetry under load, the survey taken after ranks failed, rounds of its peers in which it
     was not measured, and errors that ended its ranks.
     """
-    lost: dict[tuple[str, GpuPlace], str] = {}
+    lost: dict[object, tuple[Place, str]] = {}  # by the GPU's identity
     told = seen.telemetry.of(seen.telemetry.lost.where(bool))
     for row, (why, ended_unix_s) in enumerate(zip(told.lost, told.ended_unix_s.tolist(), strict=True)):
         place = told.place_of(row)
         survey = seen.surveys.get(place.host)
         # Ignore a loss older than the survey: the node may have been repaired before the run was resumed.
         if survey is None or ended_unix_s >= survey.unix_s:
-            lost.setdefault((place.host, GpuPlace.of(place)), f"lost under load: {why}")
-    for host, before, after, gpu in _gpus_afterwards(seen):
+            lost.setdefault(place.identity, (place, f"lost under load: {why}"))
+    for before, after, gpu in _gpus_afterwards(seen):
         if after.is_lost and not before.problem:
-            lost.setdefault((host, gpu), f"lost after ranks failed: {after.problem}")
+            lost.setdefault(gpu.identity, (gpu, f"lost after ranks failed: {after.problem}"))
         elif after.problem and not before.problem:
-            yield host, unknown(f"{gpu.label} did not answer after ranks failed: {after.problem}")
+            yield gpu.host, unknown(f"{gpu.label} did not answer after ranks failed: {after.problem}")
     for place, rounds in seen.lost.items():
         why = f"lost under load: not measured in {rounds} rounds in which its peers were"
-        lost.setdefault((place.host, GpuPlace.of(place)), why)
+        lost.setdefault(place.identity, (place, why))
     for error in seen.gpu_errors:
-        gpu = GpuPlace.of(error.place)
         if error.is_certain:
-            lost.setdefault((error.place.host, gpu), error.text)
-        elif (error.place.host, gpu) not in lost:
-            yield error.place.host, note(error.text).at(gpu)
-    for (host, gpu), why in lost.items():
-        yield host, fault(why, stands_alone=True).at(gpu)
+            lost.setdefault(error.place.identity, (error.place, error.text))
+        elif error.place.identity not in lost:
+            yield error.place.host, note(error.text).at(error.place)
+    for gpu, why in lost.values():
+        yield gpu.host, fault(why, stands_alone=True).at(gpu)
     for after_all in seen.post_mortems:
         why, known = _why_silent(after_all), seen.surveys.get(after_all.host)
         if why:  # only a note if the node was slow, as it had little time to answer
@@ -390,8 +389,8 @@ def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
             yield after_all.host, note("after ranks failed the node showed other GPUs than before launch")
 
 
-def _gpus_afterwards(seen: NodeEvidence) -> Iterator[tuple[str, SurveyedGpu, SurveyedGpu, GpuPlace]]:
-    """Host, GPU before launch, GPU after ranks failed, and place, of each GPU that ranks could use.
+def _gpus_afterwards(seen: NodeEvidence) -> Iterator[tuple[SurveyedGpu, SurveyedGpu, Place]]:
+    """GPU before launch, GPU after ranks failed, and place, of each GPU that ranks could use.
 
     For a GPU that the driver no longer lists, the later record has a `problem` that says so.
     """
@@ -400,7 +399,7 @@ def _gpus_afterwards(seen: NodeEvidence) -> Iterator[tuple[str, SurveyedGpu, Sur
         if before is None or before.problem or _why_silent(after) or _are_other_gpus(before, after):
             continue
         for gpu, place in gpu_places(before):
-            yield after.host, gpu, _found_again(gpu, before, after), place
+            yield gpu, _found_again(gpu, before, after), place
 
 
 def _found_again(gpu: SurveyedGpu, before: Survey, after: Survey) -> SurveyedGpu:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
 
 GANGS_FOR_CERTAIN, GANGS_FOR_CERTAIN_OF_TWO = 2, 3
@@ -34,7 +34,7 @@ class GpuError:
         is_certain: whether the GPU is at fault.
     """
 
-    place: RankPlace
+    place: Place
     text: str
     studies: frozenset[str]
     is_certain: bool
@@ -57,23 +57,23 @@ def with_gpu_errors(verdict: Verdict, study_id: str, evidence: Evidence) -> Verd
     return replace(verdict, culprits=tuple(one.culprit for one in gpu_errors_in(evidence) if study_id in one.studies))
 
 
-def find_gpu_errors(told: Sequence[GpuErrors], ranks: Sequence[RankPlace]) -> list[GpuError]:
+def find_gpu_errors(told: Sequence[GpuErrors], ranks: Sequence[Place]) -> list[GpuError]:
     """The GPUs, those at fault first.
 
     Args:
         told: of all gangs.
         ranks: places of ranks, later ones of the same rank instead of earlier ones.
     """
-    places = {place[:2]: place for place in ranks}
-    devices = {(place.host, place.device): place for place in ranks if place.device}
+    places = {place.of_rank: place for place in ranks}
+    devices = {(place.host, place.uuid): place for place in ranks if place.uuid}
     gangs_on: dict[str, set[int]] = defaultdict(set)
-    by_gpu: dict[RankPlace, list[tuple[GpuErrors, RankGpuError]]] = defaultdict(list)
+    by_gpu: dict[Place, list[tuple[GpuErrors, RankGpuError]]] = defaultdict(list)
     for gang in told:
         for one in gang.errors:
             gangs_on[one.host].add(gang.gang)
         for one in gang.errors if _are_few(gang) else ():
             place = devices.get((one.host, one.device)) or places.get((one.host, one.local_rank))
-            by_gpu[place or RankPlace(one.host, one.local_rank, one.device)].append((gang, one))
+            by_gpu[place or Place(one.host, one.local_rank, one.device)].append((gang, one))
     found = [_judged(place, own, len(gangs_on[place.host])) for place, own in by_gpu.items()]
     return sorted(found, key=lambda one: not one.is_certain)
 
@@ -84,7 +84,7 @@ def _are_few(gang: GpuErrors) -> bool:
     return count == 1 or 2 * count < gang.ranks
 
 
-def _judged(place: RankPlace, own: Sequence[tuple[GpuErrors, RankGpuError]], gangs_there: int) -> GpuError:
+def _judged(place: Place, own: Sequence[tuple[GpuErrors, RankGpuError]], gangs_there: int) -> GpuError:
     compared = {gang.gang for gang, one in own if one.peers >= max(1, len(gang.errors)) and not _is_of_link(one)}
     needed = GANGS_FOR_CERTAIN_OF_TWO if min(gang.ranks for gang, _ in own) == 2 else GANGS_FOR_CERTAIN
     is_certain = needed <= len(compared) == gangs_there

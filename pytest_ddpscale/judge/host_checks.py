@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pytest_ddpscale.judge.findings import (
     Finding,
     Findings,
-    GpuPlace,
     NodeEvidence,
     NodeFault,
     each_node,
@@ -31,6 +30,7 @@ from pytest_ddpscale.plan.hardware import (
 )
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, Transport
 from pytest_ddpscale.util.listing import first_few
@@ -242,7 +242,7 @@ class _Transports:
         if len(ranks) < asked:
             yield unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
         for one in ranks:
-            yield self._within_node(one).at(GpuPlace(one.gpu_index, one.device, one.local_rank, one.pci_bus_id))
+            yield self._within_node(one).at(Place(host, one.local_rank, one.device, one.gpu_index, one.pci_bus_id))
         if not self._is_one_node:
             yield from self._between_nodes(host)
 

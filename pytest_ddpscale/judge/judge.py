@@ -24,7 +24,7 @@ from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
-from pytest_ddpscale.judge.probes import Place, values_of_probe, why_incomplete
+from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
 from pytest_ddpscale.judge.uniformity import judge_uniformity
@@ -83,7 +83,10 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
         case, evidence, values, blank.confidence, study.rounds, _rounds_due(evidence, study.id, begun, arms),
         groups_of(question, study, evidence), peers if is_by_node else None,
     )  # fmt: skip
-    planned, places = evidence.plan.nodes if is_by_node else 1, [Place("node", (), name) for name in values.places]
+    planned, places = (
+        evidence.plan.nodes if is_by_node else 1,
+        [JudgedPlace("node", (), name) for name in values.places],
+    )
     why_not = {place: why.text(question) for place, why in values.missing.items()}
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     spread = None if against is None else SpreadJudge(asked, study, against)
@@ -129,7 +132,7 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[Place], case: NodeCase, probe: Arm) -> Verdict:
+def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[JudgedPlace], case: NodeCase, probe: Arm) -> Verdict:
     evidence = asked.evidence
     planned = len(evidence.plan.layout.groups_of_round(probe))
     judged = _judge_places(blank, asked, values.places, planned, {})
@@ -147,7 +150,7 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
 def _judge_places(
     blank: Verdict,
     asked: Asked,
-    places: Sequence[Place],
+    places: Sequence[JudgedPlace],
     planned: int,
     why_not: Mapping[Any, str],
     spread: SpreadJudge | None = None,
@@ -158,7 +161,7 @@ def _judge_places(
     """
     caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
 
-    def judge_place(place: Place, confidence: float) -> Verdict:
+    def judge_place(place: JudgedPlace, confidence: float) -> Verdict:
         here = row[place]
         name, values = asked.values.places[here], asked.values.of(here)
         if not len(values):
@@ -178,7 +181,7 @@ def _judge_places(
     return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
 
 
-def _clear(asked: Asked, places: Sequence[Place], caveats: Sequence[Caveat]) -> dict[Place, Clear]:
+def _clear(asked: Asked, places: Sequence[JudgedPlace], caveats: Sequence[Caveat]) -> dict[JudgedPlace, Clear]:
     """Places that pass finally, with possible and steady values, and that no caveat concerns."""
     requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
     definition, bound, value = requirement.definition, requirement.bound, found.values

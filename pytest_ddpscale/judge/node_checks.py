@@ -17,10 +17,10 @@ from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
 
 _FIND: Mapping[str, Check] = {
@@ -121,10 +121,7 @@ def _culprits(findings: Findings, planned: int) -> tuple[Culprit, ...]:
 def _culprit(host: str, one: NodeFault, *, is_certain: bool) -> Culprit:
     if one.gpu is None:
         return Culprit("node", host, None, None, one.text, is_certain=is_certain)
-    return Culprit(
-        "gpu", host, one.gpu.index, one.gpu.uuid or None, one.text, is_certain=is_certain,
-        local_rank=one.gpu.local_rank, pci_bus_id=one.gpu.pci_bus_id or None,
-    )  # fmt: skip
+    return gpu_culprit(one.gpu, one.text, is_certain=is_certain)
 
 
 def _doubt_on(one: NodeFault) -> _Doubt | None:
@@ -143,7 +140,7 @@ def _doubts(findings: Findings, planned: int) -> dict[_Doubt, str]:
     at: dict[_Doubt | None, set[tuple[str, object]]] = {"outside": set(), "nodes": set(), "gpus": set()}
     for host, finding in findings.items():
         for one in finding.faults:
-            at.setdefault(_doubt_on(one), set()).add((host, one.gpu))
+            at.setdefault(_doubt_on(one), set()).add((host, one.gpu and one.gpu.identity))
     braked, alike, wholly = (len({host for host, _ in at[doubt]}) for doubt in ("outside", "nodes", "gpus"))
     doubts: dict[_Doubt, str] = {}
     if 2 * braked > planned:
@@ -183,7 +180,7 @@ def unfit_nodes(
         faults = [one for _, finding in sorted(findings.items()) for one in finding.faults]
         for culprit, one in zip(_culprits(findings, max(plan.nodes, len(findings))), faults, strict=True):
             if _prevents(one, plan) or (culprit.is_certain and not hopeless):
-                gpu = f"{gpu_number(culprit.gpu_index, culprit.local_rank)}: " if culprit.kind == "gpu" else ""
+                gpu = f"{culprit.end.number}: " if culprit.kind == "gpu" else ""
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in surveys.values():
         if survey.problem and not hopeless:

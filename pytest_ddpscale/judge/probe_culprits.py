@@ -25,14 +25,14 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from pytest_ddpscale.judge.combining import PlaceVerdict
-from pytest_ddpscale.judge.probes import Place
+from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
 
-End: TypeAlias = RankPlace
+End: TypeAlias = Place
 
 
 def with_probe_culprits(
@@ -66,20 +66,20 @@ def with_probe_culprits(
     return replace(verdict, culprits=uncertain, notes=(*verdict.notes, note))
 
 
-def ends_of(place: Place) -> tuple[End, End]:
+def ends_of(place: JudgedPlace) -> tuple[End, End]:
     """Both ends of a link."""
     assert place.end is not None
     assert place.peer is not None
     return place.end, place.peer
 
 
-def link_culprit(place: Place, evidence: str, *, is_certain: bool = True) -> Culprit:
+def link_culprit(place: JudgedPlace, evidence: str, *, is_certain: bool = True) -> Culprit:
     """The link as a culprit."""
     ends = ends_of(place)
     return link_of([end.host for end in ends], ends, evidence, is_certain=is_certain)
 
 
-def shared_end(links: Sequence[Place]) -> End | None:
+def shared_end(links: Sequence[JudgedPlace]) -> End | None:
     """The only GPU that is an end of each of two or more links; None if there is none."""
     common = set.intersection(*(set(ends_of(link)) for link in links)) if len(links) > 1 else set()
     return common.pop() if len(common) == 1 else None

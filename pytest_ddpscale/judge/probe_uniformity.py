@@ -19,7 +19,7 @@ import numpy as np
 from pytest_ddpscale.judge.combining import Clear, PlaceVerdict
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
-from pytest_ddpscale.judge.probes import Place, why_incomplete
+from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
 from pytest_ddpscale.judge.uniformity import verdict_on_places
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -31,7 +31,7 @@ from pytest_ddpscale.thresholds.cases import NodeCase
 
 
 def judge_probe_uniformity(
-    blank: Verdict, case: NodeCase, values: Values[Place], evidence: Evidence, due: int
+    blank: Verdict, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int
 ) -> Verdict:
     """The verdict on the places of a probe.
 
@@ -62,7 +62,7 @@ def judge_probe_uniformity(
     return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in verdict.culprits))
 
 
-def _positions(case: NodeCase, places: Sequence[Place]) -> IntArray:
+def _positions(case: NodeCase, places: Sequence[JudgedPlace]) -> IntArray:
     """The same number for places that should be alike, (places,)."""
     assert case.probe is not None
     if KINDS[case.probe.operation.kind].peers == "memory":
@@ -78,7 +78,7 @@ def _most_are_normal(compared: Compared, positions: IntArray) -> bool:
 
 
 def _of_each(
-    blank: Verdict, case: NodeCase, places: Sequence[Place], compared: Compared, bandwidths: FloatArray, due: int
+    blank: Verdict, case: NodeCase, places: Sequence[JudgedPlace], compared: Compared, bandwidths: FloatArray, due: int
 ) -> list[PlaceVerdict]:
     """A verdict on the bandwidth of each place, bounded by the median of its peers less the limit."""
     assert case.probe is not None
@@ -86,7 +86,7 @@ def _of_each(
     limit, typical = case.requirement.bound, np.nanmedian(bandwidths, axis=1)
     is_enough = compared.rounds >= due
 
-    def of(at: int, place: Place) -> PlaceVerdict:
+    def of(at: int, place: JudgedPlace) -> PlaceVerdict:
         value, rounds = float(typical[at]), int(compared.rounds[at])
         margin = float(limit / compared.ratio[at]) - 1
         if not (compared.beyond[at] and is_enough[at]):

@@ -30,8 +30,8 @@ from pytest_ddpscale.plan.rank_pairs import Ranks
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_columns import RankColumns
-from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.util.listing import first_few
 
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
@@ -39,7 +39,7 @@ _ALIGNMENT_BYTES = 256
 # Each rank keeps one of n parts of the message, which crosses no link.
 
 
-class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
+class JudgedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
     """The place that a value belongs to.
 
     Attributes:
@@ -54,8 +54,8 @@ class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: f
     kind: Literal["gpu", "node", "gang", "link"]
     ranks: Ranks
     host: str
-    end: RankPlace | None = None
-    peer: RankPlace | None = None
+    end: Place | None = None
+    peer: Place | None = None
 
     @property
     def peer_host(self) -> str | None:
@@ -83,14 +83,14 @@ class Place(Struct, frozen=True, cache_hash=True):  # thousands are looked up: f
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
 
 
-def _digits_of(place: RankPlace) -> str:
+def _digits_of(place: Place) -> str:
     return place.number.rpartition(" ")[2]
 
 
-_NOTHING = Values[Place]("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, None, np.zeros(0))
+_NOTHING = Values[JudgedPlace]("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, None, np.zeros(0))
 
 
-def values_of_probe(probe: Arm, evidence: Evidence) -> Values[Place]:
+def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     """Values of a probe, in its metric's unit, at the places that took part.
 
     Raises:
@@ -107,7 +107,7 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[Place]:
     return replace(found, missing=missing, broken=why_broken(study.id, evidence))
 
 
-def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Values[Place]:
+def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Values[JudgedPlace]:
     """Values in measurements of a probe, None if there are none; ranks outside the layout are ignored.
 
     The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
@@ -146,7 +146,7 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
     return replace(_NOTHING, places=found, numbers=numbers, samples=values, errors=np.full(len(found), np.nan))
 
 
-def why_incomplete(probe: Arm, values: Values[Place], evidence: Evidence) -> str:
+def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> str:
     """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
     if probe.name in evidence.unsupported:
         return Missing(Why.UNSUPPORTED, evidence.unsupported[probe.name]).text(probe)
@@ -180,7 +180,7 @@ def _name_of_ranks(ranks: Ranks, evidence: Evidence) -> str:
     return f"local rank{'s' if len(ranks) > 1 else ''} {local} of {where}"
 
 
-def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Place], IntArray]:
+def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[JudgedPlace], IntArray]:
     """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
     expected = sorted(layout.groups_of_round(probe))
     ranks = np.array(expected, np.int64)
@@ -191,15 +191,15 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Pl
     return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
 
 
-def place_of(probe: Arm, ranks: Ranks, ends: Sequence[RankPlace]) -> Place:
+def place_of(probe: Arm, ranks: Ranks, ends: Sequence[Place]) -> JudgedPlace:
     """The place that these ranks, which are at `ends`, form."""
     kind = probe.operation.kind
     if probe.operation.is_single_device:
-        return Place("gpu", ranks, ends[0].host, ends[0])
+        return JudgedPlace("gpu", ranks, ends[0].host, ends[0])
     if kind == "send-recv":
-        return Place("link", ranks, ends[0].host, ends[0], ends[1])
+        return JudgedPlace("link", ranks, ends[0].host, ends[0], ends[1])
     is_one_host = len({end.host for end in ends}) == 1
-    return Place("node" if is_one_host else "gang", ranks, ends[0].host)
+    return JudgedPlace("node" if is_one_host else "gang", ranks, ends[0].host)
 
 
 def unit_factor(probe: Arm) -> float:

@@ -27,8 +27,8 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.readings import STEP_S
-from pytest_ddpscale.run.records import RankPlace
 from pytest_ddpscale.run.verdicts import Verdict
 
 _PARTNERS_SHOWN = 3
@@ -56,10 +56,10 @@ class Rail(NamedTuple):
     gpu_indices: tuple[int | None, int | None] = (None, None)
     pci_bus_ids: tuple[str, str] = ("", "")
 
-    def place(self, end: int) -> RankPlace:
+    def place(self, end: int) -> Place:
         """One of both ends."""
         of_end = self.hosts[end], self.local_ranks[end], self.devices[end]
-        return RankPlace(*of_end, self.gpu_indices[end], self.pci_bus_ids[end])
+        return Place(*of_end, self.gpu_indices[end], self.pci_bus_ids[end])
 
 
 def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
@@ -230,12 +230,12 @@ class _NodePairs:
     def _fast_gbps(self, nodes: Iterable[int]) -> float:
         return statistics.median(result.gbps for result in self._fast if not set(nodes).isdisjoint(result.nodes))
 
-    def _slow_end(self, results: Sequence[PairResult], node: int) -> tuple[RankPlace | None, str]:
+    def _slow_end(self, results: Sequence[PairResult], node: int) -> tuple[Place | None, str]:
         """The place of a node's only slow rail, if there is only one; and its slow rails in words.
 
         A rail is slow if it is in all these results; all rails count as slow if none is in all of them.
         """
-        host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, RankPlace]()
+        host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, Place]()
         for result in results:
             for rail in self._rails_of(result):
                 end = rail.hosts.index(host)

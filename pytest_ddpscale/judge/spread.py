@@ -291,10 +291,9 @@ class SpreadJudge:
         is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
         polled: Counter[tuple[str, int]] = Counter()
         for number, times in zip(*np.unique(told.place[is_polled], return_counts=True), strict=True):
-            place = told.places[int(number)]
-            polled[place.host, place.local_rank] += int(times)
+            polled[told.places[int(number)].of_rank] += int(times)
         held = [told.places[number] for number in np.unique(told.place[flags(told)["throttled"]]).tolist()]
-        return polled, {(place.host, place.local_rank) for place in held}
+        return polled, {place.of_rank for place in held}
 
 
 class _Whole:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
-from pytest_ddpscale.judge.probes import Place, place_of
+from pytest_ddpscale.judge.probes import JudgedPlace, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -25,7 +25,7 @@ class _Result(NamedTuple):
 
     round: int
     rank: int
-    device: RankPlace
+    device: Place
     peers: tuple[int, ...]
     is_correct: bool
 
@@ -122,7 +122,7 @@ def _of_group(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
 
 def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
     """The links of each host, or the GPU that they share."""
-    links: dict[str, dict[Place, list[_Result]]] = defaultdict(lambda: defaultdict(list))
+    links: dict[str, dict[JudgedPlace, list[_Result]]] = defaultdict(lambda: defaultdict(list))
     for one in wrong:
         ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
         if len(ends) == 1:  # the other one is unknown

@@ -13,7 +13,7 @@ from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.gpu_errors import gpu_error_of
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
-from pytest_ddpscale.run.gpu_name import gpu_name
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
@@ -219,7 +219,7 @@ def _failed(roll: GangState) -> str:
     error, rest = _split_error(first.message)
     if gpu_error_of(first):
         if first.device:
-            who += f", {gpu_name(first.gpu_index, first.device, first.local_rank)},"
+            who += f", {Place(first.host, first.local_rank, first.device, first.gpu_index).name},"
         error += f"; look for an Xid: `dmesg | grep -i xid` on {first.host}"
     nccl = _nccl(roll, first) if _OF_NCCL.search(f"{first.type}: {first.message}") else ""
     return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"

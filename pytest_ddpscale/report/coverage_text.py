@@ -10,7 +10,6 @@ from itertools import islice
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
-from pytest_ddpscale.run.gpu_name import gpu_name
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import by_number, first_few
@@ -87,7 +86,7 @@ def path_rows(coverage: Coverage) -> list[list[str]]:
 
 
 def _gpu(gpu: GpuCoverage) -> str:
-    return f"{gpu_name(gpu.index, gpu.uuid, gpu.local_rank, gpu.pci_bus_id)}: {gpu.problem or 'took no part'}"
+    return f"{gpu.place.name}: {gpu.problem or 'took no part'}"
 
 
 def software_versions(run: RunRecord, surveys: Collection[Survey]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.run.gpu_name import short_gpu_name
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.util.tables import table, text_lines
 
@@ -81,7 +81,7 @@ def _named(value: KeyValue) -> tuple[str, str]:
     what = value.what
     if value.gpu_uuid is None:
         return what, "node"
-    return what, short_gpu_name(value.gpu_index, text.one_line(value.gpu_uuid))
+    return what, Place(value.host, None, text.one_line(value.gpu_uuid), value.gpu_index).short
 
 
 def _beside(one: ValueComparison | None) -> str:

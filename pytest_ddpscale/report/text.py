@@ -9,7 +9,7 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.run.gpu_name import gpu_name, short_gpu_name
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import (
     Culprit,
     GenerationComparison,
@@ -163,15 +163,13 @@ def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
 
     With its full UUID a GPU also has its PCI address.
     """
+    device = _device(culprit.end, full_uuid, always=culprit.kind == "gpu")
     host = one_line(culprit.host)
-    end_device = culprit.gpu_index, culprit.gpu_uuid, culprit.local_rank, culprit.pci_bus_id
-    device = _device(*end_device, full_uuid, always=culprit.kind == "gpu")
     end = f"{device} on {host}" if device else f"node {host}"
     who = {"gpu": end, "node": f"node {host}", "link": f"link of {end}"}[culprit.kind]
-    if culprit.kind == "link" and culprit.peer_host is not None:
-        peer_end = culprit.peer_gpu_index, culprit.peer_gpu_uuid, culprit.peer_local_rank, culprit.peer_pci_bus_id
-        peer_device = _device(*peer_end, full_uuid, always=False)
-        peer = one_line(culprit.peer_host)
+    if culprit.kind == "link" and culprit.peer is not None:
+        peer_device = _device(culprit.peer, full_uuid, always=False)
+        peer = one_line(culprit.peer.host)
         who = f"link between {end} and {f'{peer_device} on {peer}' if peer_device else f'node {peer}'}"
     return who
 
@@ -241,13 +239,8 @@ def _check_of(verdict: Verdict) -> NodeCheck | None:
     return NODE_CHECKS.get(verdict.workload) if METRICS[verdict.metric].subject == "check" else None
 
 
-def _device(
-    index: int | None, found_uuid: str | None, local_rank: int | None, address: str | None, full: bool, *, always: bool
-) -> str:
+def _device(place: Place, full: bool, *, always: bool) -> str:
     """Name of a GPU or of a CPU rank; empty if nothing is known of it, unless `always`."""
-    uuid = one_line(found_uuid or "")
-    if not (uuid or always or index is not None or local_rank is not None):
+    if place.is_node and not always:
         return ""
-    if full:
-        return gpu_name(index, uuid, local_rank, one_line(address or ""))
-    return short_gpu_name(index, uuid, local_rank)
+    return one_line(place.name if full else place.short)

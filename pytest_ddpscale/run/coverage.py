@@ -14,7 +14,7 @@ from itertools import combinations
 
 from msgspec import Struct
 
-from pytest_ddpscale.run.gpu_name import gpu_number
+from pytest_ddpscale.run.place import Place
 
 # Kinds of tests, in the order of display.
 SURVEY, PROBES, TRAINING, INFERENCE, PAIRS = "survey", "probes", "training", "inference", "pairs"
@@ -45,9 +45,9 @@ class GpuCoverage:
     pci_bus_id: str = ""
 
     @property
-    def name(self) -> str:
-        """``GPU 3``, as far as it is known."""
-        return gpu_number(self.index, self.local_rank)
+    def place(self) -> Place:
+        """With all its names."""
+        return Place("", self.local_rank, self.uuid, self.index, self.pci_bus_id)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 
 
 @dataclass(frozen=True)
@@ -54,38 +54,39 @@ class Culprit:
         return self.host, self.local_rank
 
     @property
+    def end(self) -> Place:
+        """The GPU, the node or one end of the link."""
+        return Place(self.host, self.local_rank, self.gpu_uuid or "", self.gpu_index, self.pci_bus_id or "")
+
+    @property
+    def peer(self) -> Place | None:
+        """The other end of a link."""
+        if self.peer_host is None:
+            return None
+        named = self.peer_local_rank, self.peer_gpu_uuid or "", self.peer_gpu_index, self.peer_pci_bus_id or ""
+        return Place(self.peer_host, *named)
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """Equal for culprits that are the same GPU, node or link: GPUs go by UUID, whatever their numbers."""
-        end = device_identity(self.gpu_uuid, self.gpu_index, self.local_rank)
-        peer = device_identity(self.peer_gpu_uuid, self.peer_gpu_index, self.peer_local_rank)
-        return self.kind, (self.host, end), (self.peer_host, peer)
+        return self.kind, self.end.identity, self.peer.identity if self.peer else None
 
 
-def device_identity(uuid: str | None, index: int | None, local_rank: int | None) -> str | int | None:
-    """What identifies a device of a host: the UUID, or without one NVML's index, or the local rank."""
-    if uuid and uuid != "cpu":
-        return uuid
-    return local_rank if index is None else index
-
-
-def gpu_culprit(place: RankPlace, evidence: str, **more: Any) -> Culprit:
+def gpu_culprit(place: Place, evidence: str, **more: Any) -> Culprit:
     """A rank's device as a culprit."""
-    address = place.pci_bus_id or None
     return Culprit(
-        "gpu", place.host, place.gpu_index, place.device, evidence, local_rank=place.local_rank, pci_bus_id=address,
-        **more,
+        "gpu", place.host, place.index, place.uuid or None, evidence, local_rank=place.local_rank,
+        pci_bus_id=place.pci or None, **more,
     )  # fmt: skip
 
 
-def link_of(
-    hosts: Sequence[str], ends: Sequence[RankPlace | None], evidence: str, *, is_certain: bool = True
-) -> Culprit:
+def link_of(hosts: Sequence[str], ends: Sequence[Place | None], evidence: str, *, is_certain: bool = True) -> Culprit:
     """The link between two ranks' devices, or of a whole node at an end without one, as a culprit."""
     one, other = ends
     return Culprit(
-        "link", hosts[0], one.gpu_index if one else None, one.device if one else None, evidence, hosts[1],
-        other.gpu_index if other else None, other.device if other else None, is_certain=is_certain,
-        local_rank=one.local_rank if one else None, pci_bus_id=(one.pci_bus_id or None) if one else None,
+        "link", hosts[0], one.index if one else None, one.uuid if one else None, evidence, hosts[1],
+        other.index if other else None, other.uuid if other else None, is_certain=is_certain,
+        local_rank=one.local_rank if one else None, pci_bus_id=(one.pci or None) if one else None,
         peer_local_rank=other.local_rank if other else None,
-        peer_pci_bus_id=(other.pci_bus_id or None) if other else None,
+        peer_pci_bus_id=(other.pci or None) if other else None,
     )  # fmt: skip

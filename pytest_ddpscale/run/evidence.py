@@ -17,11 +17,11 @@ from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     GangRecord,
-    RankPlace,
     RoundEnd,
     SeededStep,
     SeededSteps,
@@ -100,7 +100,7 @@ class Evidence:
     training: Mapping[str, RunRecords] = field(default_factory=dict)
     goes_on: bool = False
     gpu_errors: Sequence[GpuErrors] = ()
-    ranks_of_errors: Sequence[RankPlace] = ()
+    ranks_of_errors: Sequence[Place] = ()
     unread: Sequence[Unread] = ()
 
     @property
@@ -190,12 +190,12 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
     )
 
 
-def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[RankPlace]:
+def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
     """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
     if not gpu_errors_of(records):
         return []
     surveyed = [
-        RankPlace(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
         for host, survey in surveys_of(records).items()
         for gpu in survey.gpus
         if gpu.local_rank is not None
@@ -322,8 +322,8 @@ def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, list[SeededStep]]
 def _seeded_steps(line: SeededSteps, gang: GangRecord) -> Iterator[SeededStep]:
     columns = each(line.checksums, len(line.ranks)), each(line.repeats, len(line.ranks))
     for rank, checksum, repeats in sorted(zip(line.ranks, *columns, strict=True)):
-        host, local_rank, device, gpu_index, address = gang.place(rank)
-        yield SeededStep(line.study, rank, local_rank, host, device, checksum, repeats, gpu_index, address)
+        at = gang.place(rank)
+        yield SeededStep(line.study, rank, at.local_rank, at.host, at.uuid, checksum, repeats, at.index, at.pci)
 
 
 def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:

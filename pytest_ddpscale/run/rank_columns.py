@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.records import GangRecord, RankPlace
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord
 
 TextArray: TypeAlias = npt.NDArray[np.object_]
 Index: TypeAlias = slice | IntArray | BoolArray
@@ -56,17 +57,17 @@ class RankColumns:
         """Some of the ranks."""
         return RankColumns(*(getattr(self, one.name)[columns] for one in fields(RankColumns)))
 
-    def who(self, column: int) -> tuple[int, RankPlace]:
+    def who(self, column: int) -> tuple[int, Place]:
         """Number and place of one rank."""
         host, local_rank, device = self.hosts[column], int(self.local_ranks[column]), str(self.devices[column])
-        place = RankPlace(str(host), local_rank, device, self.gpu_indices[column], self.pci_bus_ids[column])
+        place = Place(str(host), local_rank, device, self.gpu_indices[column], self.pci_bus_ids[column])
         return int(self.numbers[column]), place
 
     @cached_property
-    def rank_places(self) -> Sequence[RankPlace]:
+    def rank_places(self) -> Sequence[Place]:
         """Place of each rank, with its device."""
         columns = (self.hosts, self.local_ranks, self.devices, self.gpu_indices, self.pci_bus_ids)
-        return list(map(RankPlace, *(column.tolist() for column in columns)))
+        return list(map(Place, *(column.tolist() for column in columns)))
 
     @cached_property
     def by_host(self) -> Mapping[str, IntArray]:
@@ -90,9 +91,9 @@ class RankColumns:
         return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))
 
 
-def ranks_at(numbers: IntArray, places: Sequence[RankPlace]) -> RankColumns:
+def ranks_at(numbers: IntArray, places: Sequence[Place]) -> RankColumns:
     """Ranks with these numbers in these places."""
-    columns = [[place[field] for place in places] for field in range(len(RankPlace._fields))]
+    columns = [[getattr(place, field) for place in places] for field in Place.__struct_fields__]
     hosts, local_ranks, *of_gpus = (np.array(column, np.object_) for column in columns)
     return RankColumns(numbers, hosts, local_ranks.astype(np.int64), *of_gpus)
 

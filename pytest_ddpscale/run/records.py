@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.column_record import IntArray
-from pytest_ddpscale.run.gpu_name import gpu_number
+from pytest_ddpscale.run.place import CPU, Place
 from pytest_ddpscale.run.strict_json import (
     Count,
     Positive,
@@ -34,27 +34,6 @@ PeakBytes = Annotated[float, Meta(ge=2**20, le=2**47)]  # no process is smaller,
 Deviation = Annotated[float, Meta(ge=0, le=1e7)]
 Texts = tuple[str, ...]
 EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
-
-
-class RankPlace(NamedTuple):
-    """Place of one rank.
-
-    Attributes:
-        device: GPU UUID, or ``cpu``.
-        gpu_index: NVML's index of the GPU; on a CPU the local rank; None if it is not known.
-        pci_bus_id: NVML's PCI address of the GPU; empty if it is not known.
-    """
-
-    host: str
-    local_rank: int
-    device: str
-    gpu_index: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def number(self) -> str:
-        """``GPU 6``, or ``CPU rank 2``."""
-        return gpu_number(self.gpu_index, self.local_rank, self.device)
 
 
 class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
@@ -112,12 +91,12 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
         if rank >= self.world_size:
             raise ValueError(f"rank {rank} is named, but gang {self.gang} has {self.world_size} ranks")
 
-    def place(self, rank: int) -> RankPlace:
+    def place(self, rank: int) -> Place:
         """Host, local rank and device of a rank."""
         index = self.gpu_indices[rank] if isinstance(self.gpu_indices, tuple) else self.gpu_indices
         address = self.pci_bus_ids if isinstance(self.pci_bus_ids, str) else self.pci_bus_ids[rank]
         device, local_rank = self.devices[rank], self.local_ranks[rank]
-        return RankPlace(self.hosts[rank], local_rank, device, local_rank if device == "cpu" else index, address)
+        return Place(self.hosts[rank], local_rank, device, local_rank if device == CPU else index, address)
 
     @property
     def places_of_devices(self) -> set[tuple[str, str]]:
@@ -242,7 +221,7 @@ class SeededStep:
 
     study: str
     rank: int
-    local_rank: int
+    local_rank: int | None
     host: str
     device: str
     checksum: str
@@ -251,9 +230,9 @@ class SeededStep:
     pci_bus_id: str = ""
 
     @property
-    def place(self) -> RankPlace:
+    def place(self) -> Place:
         """Of the rank."""
-        return RankPlace(self.host, self.local_rank, self.device, self.gpu_index, self.pci_bus_id)
+        return Place(self.host, self.local_rank, self.device, self.gpu_index, self.pci_bus_id)
 
 
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
-from pytest_ddpscale.run.gpu_name import gpu_name
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Count, Record
 
 RUN_SCHEMA_VERSION = 2
@@ -59,7 +59,7 @@ class RunDevice(Record, frozen=True, kw_only=False):
     @property
     def label(self) -> str:
         """``GPU 6 (GPU-5d3a91c2-…, 00000000:C1:00.0, local rank 2)``, or ``CPU rank 2``."""
-        return gpu_name(self.index, self.uuid, self.local_rank, self.pci_bus_id)
+        return Place("", self.local_rank, self.uuid, self.index, self.pci_bus_id).name
 
 
 class RunHost(Record, frozen=True):

@@ -137,8 +137,8 @@ def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
     for gang in gangs:
         for rank, name in enumerate(each(gang.device_names, gang.world_size)):
             place = gang.place(rank)
-            device = RunDevice(place.gpu_index, place.device, name, place.local_rank, place.pci_bus_id)
-            hosts.setdefault(place.host, {})[place.local_rank] = device
+            device = RunDevice(place.index, place.uuid, name, place.local_rank, place.pci)
+            hosts.setdefault(place.host, {})[place.of_rank[1]] = device
     return tuple(RunHost(host, tuple(devices[i] for i in sorted(devices))) for host, devices in sorted(hosts.items()))
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_columns import Index
-from pytest_ddpscale.run.records import GangRecord, Joules, RankPlace, Ranks, Share
+from pytest_ddpscale.run.records import GangRecord, Joules, Ranks, Share
 from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, refuse_other_lengths
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class TelemetryColumns:
     """
 
     arms: Sequence[tuple[str, str]]
-    places: Sequence[RankPlace]
+    places: Sequence[Place]
     arm: IntArray
     round: IntArray
     rank: IntArray
@@ -193,7 +194,7 @@ class TelemetryColumns:
     def by_gpu(self) -> list[TelemetryColumns]:
         """Rows of each GPU, which host and UUID identify."""
         numbers: dict[tuple[str, str], int] = {}
-        gpus = [numbers.setdefault((place.host, place.device), len(numbers)) for place in self.places]
+        gpus = [numbers.setdefault((place.host, place.uuid), len(numbers)) for place in self.places]
         return [self.of(rows) for rows in self.together(np.array(gpus, np.int64)[self.place])]
 
     def rows_of_arm(self, study: str, arm: str) -> IntArray:
@@ -223,7 +224,7 @@ class TelemetryColumns:
         """Names of the nodes with telemetry."""
         return frozenset(self.places[place].host for place in np.unique(self.place).tolist())
 
-    def place_of(self, row: int) -> RankPlace:
+    def place_of(self, row: int) -> Place:
         """Host, local rank and GPU of a row."""
         return self.places[int(self.place[row])]
 
@@ -241,7 +242,7 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     counts = [len(block.ranks) for block in blocks]
     arms: dict[tuple[str, str], int] = {}
     arm = [arms.setdefault((block.study, block.arm), len(arms)) for block in blocks]
-    places: dict[RankPlace, int] = {}
+    places: dict[Place, int] = {}
     of_gangs = {}
     for number in dict.fromkeys(block.gang for block in blocks):
         gang = gangs[number]

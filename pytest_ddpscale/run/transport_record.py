@@ -84,7 +84,7 @@ class Transport(RankTransport, frozen=True, kw_only=True):
     """Connections of a rank, with its place."""
 
     host: str
-    local_rank: int
+    local_rank: int | None
     device: str
     gpu_index: int | None = None
     pci_bus_id: str = ""
@@ -110,7 +110,11 @@ def transports_of(records: Sequence[object]) -> list[Transport]:
             columns["unreadable"] = line.unreadable or ((),) * count
             for i, rank in enumerate(line.ranks):
                 said = {name: values[i] for name, values in columns.items()}
-                last[rank] = Transport(rank=rank, **gangs[line.gang].place(rank)._asdict(), **said)
+                at = gangs[line.gang].place(rank)
+                last[rank] = Transport(
+                    rank=rank, host=at.host, local_rank=at.local_rank, device=at.uuid, gpu_index=at.index,
+                    pci_bus_id=at.pci, **said,
+                )  # fmt: skip
     return [last[rank] for rank in sorted(last)]
 
 

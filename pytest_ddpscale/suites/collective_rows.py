@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
-from pytest_ddpscale.judge.probes import Place, values_of_probe
+from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe
 from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.arm import Arm
@@ -54,7 +54,7 @@ class CollectiveRow:
     expected_places: int
     busbw_gbps: float | None = None
     interval: tuple[float, float] | None = None
-    place: Place | None = None
+    place: JudgedPlace | None = None
     measured_places: int = 0
     rounds: int = 0
     wrong: int = 0
@@ -142,7 +142,7 @@ def _row(probe: Arm, evidence: Evidence, confidence: float) -> CollectiveRow:
     )  # fmt: skip
 
 
-def _of_sweep(found: Values[Place], evidence: Evidence) -> dict[Place, FloatArray]:
+def _of_sweep(found: Values[JudgedPlace], evidence: Evidence) -> dict[JudgedPlace, FloatArray]:
     """Values without rounds added to decide a bound: intervals with such optional stopping would be too narrow."""
     study = evidence.plan.probes
     assert study is not None  # it has the probe
@@ -150,7 +150,7 @@ def _of_sweep(found: Values[Place], evidence: Evidence) -> dict[Place, FloatArra
     return dict(replace(found, numbers=found.numbers[first], samples=found.samples[:, first]).items())
 
 
-def _slowest(found: Mapping[Place, FloatArray], confidence: float) -> tuple[Place, Estimate]:
+def _slowest(found: Mapping[JudgedPlace, FloatArray], confidence: float) -> tuple[JudgedPlace, Estimate]:
     estimates = {place: _estimate(values, confidence) for place, values in found.items()}
     return min(estimates.items(), key=lambda one: (one[1].value, one[0].ranks))
 

@@ -92,10 +92,10 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, forward_s, memory, skipped, checksum in zip(
         block.each("ranks").tolist(), *columns, strict=True
     ):
-        host, local_rank, device = gang.place(rank)[:3]
+        at = gang.place(rank)
         yield Measurement(
-            study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=local_rank, host=host,
-            device=device, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,
+            study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=at.of_rank[1], host=at.host,
+            device=at.uuid, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,
             step_s=step_s, step_stdev_s=stdev_s, utilization=busy, peak_memory_bytes=memory,
             skipped_steps=int(skipped or 0), parameters_checksum=checksum,
             single_sample="single_sample" in block.readings, energy_j=energy_j, forward_s=forward_s,

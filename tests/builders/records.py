@@ -139,19 +139,20 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
             columns = [one.each(name).tolist() for name in ("work", "count", "seconds", "began_unix_s")]
             columns.append(one.reading("is_correct").tolist())
             for rank, group, work, count, seconds, began, is_correct in zip(ranks, groups, *columns, strict=True):
-                host, local_rank, device = gangs[one.gang].place(rank)[:3]
+                place = gangs[one.gang].place(rank)
+                host, local_rank = place.of_rank
                 others = [other for other, its in zip(ranks, groups, strict=True) if its == group and other != rank]
                 peer = others[0] if name.startswith("send-recv") else None
                 found.append(
                     ProbeMeasurement(
-                        one.study, name, int(world_size or 1), one.round, rank, local_rank, host, device, work,
+                        one.study, name, int(world_size or 1), one.round, rank, local_rank, host, place.uuid, work,
                         count, seconds, began, is_correct == 1, peer,
                     )
                 )  # fmt: skip
     return found
 
 
-def transport_line(transports: Sequence[Transport], study: str = "weak/r") -> GangTransport:
+def transport_line(transports: Sequence[RankTransport], study: str = "weak/r") -> GangTransport:
     """What all ranks said of their connections."""
     names = RankTransport.__struct_fields__
     said = [RankTransport(**{n: getattr(one, n) for n in names}) for one in transports]

@@ -35,9 +35,10 @@ def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecor
     for block in blocks:
         columns = [each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
-            host, local_rank, device = gangs[block.gang].place(rank)[:3]
+            at = gangs[block.gang].place(rank)
             readings = dict(zip(READINGS, values, strict=True))
-            found.append(Telemetry(block.study, block.arm, block.round, rank, local_rank, host, device, **readings))
+            of = block.study, block.arm, block.round, rank
+            found.append(Telemetry(*of, at.of_rank[1], at.host, at.uuid, **readings))
     return found
 
 

@@ -64,7 +64,7 @@ from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
 from pytest_ddpscale.session.sources import Site, Subject
@@ -158,7 +158,7 @@ class Run(runs.Run):
             unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
             hosts=[host for host, _ in self.places if host not in words["unheard"]],
             surveys={host: self._survey(host) for host in words["surveyed"]},
-            ranks_of_errors=[RankPlace(*at, f"GPU-{rank}", 4 + rank) for rank, at in enumerate(self.places)],
+            ranks_of_errors=[Place(*at, f"GPU-{rank}", 4 + rank) for rank, at in enumerate(self.places)],
             gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
         )  # fmt: skip
 

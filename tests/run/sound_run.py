@@ -25,7 +25,7 @@ from pytest_ddpscale.run.records import RoundEnd, StudyEnd, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.transport_record import RankTransport
 from tests.builders.json_types import as_json
 from tests.builders.judged import make_case
 from tests.builders.probes import measure_probe, steady
@@ -73,7 +73,7 @@ def sound() -> Sequence[AnyRecord]:
         arms = FEWER if number >= FEWEST_ROUNDS else ARMS
         records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
         records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
-    transports = [Transport(rank=rank, **who.place(rank)._asdict()) for rank in range(RANKS)]
+    transports = [RankTransport(rank=rank) for rank in range(RANKS)]
     pairs = Block(
         study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=20,
         work=float(2**25), began_unix_s=1.7e9, seconds=0.2, series={STEP_S: step_bytes([0.01] * 20 * RANKS)},

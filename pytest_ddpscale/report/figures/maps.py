@@ -24,7 +24,6 @@ from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_name import gpu_number
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
@@ -157,7 +156,7 @@ def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
     for study in plan.studies:
         for arm in (one for one in study.arms if one.kind == "each"):
             rounds = merged(columns, study.id, arm, plan.layout)
-            names = {place[:2]: place.number for place in rounds.ranks.rank_places}
+            names = {place.of_rank: place.number for place in rounds.ranks.rank_places}
             for (host, local_rank), factor in slowness_of(rounds).items():
                 if math.isfinite(factor):
                     gpu = host, names[host, local_rank]
@@ -219,7 +218,7 @@ def heat_map(values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Drawing | N
         at = bins[host], column[gpu]
         cells[at] = np.fmax(cells[at], factor)
     blamed = {
-        (one.host, None if one.kind == "node" else gpu_number(one.gpu_index, one.local_rank, one.gpu_uuid)): None
+        (one.host, None if one.kind == "node" else one.end.number): None
         for verdict in verdicts for one in verdict.culprits
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip

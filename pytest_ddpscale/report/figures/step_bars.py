@@ -13,7 +13,7 @@ from pytest_ddpscale.report.figures.bars import BarRow, bars
 from pytest_ddpscale.report.figures.drawing import BAD, INK, SERIES, Drawing
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns
-from pytest_ddpscale.run.records import RankPlace
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
 
@@ -104,8 +104,8 @@ def activity_bars(columns: Columns, plan: Plan) -> Drawing | None:
     return bars(rows, keys, mark=IDLE, above=few)
 
 
-def _least_busy(columns: Columns, plan: Plan) -> dict[RankPlace, tuple[float, str]]:
-    lowest: dict[RankPlace, tuple[float, str]] = {}
+def _least_busy(columns: Columns, plan: Plan) -> dict[Place, tuple[float, str]]:
+    lowest: dict[Place, tuple[float, str]] = {}
     for study in plan.studies:
         for arm in study.arms:
             measured = columns.arms.get((study.id, arm.name))

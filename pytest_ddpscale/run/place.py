@@ -1,0 +1,76 @@
+"""A device or a node, with its name in all messages and reports.
+
+A GPU goes by NVML's index, which ``nvidia-smi -i`` takes, UUID and PCI address. CUDA_VISIBLE_DEVICES and a lost GPU
+renumber CUDA's devices, and with them local ranks. So the local rank is only beside the index, where it differs. It
+stands alone where the index is not known.
+"""
+
+from __future__ import annotations
+
+from pytest_ddpscale.run.strict_json import Count, Record
+
+CPU = "cpu"
+_LONGEST_UUID, _SHOWN_OF_UUID = 13, 12  # the first group of a UUID is enough to recognize a GPU
+
+
+class Place(Record, frozen=True, kw_only=False, cache_hash=True):  # thousands are keys
+    """The place of a rank, a GPU that none uses, or with only a host a whole node.
+
+    Attributes:
+        local_rank: of the rank that uses it; None if none does.
+        uuid: of the GPU, ``GPU-…`` from NVML, or ``cpu``; empty if it is not known.
+        index: NVML's index of the GPU; on a CPU the local rank; None if it is not known.
+        pci: NVML's PCI address of the GPU, ``00000000:17:00.0``; empty if it is not known.
+    """
+
+    host: str
+    local_rank: Count | None = None
+    uuid: str = ""
+    index: Count | None = None
+    pci: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str | int | None]:
+        """Equal for the same device: the host with the UUID, or without one NVML's index, or the local rank."""
+        number = self.local_rank if self.index is None else self.index
+        return self.host, self.uuid if self.uuid not in ("", CPU) else number
+
+    @property
+    def of_rank(self) -> tuple[str, int]:
+        """Host and local rank, which stay the same when a relaunch renumbers ranks; -1 if no rank uses it."""
+        return self.host, -1 if self.local_rank is None else self.local_rank
+
+    @property
+    def is_node(self) -> bool:
+        """Whether no device is known."""
+        return not self.uuid and self.index is None and self.local_rank is None
+
+    @property
+    def number(self) -> str:
+        """``GPU 6``, ``GPU of local rank 2`` without an index, ``CPU rank 2`` on a CPU."""
+        if self.uuid == CPU:
+            return f"CPU rank {'–' if self.index is None else self.index}"
+        if self.index is not None:
+            return f"GPU {self.index}"
+        return "GPU" if self.local_rank is None else f"GPU of local rank {self.local_rank}"
+
+    @property
+    def name(self) -> str:
+        """``GPU 6 (GPU-5d3a91c2-…, 00000000:C1:00.0, local rank 2)``, as far as it is known."""
+        return self._beside(self.uuid, self.pci)
+
+    @property
+    def label(self) -> str:
+        """``GPU 6 (GPU-5d3a91c2-…, local rank 2)``: the name without the address."""
+        return self._beside(self.uuid)
+
+    @property
+    def short(self) -> str:
+        """``GPU 6 (GPU-5d3a91c2…, local rank 2)``: the name for a headline."""
+        return self._beside(f"{self.uuid[:_SHOWN_OF_UUID]}…" if len(self.uuid) > _LONGEST_UUID else self.uuid)
+
+    def _beside(self, *known: str) -> str:
+        """The number with what else is known, and the local rank where it differs from a known index."""
+        is_other = self.index is not None and self.local_rank not in (None, self.index)
+        said = ", ".join(filter(None, (*known, f"local rank {self.local_rank}" if is_other else "")))
+        return f"{self.number} ({said})" if said and self.uuid != CPU else self.number
