@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.probe_culprits import ends_of, shared_end
+from pytest_ddpscale.judge.probe_culprits import shared_end
 from pytest_ddpscale.judge.probes import JudgedPlace, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
@@ -139,7 +139,7 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
         for link, own in theirs.items():
             both = [one for one in measured if one.peers == link.ranks]
             evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
-            yield Culprit("link", ends_of(link), evidence, is_certain=link.host == link.peer_host)
+            yield Culprit("link", link.ends, evidence, is_certain=not link.is_between_nodes)
 
 
 def _did(probe: Arm) -> str:

@@ -195,7 +195,7 @@ def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
     if not gpu_errors_of(records):
         return []
     surveyed = [
-        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        gpu.on(host)
         for host, survey in surveys_of(records).items()
         for gpu in survey.gpus
         if gpu.local_rank is not None
