@@ -50,14 +50,14 @@ def _without_own_results(verdict: Verdict, study: Study, evidence: Evidence) -> 
 
     DDP averages what a rank computes wrong, so equal parameters alone do not show that each rank computes right.
     """
-    steps = evidence.seeded_steps.get(study.id, ())
+    steps = evidence.seeded_steps.get(study.id, {})
     if verdict.outcome != "passed" or not METRICS[verdict.metric].compares_results or not steps:
         return verdict
     if evidence.is_repeatable(study.id):
         return verdict
-    unrepeated = sum(not step.repeats for step in steps)
+    unrepeated = sum(not step.repeats for step in steps.values())
     reason = f"{unrepeated} of {len(steps)} ranks got another result when they repeated the seeded step of {study.id}"
-    alone = {(step.host, step.device) for step in steps}
+    alone = {(place.host, place.uuid) for place in steps}
     if alone <= evidence.compared_alone():
         note = (
             f"{reason}: the model has no deterministic kernels; what each rank computes was compared in other studies"
@@ -76,8 +76,8 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     are_odd, is_open = _unlike_most(_numbered([*seeded.values()])) if seeded else ((), True)
     odd = set() if is_open else {rank for rank, is_odd in zip(seeded, are_odd, strict=True) if is_odd}
     by_themselves = {
-        step.rank: _culprit(step.place, len(seeded), seeded_step_differs=True)
-        for step in evidence.seeded_steps.get(study.id, ())
+        step.rank: _culprit(place, len(seeded), seeded_step_differs=True)
+        for place, step in evidence.seeded_steps.get(study.id, {}).items()
         if step.rank in odd
     }
     # With several nodes, all ranks together are the largest group.

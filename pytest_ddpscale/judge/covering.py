@@ -189,8 +189,8 @@ class _Blocks:
                 on_host[host].add(study)
         for place in never:  # it also misses its turn in all studies of its host
             self.missing_in[place] |= on_host[place[0]]
-        steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
-        self.seen = {step.place.of_rank: step.place for step in steps}
+        studies = evidence.seeded_steps.values() if never else ()
+        self.seen = {place.of_rank: place for steps in studies for place in steps}
         self.paired = {host for rail in rails_of(evidence) for host in rail.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:

@@ -128,7 +128,7 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Telem
 def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
     """Whether the power of every GPU is known in most blocks; CPUs and imported values need none."""
     ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
-    gpus = dict(zip(zip(ranks.hosts.tolist(), ranks.devices.tolist(), strict=True), counts, strict=True))
+    gpus = dict(zip(ranks.gpus, counts, strict=True))
     known = telemetry.of(~np.isnan(mean_power_w(telemetry)) & (telemetry.power_limit_w > 0))
     told = Counter((place.host, place.uuid) for place in map(known.place_of, range(len(known))))
     return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items() if gpu[1] != "cpu")

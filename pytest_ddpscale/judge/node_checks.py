@@ -21,7 +21,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, node_expectation
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
 
 _FIND: Mapping[str, Check] = {
     "gpus": gpu_checks.gpus,
@@ -48,7 +48,7 @@ _Doubt = Literal["outside", "nodes", "gpus"]
 def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     """The verdict on one check, from one that says ``not_measured``; its value is the share of nodes that pass."""
     name = case.requirement.check
-    reads_telemetry, expected = NODE_CHECKS[name].reads == "telemetry", node_expectation(case.sku, evidence.plan)
+    reads_telemetry, expected = NODE_CHECKS[name].reads == "telemetry", expected_by(evidence.plan, case.expected)
 
     def seen() -> NodeEvidence:
         # Blocks with telemetry: all but those of pairs of nodes.
@@ -174,7 +174,7 @@ def unfit_nodes(
     asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]
     if not asked:
         return {}
-    seen, reasons = NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes), dict[str, list[str]]()
+    seen, reasons = NodeEvidence(expected_by(plan, checks[0].expected), surveys, plan.nodes), dict[str, list[str]]()
     for name in asked:
         findings = _FIND[name](seen) if _applies(name, seen) else {}
         faults = [one for _, finding in sorted(findings.items()) for one in finding.faults]

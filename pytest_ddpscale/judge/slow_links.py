@@ -120,7 +120,7 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
         group, host = measured.groups[row, there], host_of[there]
         first = np.flatnonzero((group[1:] == group[:-1]) & (host[1:] != host[:-1]))
         a, b = there[first], there[first + 1]
-        ends = zip(*([who.rank_places[column] for column in of.tolist()] for of in (a, b)), strict=True)
+        ends = zip(who.rank_places[a], who.rank_places[b], strict=True)
         values = (
             np.minimum(gbps[row, a], gbps[row, b]),
             np.minimum(mean_gbps[row, a], mean_gbps[row, b]),

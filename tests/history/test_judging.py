@@ -29,7 +29,7 @@ RESTLESS = (80.0, 120.0, 90.0, 110.0, 100.0)
 def case() -> NodeCase:
     source = Source(reasoning="made up for a test")
     asked = Requirement("no_regression", BOUND, source, severity="warn", provisional=True)
-    return NodeCase(asked, "node", "t.yaml:7", sku=A100)
+    return NodeCase(asked, "node", "t.yaml:7", A100)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ OPTIONS = (
 CONFTEST = """\
 from pytest_ddpscale.plan import planner
 
-planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.5, warmup_s=0.1)
+planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.8, warmup_s=0.1)
 planner.PROBE_BLOCKS_S["cuda"] = 0.15
 """
 
