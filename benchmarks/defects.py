@@ -226,8 +226,8 @@ DEFECTS = (
         "blame",
         "a slow rank of the second node is named by its number on that node",
         "run/rank_columns.py",
-        "return int(self.numbers[column]), place",
-        "return int(self.local_ranks[column]), place",
+        "return int(self.numbers[column]), self.rank_places[column]",
+        "return self.rank_places[column].local_rank, self.rank_places[column]",
         ("judge",),
     ),
     Defect(

@@ -131,7 +131,7 @@ class TestPlan:
         run.write_json(run.run_json, as_json(run_record()) | {"site": "a field of that version"})
         run.write_json(run.plan_json, as_json(PLAN) | {"schema_version": version})
         with pytest.raises(
-            RunDirectoryError, match=rf"plan\.json: has schema_version {version}; expected 6.*{what_next}"
+            RunDirectoryError, match=rf"plan\.json: has schema_version {version}; expected 7.*{what_next}"
         ):
             RunDirectory.open(run.path)
 
@@ -185,7 +185,7 @@ class TestMeasurements:
         first = run.read_records()
         assert run.read_records() is first
         run.append_record(StudyEnd("strong/r18", "rounds"))
-        assert [*first, StudyEnd("strong/r18", "rounds")] == run.read_records()
+        assert run.read_records()[len(first) :] == [StudyEnd("strong/r18", "rounds")]
 
     @settings(deadline=None)  # a busy disk is no failure
     @given(rounds=st.integers(1, 5), share=st.floats(0, 1))
