@@ -87,7 +87,8 @@ def mean_power_w(told: TelemetryColumns) -> FloatArray:
     From the GPU's energy counter if it has one: from Ampere on, power samples are averages over the last second, so
     they lag in a block of a few seconds.
     """
-    return np.where(np.isnan(told.energy_j), told.power_w, told.energy_j / told.seconds)
+    watts: FloatArray = np.where(np.isnan(told.energy_j), told.power_w, told.energy_j / told.seconds)
+    return watts
 
 
 def device_notes(evidence: Evidence) -> list[str]:
