@@ -24,6 +24,7 @@ from pytest_ddpscale.run.training_record import (
     trained_runs,
 )
 from pytest_ddpscale.suites.suite import MeasuredSuite
+from tests.builders.records import gang_on
 from tests.builders.rounds import columns_of
 from tests.suites.run_records import SUITE_RECORD
 
@@ -40,8 +41,7 @@ def training_run(ranks: int = 2, name: str = "small", images: int = 64, **fields
 
 
 def gang_of(run: TrainingRun, gang: int = 0) -> GangRecord:
-    ranks = tuple(range(run.world_size))
-    return GangRecord(gang=gang, hosts=("n1",) * len(ranks), local_ranks=ranks, devices=("cpu",) * len(ranks))
+    return gang_on(["n1"], run.world_size, number=gang)
 
 
 def epoch_of(

@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import EndReason, GangRecord
+from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.run.training_record import TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.compiled_call import forget_compiled
@@ -26,6 +26,7 @@ from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.whole_training import WholeTraining, padded
+from tests.builders.records import gang_on
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_ranks
 from tests.worker.two_kernels import TwoKernels, needs_compiler
@@ -65,7 +66,7 @@ def normalised(rank: int) -> str:
 
 def epochs_of(lines: list[bytes]) -> list[TrainedEpoch]:
     reader = RecordReader()
-    reader.know([GangRecord(gang=0, hosts=("n1",) * 4, local_ranks=(0, 1, 2, 3), devices=("cpu",) * 4)])
+    reader.know([gang_on(["n1"], 4)])
     return [one for one in map(reader.read, lines) if isinstance(one, TrainedEpoch)]
 
 
