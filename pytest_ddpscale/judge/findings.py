@@ -17,7 +17,7 @@ from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
-from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.transport_record import RankTransport
 
 Gpu = tuple[str, str]  # host and UUID
 # A condition in fewer of an arm's windows may be a fluke.
@@ -41,7 +41,7 @@ class GpuBlocks:
     @cached_property
     def gpus(self) -> Mapping[Gpu, int]:
         """GPUs that took part in any block, numbered."""
-        gpus = dict.fromkeys(gpu for blocks in self.measured for gpu in blocks.ranks.by_gpu)
+        gpus = dict.fromkeys(gpu for blocks in self.measured for gpu in blocks.ranks.gpus)
         return {gpu: i for i, gpu in enumerate(gpus)}
 
     def watched(self, telemetry: TelemetryColumns) -> Mapping[Gpu, tuple[int, int]]:
@@ -51,7 +51,7 @@ class GpuBlocks:
         for blocks in self.measured:
             rounds, of_row = np.unique(blocks.numbers, return_inverse=True)
             took_part, is_told = np.zeros((2, len(rounds), len(self.gpus)), np.bool_)
-            columns = self._numbers(zip(blocks.ranks.hosts, blocks.ranks.devices, strict=True))
+            columns = self._numbers(blocks.ranks.gpus)
             at, ranks = np.nonzero(blocks.present)
             took_part[of_row[at], columns[ranks]] = True
             rows = telemetry.rows_of_arm(blocks.study, blocks.arm)
@@ -83,7 +83,7 @@ class NodeEvidence:
     surveys: Mapping[str, Survey]
     hosts_planned: int
     telemetry: TelemetryColumns = NO_TELEMETRY
-    transports: Sequence[Transport] = ()
+    transports: Mapping[Place, RankTransport] = field(default_factory=dict)
     blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()

@@ -17,8 +17,9 @@ from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
@@ -120,8 +121,8 @@ def _culprits(findings: Findings, planned: int) -> tuple[Culprit, ...]:
 
 def _culprit(host: str, one: NodeFault, *, is_certain: bool) -> Culprit:
     if one.gpu is None:
-        return Culprit("node", host, None, None, one.text, is_certain=is_certain)
-    return gpu_culprit(one.gpu, one.text, is_certain=is_certain)
+        return Culprit("node", (Place(host),), one.text, is_certain=is_certain)
+    return Culprit("gpu", (one.gpu,), one.text, is_certain=is_certain)
 
 
 def _doubt_on(one: NodeFault) -> _Doubt | None:
@@ -180,7 +181,7 @@ def unfit_nodes(
         faults = [one for _, finding in sorted(findings.items()) for one in finding.faults]
         for culprit, one in zip(_culprits(findings, max(plan.nodes, len(findings))), faults, strict=True):
             if _prevents(one, plan) or (culprit.is_certain and not hopeless):
-                gpu = f"{culprit.end.number}: " if culprit.kind == "gpu" else ""
+                gpu = f"{culprit.place.number}: " if culprit.kind == "gpu" else ""
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in surveys.values():
         if survey.problem and not hopeless:

@@ -8,7 +8,7 @@ timed in every training arm that is not compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -98,8 +98,7 @@ class OwnPace:
 def as_steps(rounds: ArmRounds, times_s: FloatArray) -> ArmRounds:
     """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps; ranks without are absent."""
     measured = rounds.measured
-    there = measured.present & ~np.isnan(times_s)
-    return ArmRounds(replace(measured, seconds=times_s * measured.count, present=there))
+    return ArmRounds(measured.only(~np.isnan(times_s), seconds=times_s * measured.count))
 
 
 def pace_arm(study: Study) -> Arm | None:

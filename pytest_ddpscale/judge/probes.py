@@ -119,11 +119,9 @@ def probed_values(probed: ArmColumns | None, probe: Arm, layout: Layout) -> Valu
     if probed is None:
         layout.groups_of_round(probe)
         return _NOTHING
-    kept, form = probed.ranks.kept, "single device" if probe.operation.is_single_device else probe.operation.kind
+    form = "single device" if probe.operation.is_single_device else probe.operation.kind
     key = form, probe.world_size, layout  # probes of a form have the same places, whatever else they ask
-    if key not in kept:
-        kept[key] = _places_there(probed.ranks, probe, layout)
-    found, ends = kept[key]
+    found, ends = probed.ranks.once(key, lambda: _places_there(probed.ranks, probe, layout))
     if not found:
         return _NOTHING
     numbers, rounds = np.unique(probed.numbers, return_inverse=True)

@@ -117,13 +117,13 @@ class LiveProgress:
         per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
         power_w, temperature_c = (self._telemetry[name][ranks] for name in _OF_TELEMETRY)
         columns = (
-            (per_second, 1), (block.reading("peak_memory_bytes") / _GIB, 1), (100 * block.reading("utilization"), 0),
+            (per_second, 1), (block.each("peak_memory_bytes") / _GIB, 1), (100 * block.each("utilization"), 0),
             (power_w, 0), (temperature_c, 0),
         )  # fmt: skip
         shown = _slowest_and_hottest(per_second, temperature_c)
         rows = []
         for row in shown.tolist():
-            place = gang.place(int(ranks[row]))
+            place = gang.ranks[int(ranks[row])].place
             of_row = [(float(values[row]), decimals) for values, decimals in columns]
             numbers = (ABSENT if np.isnan(value) else f"{value:.{decimals}f}" for value, decimals in of_row)
             rows.append([str(ranks[row]), place.host, place.number, *numbers])

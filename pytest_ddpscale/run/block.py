@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import array
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
 from pytest_ddpscale.plan.operation import operation_of
-from pytest_ddpscale.run.column_record import INTEGERS, NUMBERS, ColumnRecord, FloatArray, IntArray
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.readings import READINGS, SERIES, WAITED_S
 from pytest_ddpscale.run.records import Ranks, Texts, refuse_twice
 from pytest_ddpscale.run.strict_json import (
@@ -24,7 +21,6 @@ from pytest_ddpscale.run.strict_json import (
     Seconds,
     UnixSeconds,
     column,
-    each,
     refuse_other_lengths,
 )
 
@@ -32,6 +28,8 @@ from pytest_ddpscale.run.strict_json import (
 MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
 NO_CHECKSUM = "0" * 16  # of parameters
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
+# Fields with a value for each rank, by the type of their arrays.
+_COLUMNS = {"ranks": "i8", "groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 # Of a reading; larger integers would not be exact as numbers in columns.
@@ -52,7 +50,7 @@ def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
     return "".join(one or NO_CHECKSUM for one in of_ranks)
 
 
-class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="timed"):
+class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="timed"):
     """One arm in one round: training, forward passes, a probe, or pairs of nodes, timed by all its ranks.
 
     Columns are in the order of `ranks`; a shared value is stored once. Study, arm, round and turn are its key.
@@ -94,10 +92,6 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
     series: dict[str, bytes] = field(default_factory=dict)
     digests: Annotated[str, Meta(pattern="^([0-9a-f]{16})+$")] | None = None
 
-    columns: ClassVar[Mapping[str, str]] = {
-        "ranks": INTEGERS, "groups": INTEGERS, "count": INTEGERS, "work": NUMBERS, "began_unix_s": NUMBERS,
-        "seconds": NUMBERS,
-    }  # fmt: skip
     joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
         "readings": partial(_by_name, column, None),
         "unread": partial(_by_name, column, ""),
@@ -106,18 +100,45 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
     }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        """Convert columns to arrays, unless all ranks share a value. Raises ValueError if it cannot be so."""
+        for given, known in ((self.readings, READINGS), (self.unread, READINGS), (self.series, SERIES)):
+            if unknown := given.keys() - known:
+                raise ValueError(f"unknown name {min(unknown)!r}; expected one of {', '.join(known)}")
+        columns, size = {name: getattr(self, name) for name in _COLUMNS}, len(self.ranks)
+        for name, said in [*columns.items(), *self.readings.items(), *self.unread.items()]:
+            if isinstance(said, tuple | np.ndarray) and len(said) != size:
+                raise ValueError(f"{name} has {len(said)} values; expected {size}, one for each rank")
+            if isinstance(said, tuple) and name in columns:
+                force_setattr(self, name, np.array(said, _COLUMNS[name]))
         refuse_twice(self.ranks)
+        readings: dict[str, Any] = {}
+        for name, said in self.readings.items():
+            reading = READINGS[name]
+            found = np.asarray(said, "f8" if reading.kind == "f" else None)
+            if found.dtype.kind != reading.kind or ((found < reading.least) | (found > reading.most)).any():
+                limits = f"{reading.least:g} to {reading.most:g} {reading.unit}".strip()
+                raise ValueError(f"{name} of a rank is out of range; expected {limits}")
+            readings[name] = found if found.ndim else said
+        force_setattr(self, "readings", readings)
         fewest = int(np.min(self.count))
-        force_setattr(self, "readings", {name: self._checked(name, said) for name, said in self.readings.items()})
-        if (skipped := int(np.max(self.readings.get("skipped_steps", 0)))) > fewest:  # type: ignore[arg-type]
+        if (skipped := int(np.max(readings.get("skipped_steps", 0)))) > fewest:
             raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
-        self._check_unread()
-        self._check_series(fewest)
-        if len(self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * len(self.ranks)):
-            found = f"digests has {len(self.digests or '')} digits"
-            raise ValueError(f"{found}; expected {len(NO_CHECKSUM)} for each of {len(self.ranks)} ranks")
-        self._refuse_absurd_pace()
+        for name, steps in self.series.items():
+            if isinstance(self.count, np.ndarray) or len(steps) != STEP_BYTES * size * fewest:
+                raise ValueError(f"{len(steps)} bytes of {name}; expected {STEP_BYTES} for each of {size} x {fewest}")
+        waited_s = self.each(WAITED_S)
+        if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
+            raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
+        if len(digits := self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size):
+            raise ValueError(f"digests has {len(digits)} digits; expected {len(NO_CHECKSUM)} for each of {size} ranks")
+        is_probe = operation_of(self.arm.partition("@")[0]) is not None
+        most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
+        with np.errstate(over="ignore"):  # an overflow to infinity is refused
+            per_s = self.per_second
+        if (fastest := per_s.max()) > most:
+            at = int(per_s.argmax())
+            of_it = ", ".join(f"{name}={self.each(name)[at]:g}" for name in ("work", "count", "seconds"))
+            raise ValueError(f"{of_it} are {fastest:g} {unit} per second; expected at most {most:g}")
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -125,72 +146,30 @@ class Block(ColumnRecord, frozen=True, eq=False, kw_only=True, tag_field="kind",
         return self.study, self.arm, self.round
 
     @property
+    def quantities(self) -> list[str]:
+        """Names of all that `each` has of its ranks: fields, readings and series."""
+        return ["groups", "count", "work", "began_unix_s", "seconds", "digest", *self.readings, *self.series]
+
+    def each(self, name: str) -> Any:
+        """A quantity as an array, even if all ranks share one value.
+
+        Returns:
+            A reading as numbers, NaN where it is unknown; a digest as an integer, 0 if it was not taken, (ranks,). A
+            series, (ranks, count), or (ranks, 0) if it is absent.
+        """
+        if name in SERIES:
+            return np.frombuffer(self.series.get(name, b""), "<f4").reshape(len(self.ranks), -1)
+        if name == "digest":
+            found: Any = np.frombuffer(bytes.fromhex(self.digests or NO_CHECKSUM), ">i8").astype(np.int64)
+        else:
+            is_column = name in _COLUMNS
+            found = np.asarray(getattr(self, name) if is_column else self.readings.get(name), _COLUMNS.get(name, "f8"))
+        return np.broadcast_to(found, len(self.ranks))
+
+    @property
     def per_second(self) -> FloatArray:
         """Work done per second, (ranks,)."""
         return self.each("work") * self.each("count") / self.each("seconds")  # type: ignore[no-any-return]
-
-    def reading(self, name: str) -> FloatArray:
-        """A reading as numbers, NaN where it is unknown, (ranks,)."""
-        return np.broadcast_to(np.asarray(self.readings.get(name), np.float64), len(self.ranks))
-
-    def why_unread(self, name: str) -> tuple[str, ...]:
-        """Why each rank lacks an expected reading; empty if it has it, or none was expected."""
-        return each(self.unread.get(name, ""), len(self.ranks))
-
-    def of_steps(self, name: str) -> npt.NDArray[np.float32]:
-        """A series, (ranks, count); (ranks, 0) if it is absent."""
-        return np.frombuffer(self.series.get(name, b""), "<f4").reshape(len(self.ranks), -1)
-
-    @property
-    def checksums(self) -> IntArray:
-        """Checksum of each rank's parameters as a number, 0 if not taken, (ranks,)."""
-        digits = bytes.fromhex(self.digests or NO_CHECKSUM)
-        return np.broadcast_to(np.frombuffer(digits, ">i8").astype(np.int64), len(self.ranks))
-
-    def _checked(self, name: str, said: Any) -> Any:
-        """A reading, as an array unless it is shared. Raises ValueError if it is unknown or out of its range."""
-        reading = READINGS.get(name)
-        if reading is None:
-            raise ValueError(f"unknown reading {name!r}; expected one of {', '.join(READINGS)}")
-        found = np.asarray(said, np.float64 if reading.kind == NUMBERS else None)
-        if found.ndim and len(found) != len(self.ranks):
-            raise ValueError(f"{name} has {len(found)} values; expected {len(self.ranks)}, one for each rank")
-        is_kind = np.issubdtype(found.dtype, np.dtype(reading.kind).type)
-        if not is_kind or ((found < reading.least) | (found > reading.most)).any():
-            limits = "true or false" if reading.kind != NUMBERS and reading.most == 1 else ""
-            limits = limits or f"{reading.least:g} to {reading.most:g} {reading.unit}".strip()
-            raise ValueError(f"{name} of a rank is out of range; expected {limits}")
-        return found if found.ndim else said
-
-    def _check_unread(self) -> None:
-        """Refuse reasons for unknown readings. Raises ValueError."""
-        for name in self.unread:
-            if name not in READINGS:
-                raise ValueError(f"unknown reading {name!r} is unread; expected one of {', '.join(READINGS)}")
-            reasons = self.why_unread(name)
-            if len(reasons) != len(self.ranks):
-                raise ValueError(f"{name} is unread with {len(reasons)} reasons; expected {len(self.ranks)}")
-
-    def _check_series(self, fewest: int) -> None:
-        for name, said in self.series.items():
-            if name not in SERIES:
-                raise ValueError(f"unknown series {name!r}; expected one of {', '.join(SERIES)}")
-            if isinstance(self.count, np.ndarray) or len(said) != STEP_BYTES * len(self.ranks) * fewest:
-                found = f"{len(said)} bytes of {name}"
-                raise ValueError(f"{found}; expected {STEP_BYTES} for each of {len(self.ranks)} x {fewest}")
-        waited_s = self.of_steps(WAITED_S)
-        if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
-            raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
-
-    def _refuse_absurd_pace(self) -> None:
-        is_probe = operation_of(self.arm.partition("@")[0]) is not None
-        most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
-        with np.errstate(over="ignore"):  # an overflow to infinity is refused
-            per_s = self.per_second
-        absurd = np.flatnonzero(per_s > most)
-        if len(absurd):
-            said = ", ".join(f"{name}={self.each(name)[absurd[0]]:g}" for name in ("work", "count", "seconds"))
-            raise ValueError(f"{said} are {per_s[absurd[0]]:g} {unit} per second; expected at most {most:g}")
 
 
 class RankBlock(Record, frozen=True, kw_only=True):
@@ -223,7 +202,4 @@ class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsu
 
 def step_bytes(step_s: Iterable[float]) -> bytes:
     """Seconds of steps in the format of `Block.series`."""
-    packed = array.array("f", step_s)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return np.fromiter(step_s, "<f4").tobytes()

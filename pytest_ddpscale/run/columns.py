@@ -6,22 +6,26 @@ arithmetic on whole arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.rank_columns import NOBODY, Index, RankColumns, ranks_in_one_place, ranks_of_gang
+from pytest_ddpscale.run.rank_columns import NOBODY, Index, Keeping, RankColumns, ranks_in_one_place, ranks_of_gang
 from pytest_ddpscale.run.records import GangRecord
 
 StepArray: TypeAlias = npt.NDArray[np.float32]
-T = TypeVar("T")
+_OF_A_ROW = ("numbers", "turn", "node")
+# Quantities that every block has, by the type of their arrays.
+_OF_A_CELL = {
+    "present": "?", "groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "began_unix_s": "f8", "digest": "i8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +42,16 @@ class ArmColumns:
         turn: of the groups that take turns within a round, ascending in each round, (rows,).
         node: index of the row's node; 0 if a row has all ranks, (rows,).
         ranks: rank of each column; with a row per node all ranks of the first node, then of the second …
-        present: whether a rank took part, (rows, ranks).
-        groups: number of the group that the rank worked with, (rows, ranks).
-        count: steps, iterations or messages in the block, (rows, ranks).
-        work: of one of them: samples, floating-point operations or bytes, (rows, ranks).
-        seconds: duration of the block, (rows, ranks).
-        began_unix_s: its start, seconds since 1970 UTC, (rows, ranks).
-        digest: of the parameters' bits; equal numbers mean equal bits, 0 means none, (rows, ranks).
-        readings: those that any rank has, by name, NaN where one is unknown, (rows, ranks).
-        series: seconds of each step by name, NaN after a block's last step, (rows, ranks, most steps).
+        cells: each quantity by name, (rows, ranks): those of every block, which are attributes as well, and readings
+            that any rank has, NaN where one is unknown. Series have seconds of each step, NaN after a block's last
+            step, (rows, ranks, most steps).
+        present: whether a rank took part.
+        groups: number of the group that the rank worked with.
+        count: steps, iterations or messages in the block.
+        work: of one of them: samples, floating-point operations or bytes.
+        seconds: duration of the block.
+        began_unix_s: its start, seconds since 1970 UTC.
+        digest: of the parameters' bits; equal numbers mean equal bits, 0 means none.
     """
 
     study: str
@@ -55,24 +60,21 @@ class ArmColumns:
     turn: IntArray
     node: IntArray
     ranks: RankColumns
-    present: BoolArray
-    groups: IntArray
-    count: IntArray
-    work: FloatArray
-    seconds: FloatArray
-    began_unix_s: FloatArray
-    digest: IntArray
-    readings: Mapping[str, FloatArray]
-    series: Mapping[str, StepArray]
+    cells: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_A_CELL:
+            raise AttributeError(f"an arm's columns have no {name}")
+        return self.cells[name]
 
     def reading(self, name: str) -> FloatArray:
         """A reading, NaN where it is unknown, (rows, ranks)."""
-        found = self.readings.get(name)
+        found: FloatArray | None = self.cells.get(name)
         return np.broadcast_to(np.nan, self.present.shape) if found is None else found
 
     def of_steps(self, name: str) -> StepArray:
         """A series, (rows, ranks, most steps), which are none if it is absent."""
-        found = self.series.get(name)
+        found: StepArray | None = self.cells.get(name)
         return np.zeros((*self.present.shape, 0), np.float32) if found is None else found
 
     @property
@@ -88,27 +90,21 @@ class ArmColumns:
     @property
     def per_second(self) -> FloatArray:
         """Work done per second, NaN where a rank was absent, (rows, ranks)."""
-        return self.work * self.count / self.seconds
+        return np.asarray(self.work * self.count / self.seconds)
 
     @property
     def wrong(self) -> BoolArray:
         """Where a probe's result is wrong, or not said to be right, (rows, ranks)."""
         return np.asarray(self.present & (self.reading("is_correct") != 1))
 
-    def only(self, cells: BoolArray) -> ArmColumns:
-        """The same with only these cells present."""
-        return replace(self, present=self.present & cells)
+    def only(self, cells: BoolArray, **others: Any) -> ArmColumns:
+        """The same with only these cells present, and other quantities if they are given."""
+        return replace(self, cells={**self.cells, **others, "present": self.present & cells})
 
     def of(self, rows: Index, columns: Index = slice(None)) -> ArmColumns:
         """Some rows of some ranks."""
-
-        def some(values: Any) -> Any:
-            if isinstance(rows, slice) or isinstance(columns, slice):
-                return values[rows, columns]
-            return values[rows][:, columns]
-
         of_rows = {name: getattr(self, name)[rows] for name in _OF_A_ROW}
-        return self.changed(some, ranks=self.ranks.of(columns), **of_rows)
+        return self.changed(lambda values: values[rows][:, columns], ranks=self.ranks.of(columns), **of_rows)
 
     def side_by_side(self, nodes: IntArray) -> ArmColumns:
         """The same with a row for each round and node; that of round r and node n has the number r · nodes + n.
@@ -134,13 +130,7 @@ class ArmColumns:
 
     def changed(self, change: Callable[[Any], Any], **others: Any) -> ArmColumns:
         """`change` makes each quantity of a rank and row; `others` has what is not of these."""
-        return replace(
-            self,
-            **{name: change(getattr(self, name)) for name in _OF_A_CELL},
-            readings={name: change(self.reading(name)) for name in self.readings},
-            series={name: change(self.of_steps(name)) for name in self.series},
-            **others,
-        )
+        return replace(self, cells={name: change(values) for name, values in self.cells.items()}, **others)
 
     @property
     def rank_of_cell(self) -> IntArray:
@@ -150,12 +140,8 @@ class ArmColumns:
         return ranks
 
 
-_OF_A_ROW = ("numbers", "turn", "node")
-_OF_A_CELL = ("present", "groups", "count", "work", "seconds", "began_unix_s", "digest")
-
-
 @dataclass(frozen=True, eq=False)
-class Columns:
+class Columns(Keeping):
     """All measurements in rounds.
 
     Attributes:
@@ -163,14 +149,6 @@ class Columns:
     """
 
     arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=lambda: MappingProxyType({}))
-    _kept: dict[Hashable, Any] = field(init=False, default_factory=dict)
-
-    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
-        """A derived value that many readers need, computed on first access of its unique key."""
-        if key not in self._kept:
-            self._kept[key] = find_out()
-        found: T = self._kept[key]
-        return found
 
     def of_study(self, study_id: str) -> Iterator[ArmColumns]:
         """All arms of a study."""
@@ -184,7 +162,7 @@ class Columns:
     @cached_property
     def devices(self) -> frozenset[str]:
         """All devices that measured anything."""
-        return frozenset(device for arm in self.arms.values() for device in arm.ranks.devices.tolist())
+        return frozenset(device for arm in self.arms.values() for _, device in arm.ranks.gpus)
 
 
 class GrowingColumns:
@@ -192,9 +170,9 @@ class GrowingColumns:
 
     def __init__(self) -> None:
         self._gangs: dict[int, RankColumns] = {}
-        self._rows: dict[tuple[str, str], list[_BlockArrays]] = {}
+        self._blocks: dict[tuple[str, str], dict[tuple[int, int], Block]] = {}  # by arm, then by round and turn
         self._laid_out: dict[tuple[str, str], ArmColumns] = {}
-        self._ranks: dict[tuple[str, str], RankColumns] = {}
+        self._grown = set[tuple[str, str]]()  # since they were laid out
 
     def add_gang(self, gang: GangRecord) -> None:
         """Add the ranks of a launch, before their measurements."""
@@ -202,14 +180,11 @@ class GrowingColumns:
 
     def add(self, block: Block) -> None:
         """Add a block. If a block was measured twice, the earlier one counts."""
-        rows = self._rows.setdefault((block.study, block.arm), [])
-        self._laid_out.pop((block.study, block.arm), None)
-        row = _BlockArrays.of(block)
-        twin = next((i for i, other in enumerate(rows) if other.number == row.number), None)
-        if twin is None:
-            rows.append(row)
-        elif row.age < rows[twin].age:
-            rows[twin] = row
+        blocks = self._blocks.setdefault((block.study, block.arm), {})
+        twin = blocks.setdefault((block.round, block.turn), block)
+        if _age(block) < _age(twin):
+            blocks[block.round, block.turn] = block
+        self._grown.add((block.study, block.arm))
 
     def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
         """All added arms, or those given by study and name.
@@ -217,104 +192,55 @@ class GrowingColumns:
         Raises:
             ValueError: a rank of an arm was measured in two places.
         """
-        wanted = [key for key in self._rows if arms is None or key in arms]
-        for key in wanted:
-            if key not in self._laid_out:
-                self._laid_out[key] = self._arm(*key)
+        wanted = [key for key in self._blocks if arms is None or key in arms]
+        for key in self._grown.intersection(wanted):
+            self._laid_out[key] = self._arm(*key)
+            self._grown.remove(key)
         return Columns({key: self._laid_out[key] for key in wanted})
 
     def rounds_begun(self, study_id: str) -> int:
         """Number of rounds of a study with any measurement."""
-        return len({row.number[0] for (study, _), rows in self._rows.items() if study == study_id for row in rows})
+        return len({round_ for (study, _), blocks in self._blocks.items() if study == study_id for round_, _ in blocks})
 
     def _arm(self, study: str, arm: str) -> ArmColumns:
-        rows = sorted(self._rows[study, arm], key=lambda row: row.number)
-        numbers = np.sort(rows[0].ranks)
-        if not all(np.array_equal(row.ranks, rows[0].ranks) for row in rows):  # ranks take turns, or one is missing
-            numbers = np.unique(np.concatenate([row.ranks for row in rows]))
-        at = [np.searchsorted(numbers, row.ranks) for row in rows]
-        ranks = ranks_in_one_place({row.gang: self._gangs[row.gang] for row in rows}, numbers)
-        known = self._ranks.get((study, arm))
-        self._ranks[study, arm] = ranks = known if known is not None and known.is_same(ranks) else ranks
-
-        def laid_out(values: Sequence[Any]) -> Any:
-            return _laid_out(values, at, len(numbers))
-
-        readings = dict.fromkeys(name for row in rows for name in row.readings)
-        return ArmColumns(
-            study=study,
-            arm=arm,
-            numbers=np.array([row.number[0] for row in rows], np.int64),
-            turn=np.array([row.number[1] for row in rows], np.int64),
-            node=np.zeros(len(rows), np.int64),
-            ranks=ranks,
-            present=laid_out([np.broadcast_to(np.True_, len(places)) for places in at]),
-            readings={
-                name: laid_out([row.readings.get(name, np.broadcast_to(np.nan, len(row.ranks))) for row in rows])
-                for name in readings
-            },
-            series={
-                name: _laid_out_steps([row.series.get(name) for row in rows], at, len(numbers))
-                for name in dict.fromkeys(name for row in rows for name in row.series)
-            },
-            **{name: laid_out([row.cells[name] for row in rows]) for name in rows[0].cells},
-        )
+        numbers, blocks = zip(*sorted(self._blocks[study, arm].items()), strict=True)
+        rounds, turns = np.array(numbers, np.int64).T
+        ranks = np.sort(blocks[0].each("ranks"))
+        if not all(np.array_equal(np.sort(block.each("ranks")), ranks) for block in blocks):  # turns, or one is missing
+            ranks = np.unique(np.concatenate([block.each("ranks") for block in blocks]))
+        at = [np.searchsorted(ranks, block.each("ranks")) for block in blocks]
+        places = ranks_in_one_place({block.gang: self._gangs[block.gang] for block in blocks}, ranks)
+        before = self._laid_out.get((study, arm))
+        if before is not None and before.ranks.is_same(places):
+            places = before.ranks  # with all that was derived from them
+        there = [np.broadcast_to(np.True_, len(columns)) for columns in at]
+        quantities = dict.fromkeys(name for block in blocks for name in block.quantities)
+        cells = {name: _laid_out([block.each(name) for block in blocks], at, len(ranks)) for name in quantities}
+        cells["present"] = _laid_out(there, at, len(ranks))
+        return ArmColumns(study, arm, rounds, turns, np.zeros_like(rounds), places, cells)
 
 
-@dataclass(frozen=True, eq=False)
-class _BlockArrays:
-    """A block as arrays, in the order of its ranks; `number` has its round and turn."""
-
-    number: tuple[int, int]
-    gang: int
-    ranks: IntArray
-    cells: Mapping[str, IntArray | FloatArray]
-    readings: Mapping[str, FloatArray]
-    series: Mapping[str, StepArray]
-
-    @property
-    def age(self) -> tuple[float, float]:
-        """Sort key that makes the order of records irrelevant, even of two that began at the same time."""
-        return float(self.cells["began_unix_s"].min()), float(self.cells["seconds"].max())
-
-    @staticmethod
-    def of(block: Block) -> _BlockArrays:
-        """Convert a block to arrays."""
-        cells = {name: block.each(name) for name in block.columns if name != "ranks"}
-        return _BlockArrays(
-            number=(block.round, block.turn),
-            gang=block.gang,
-            ranks=block.each("ranks"),
-            cells={**cells, "digest": block.checksums},
-            readings={name: block.reading(name) for name in block.readings},
-            series={name: block.of_steps(name).astype(np.float32, copy=False) for name in block.series},
-        )
+def _age(block: Block) -> tuple[float, float]:
+    """Sort key that makes the order of records irrelevant, even of two that began at the same time."""
+    return float(np.min(block.began_unix_s)), float(np.max(block.seconds))
 
 
 def _laid_out(rows: Sequence[Any], at: Sequence[IntArray], ranks: int) -> Any:
-    """One quantity in an array, (rows, ranks), with NaN, 0 or False for absent ranks.
+    """One quantity in an array, (rows, ranks) or (rows, ranks, most steps), with NaN, 0 or False where there is none.
 
     Args:
-        rows: for each row, a value for each present rank.
+        rows: for each row, a value, or those of its steps, for each present rank.
         at: their columns.
         ranks: number of columns.
     """
     if all(len(values) == ranks and values.strides == (0,) for values in rows):  # one value for all ranks
         return np.broadcast_to(np.array([values[0] for values in rows])[:, np.newaxis], (len(rows), ranks))
-    found = np.empty((len(rows), ranks), rows[0].dtype)
-    for i, values in enumerate(rows):
-        if len(values) < ranks:
-            found[i] = np.nan if found.dtype.kind == "f" else 0
-        found[i, at[i]] = values
-    return found
-
-
-def _laid_out_steps(rows: Sequence[StepArray | None], at: Sequence[IntArray], ranks: int) -> StepArray:
-    """One series, (rows, ranks, most steps), with NaN where there is none."""
-    found = np.full((len(rows), ranks, max(row.shape[1] for row in rows if row is not None)), np.nan, np.float32)
-    for i, row in enumerate(rows):
-        if row is not None:
-            found[i, at[i], : row.shape[1]] = row
+    steps = [max(values.shape[1] for values in rows)] if rows[0].ndim > 1 else []
+    nothing = np.nan if rows[0].dtype.kind == "f" else 0
+    found = np.full((len(rows), ranks, *steps), nothing, rows[0].dtype)
+    for row, columns, values in zip(found, at, rows, strict=True):
+        cells = columns, *map(slice, values.shape[1:])
+        row[cells] = values
     return found
 
 
@@ -336,11 +262,8 @@ def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
     return growing.columns()
 
 
-_NO_COUNTS, _NO_NUMBERS = np.zeros((0, 0), np.int64), np.zeros((0, 0))
-NO_MEASUREMENTS = ArmColumns(
-    "", "", *(np.zeros(0, np.int64),) * 3, NOBODY, np.zeros((0, 0), np.bool_), *(_NO_COUNTS,) * 2,
-    *(_NO_NUMBERS,) * 3, _NO_COUNTS, {}, {},
-)  # fmt: skip
+_NOTHING = {name: np.zeros((0, 0), kind) for name, kind in _OF_A_CELL.items()}
+NO_MEASUREMENTS = ArmColumns("", "", *(np.zeros(0, np.int64),) * 3, NOBODY, _NOTHING)
 
 
 def as_slice(columns: IntArray) -> slice | IntArray:

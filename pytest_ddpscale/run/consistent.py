@@ -81,7 +81,7 @@ class _Said:
             if key := _key(one):
                 self._first.setdefault(key, (line, one))
             if isinstance(one, GangRecord):
-                nodes = len(set(one.hosts)) if plan.nodes > 1 else 1
+                nodes = len(one.hosts) if plan.nodes > 1 else 1
                 self._layouts[one.gang] = Layout(nodes, max(1, one.world_size // nodes))
             if isinstance(one, OfRanks):
                 self._launch_of.setdefault(one.gang, plan.launch_of(one.study))
@@ -122,7 +122,7 @@ class _Said:
             if one.study == PAIRS:
                 raise ValueError(f"has no times of messages ({STEP_S}) of {one.arm}")
             return
-        steps, seconds = one.of_steps(STEP_S), one.each("seconds")
+        steps, seconds = one.each(STEP_S), one.each("seconds")
         impossible = ~(steps > 0)
         if impossible.any():
             raise ValueError(f"has a step of {steps[impossible][0]:g} s ({STEP_S})")
@@ -161,8 +161,9 @@ class _Said:
         names and consecutive ranks."""
         if not isinstance(one, GangRecord):
             return
-        plan, users, hosts = self._plan, dict[str, int](), list(dict.fromkeys(one.hosts))
-        for rank, device in enumerate(one.devices):
+        plan, users, hosts = self._plan, dict[str, int](), one.hosts
+        for rank, place in enumerate(one.places):
+            device = place.uuid
             if (device == "cpu") != (plan.device_type == "cpu"):
                 raise ValueError(f"has ranks on {device!r}, but plan.json plans for {plan.device_type}")
             if device != "cpu" and users.setdefault(device, rank) != rank:
@@ -174,7 +175,7 @@ class _Said:
         if one.world_size > plan.layout.world_size:
             raise ValueError(f"has {one.world_size} ranks, but plan.json plans for {plan.layout.world_size}")
         if plan.nodes > 1:
-            places = list(zip(one.hosts, one.local_ranks, strict=True))
+            places = [place.of_rank for place in one.places]
             ((host, local_rank), count), *_ = Counter(places).most_common(1)
             if count > 1:
                 raise ValueError(
@@ -209,7 +210,7 @@ class _Said:
             return
         layout, study = self._layouts[one.gang], self._plan.study(one.study)
         if isinstance(one, SeededSteps):
-            planned, ranks = np.full(layout.world_size, -1), np.array(one.ranks)
+            planned, ranks = np.full(layout.world_size, -1), np.array([step.rank for step in one.ranks])
             planned[list(study.ranks(study.arms, layout) if study else ())] = 0
             self._compare(planned, ranks, np.zeros_like(ranks), f"the seeded step of {one.study}")
             return
@@ -230,7 +231,7 @@ class _Said:
             raise ValueError(f"has no reading is_correct of {one.arm}")
         if not arm.is_probe and STEP_S not in one.series and not self._is_simulated:
             raise ValueError(f"has no step times ({STEP_S})")
-        if arm.kind == "ddp" and not one.checksums.all():
+        if arm.kind == "ddp" and not one.each("digest").all():
             raise ValueError("has a replica without a checksum (digests)")
 
     def _compare(

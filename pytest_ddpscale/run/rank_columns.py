@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,34 +14,37 @@ from pytest_ddpscale.run.column_record import BoolArray, IntArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
 
-TextArray: TypeAlias = npt.NDArray[np.object_]
+ObjectArray: TypeAlias = npt.NDArray[np.object_]
 Index: TypeAlias = slice | IntArray | BoolArray
+T = TypeVar("T")
+
+
+class Keeping:
+    """Keeps what was derived from it."""
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
+        """A derived value that many readers need, computed on first access of its unique key."""
+        if key not in self._kept:
+            self._kept[key] = find_out()
+        found: T = self._kept[key]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
-class RankColumns:
+class RankColumns(Keeping):
     """The rank of each column.
 
     Attributes:
         numbers: global ranks, ascending, (ranks,).
-        hosts: host names, (ranks,).
-        local_ranks: ranks on their hosts, (ranks,).
-        devices: GPU UUIDs, or ``cpu``, (ranks,).
-        gpu_indices: NVML's indices of the GPUs, None if not known; on a CPU the local ranks, (ranks,).
-        pci_bus_ids: NVML's PCI addresses of the GPUs; empty if not known, (ranks,).
+        rank_places: where they are, (ranks,).
     """
 
     numbers: IntArray
-    hosts: TextArray
-    local_ranks: IntArray
-    devices: TextArray
-    gpu_indices: TextArray
-    pci_bus_ids: TextArray
-
-    @cached_property
-    def kept(self) -> dict[Hashable, Any]:
-        """Cache of values derived from these ranks, by any unique key."""
-        return {}
+    rank_places: ObjectArray
 
     def __len__(self) -> int:
         """Number of ranks."""
@@ -49,77 +52,58 @@ class RankColumns:
 
     def is_same(self, other: RankColumns) -> bool:
         """Whether they are the same ranks in the same places."""
-        return self is other or all(
-            np.array_equal(getattr(self, one.name), getattr(other, one.name)) for one in fields(RankColumns)
-        )
+        names = "numbers", "rank_places"
+        return self is other or all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def of(self, columns: Index) -> RankColumns:
         """Some of the ranks."""
-        return RankColumns(*(getattr(self, one.name)[columns] for one in fields(RankColumns)))
+        return RankColumns(self.numbers[columns], self.rank_places[columns])
 
     def who(self, column: int) -> tuple[int, Place]:
         """Number and place of one rank."""
-        host, local_rank, device = self.hosts[column], int(self.local_ranks[column]), str(self.devices[column])
-        place = Place(str(host), local_rank, device, self.gpu_indices[column], self.pci_bus_ids[column])
-        return int(self.numbers[column]), place
+        return int(self.numbers[column]), self.rank_places[column]
 
     @cached_property
-    def rank_places(self) -> Sequence[Place]:
-        """Place of each rank, with its device."""
-        columns = (self.hosts, self.local_ranks, self.devices, self.gpu_indices, self.pci_bus_ids)
-        return list(map(Place, *(column.tolist() for column in columns)))
+    def hosts(self) -> ObjectArray:
+        """Name of each rank's host, (ranks,)."""
+        return np.array([place.host for place in self.rank_places], np.object_)
 
     @cached_property
-    def by_host(self) -> Mapping[str, IntArray]:
-        """Columns of each host, by host name."""
-        names, hosts = np.unique(self.hosts.astype(str), return_inverse=True)
-        order = np.argsort(hosts, kind="stable")
-        ends = np.cumsum(np.bincount(hosts, minlength=len(names)))
-        return dict(zip(map(str, names), np.split(order, ends[:-1]), strict=True)) if len(names) else {}
-
-    @cached_property
-    def by_gpu(self) -> Mapping[tuple[str, str], list[int]]:
-        """Columns of each device, by host name and UUID."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for column, gpu in enumerate(zip(self.hosts, self.devices, strict=True)):
-            found.setdefault(gpu, []).append(column)
-        return found
+    def gpus(self) -> list[tuple[str, str]]:
+        """Host of each rank, and UUID of its GPU, or ``cpu``."""
+        return [(place.host, place.uuid) for place in self.rank_places]
 
     @cached_property
     def places(self) -> list[tuple[str, int]]:
         """Host and local rank of each rank, which stay the same when a relaunch renumbers ranks."""
-        return list(zip(self.hosts.tolist(), self.local_ranks.tolist(), strict=True))
+        return [place.of_rank for place in self.rank_places]
 
-
-def ranks_at(numbers: IntArray, places: Sequence[Place]) -> RankColumns:
-    """Ranks with these numbers in these places."""
-    columns = [[getattr(place, field) for place in places] for field in Place.__struct_fields__]
-    hosts, local_ranks, *of_gpus = (np.array(column, np.object_) for column in columns)
-    return RankColumns(numbers, hosts, local_ranks.astype(np.int64), *of_gpus)
-
-
-NOBODY = ranks_at(np.zeros(0, np.int64), ())
+    @cached_property
+    def by_host(self) -> Mapping[str, IntArray]:
+        """Columns of each host, by host name."""
+        found: dict[str, list[int]] = {}
+        for column, place in enumerate(self.rank_places):
+            found.setdefault(place.host, []).append(column)
+        return {host: np.array(columns) for host, columns in sorted(found.items())}
 
 
 def ranks_of_gang(gang: GangRecord) -> RankColumns:
     """All ranks of a launch."""
-    return ranks_at(np.arange(gang.world_size), list(map(gang.place, range(gang.world_size))))
+    return RankColumns(np.arange(gang.world_size), np.fromiter(gang.places, np.object_))
+
+
+NOBODY = RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_))
 
 
 def ranks_in_one_place(gangs: Mapping[int, RankColumns], numbers: IntArray) -> RankColumns:
     """The ranks with these numbers, which must be in the same place in all gangs.
 
     Raises:
-        ValueError: a rank is in another place in one of the gangs, or is not part of one.
+        ValueError: a rank is in another place in one of the gangs.
     """
-    for number, gang in gangs.items():
-        if len(numbers) and numbers[-1] >= len(gang):
-            raise ValueError(f"rank {numbers[-1]} took part, but gang {number} has {len(gang)} ranks")
     first, *others = (gang if np.array_equal(gang.numbers, numbers) else gang.of(numbers) for gang in gangs.values())
     for other in others:
-        moved = (other.hosts != first.hosts) | (other.devices != first.devices)
-        moved |= other.local_ranks != first.local_ranks
-        if moved.any():
-            rank = int(numbers[np.argmax(moved)])
-            raise ValueError(f"rank {rank} was measured in two places by gangs {', '.join(map(str, gangs))}")
+        for rank, place, before in zip(numbers.tolist(), other.rank_places, first.rank_places, strict=True):
+            if (place.of_rank, place.uuid) != (before.of_rank, before.uuid):
+                raise ValueError(f"rank {rank} was measured in two places by gangs {', '.join(map(str, gangs))}")
     return first

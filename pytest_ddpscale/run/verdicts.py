@@ -40,7 +40,7 @@ POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
 LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION: Literal[6] = 6
+VERDICTS_SCHEMA_VERSION: Literal[7] = 7
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Judgement:
     causes: tuple[CauseRecord, ...] = ()
     requirements: tuple[dict[str, Any], ...] = ()
     requirements_sha256: str = ""
-    schema_version: Literal[6] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[7] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.plan.hardware import NEWEST_TRIED, is_named
@@ -16,12 +17,13 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
 from pytest_ddpscale.simulate.measuring import GANG
 
@@ -108,30 +110,23 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
 def gang_of(plan: Plan, device_name: str = "") -> GangRecord:
     """The ranks of the gang."""
     per_node, ranks = plan.layout.ranks_per_node, range(plan.layout.world_size)
-    return GangRecord(
-        gang=GANG,
-        hosts=tuple(host_name(rank // per_node) for rank in ranks),
-        local_ranks=tuple(rank % per_node for rank in ranks),
-        devices=tuple(device_id(rank, plan.device_type) for rank in ranks),
-        gpu_indices=tuple(rank % per_node for rank in ranks) if plan.device_type == "cuda" else None,
-        device_names=device_name,
-        versions=VERSIONS,
+    places = (
+        Place(host_name(rank // per_node), rank % per_node, device_id(rank, plan.device_type), rank % per_node)
+        for rank in ranks
     )
+    first, *others = (Rank(place=place, device_name=device_name) for place in places)
+    return GangRecord(gang=GANG, ranks=(replace(first, versions=VERSIONS), *others))
 
 
 def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> GangTransport:
     """NCCL's connections of the ranks after a study."""
     within = {_WITHIN_NODE: 16} if layout.ranks_per_node > 1 else {}
     between = {_BETWEEN_NODES: 4} if layout.nodes > 1 and expectation.crosses_nodes else {}
-    return GangTransport(
-        study=study_id,
-        gang=GANG,
-        ranks=tuple(range(layout.world_size)),
-        network="IB",
-        channels=within | between,
-        channels_within_node=within,
-        channels_between_nodes=between,
+    of_rank = RankTransport(
+        rank=0, network="IB", channels=within | between, channels_within_node=within, channels_between_nodes=between
     )
+    ranks = tuple(replace(of_rank, rank=rank) for rank in range(layout.world_size))
+    return GangTransport(study=study_id, gang=GANG, ranks=ranks)
 
 
 def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:
@@ -139,7 +134,7 @@ def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, fau
     block = turns[0]
     ranks = np.concatenate([turn.each("ranks") for turn in turns]).tolist()
     started_s, lasted_s = (np.concatenate([turn.each(name) for turn in turns]) for name in ("began_unix_s", "seconds"))
-    busy = block.reading("utilization") if "utilization" in block.readings else np.ones(1)
+    busy = block.each("utilization") if "utilization" in block.readings else np.ones(1)
     few_lanes, held_down = faults.bad_gpus("lanes"), faults.bad_gpus("clock")
     lanes, slow = expectation.pcie_width or 16, {HELD_DOWN_BY: 1.0}
     few = round(lanes * LANES_LEFT)

@@ -147,7 +147,7 @@ def search_pairs(run: SimulatedRun, study: PairStudy) -> Generator[Block, None, 
 
 def _results(paired: Block, per_node: int) -> Iterator[PairResult]:
     """Each pair of nodes with the fastest message of its slowest rail."""
-    step_s = paired.of_steps(STEP_S)[::2]  # both ranks of a rail say the same
+    step_s = paired.each(STEP_S)[::2]  # both ranks of a rail say the same
     gbps, stalled = paired.each("work")[::2] / step_s.min(axis=1) / GIGA, are_stalled(step_s)
     by_pair: dict[NodePair, list[int]] = defaultdict(list)
     for rail, (one, other) in enumerate((paired.each("ranks").reshape(-1, 2) // per_node).tolist()):

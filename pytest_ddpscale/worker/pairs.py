@@ -130,9 +130,9 @@ class PairSearch:
         self._context.sink.append_record(block)
         for key in keys:
             self._control.forget(key)
-        slowest_s = block.of_steps(STEP_S).min(axis=1).reshape(len(pairs), -1).max(axis=1)
+        slowest_s = block.each(STEP_S).min(axis=1).reshape(len(pairs), -1).max(axis=1)
         gbps = (study.message_bytes / slowest_s.astype(float) / 1e9).tolist()
-        stalled = np.any(are_stalled(block.of_steps(STEP_S)).reshape(len(pairs), -1), axis=1)
+        stalled = np.any(are_stalled(block.each(STEP_S)).reshape(len(pairs), -1), axis=1)
         return list(map(PairResult, repeat(number), pairs, gbps, stalled.tolist()))
 
     def _timed_all_reduces(self, name: str, ranks: RankPair) -> Timing:

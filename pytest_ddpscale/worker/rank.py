@@ -24,13 +24,13 @@ from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
-    RankSeededStep,
+    Rank,
     RoundEnd,
+    SeededStep,
     SeededSteps,
     StudyEnd,
     StudyStart,
     WarmUp,
-    WhoIAm,
 )
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
@@ -79,7 +79,7 @@ class GangMember:
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
-    def announce(self, who: WhoIAm) -> None:
+    def announce(self, who: Rank) -> None:
         """Record host and device of all ranks, and start sampling their GPUs.
 
         The messages stay in the store, a few megabytes for 8,192 ranks: local rank 0 of another node may read them
@@ -89,12 +89,14 @@ class GangMember:
         control.say(f"startup/{control.rank}", who)
 
         def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.device for one in control.hear_all([f"startup/{rank}" for rank in ranks], WhoIAm)]
+            return [one.place.uuid for one in control.hear_all([f"startup/{rank}" for rank in ranks], Rank)]
 
         self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            self._sink.append_record(joined(GangRecord, control.hear_all(keys, WhoIAm), gang=self._gang))
+            told = control.hear_all(keys, Rank)
+            others = (replace(one, versions=None) if one.versions == who.versions else one for one in told[1:])
+            self._sink.append_record(GangRecord(gang=self._gang, ranks=(told[0], *others)))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")
@@ -182,7 +184,7 @@ class GangMember:
         said = replace(said, process_group=process_group_class(self._context.device.torch_device))
 
         def join(parts: list[RankTransport]) -> None:
-            self._sink.append_record(joined(GangTransport, parts, study=study_id, gang=self._gang))
+            self._sink.append_record(GangTransport(study=study_id, gang=self._gang, ranks=tuple(parts)))
 
         self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
 
@@ -222,7 +224,7 @@ class GangMember:
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
-        self._telemetry.mark()
+        self._telemetry.wait_for_first_poll()
         if rank in ranks:
             group = next(group for group, members in enumerate(groups) if rank in members)
             part = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
@@ -241,12 +243,12 @@ class GangMember:
         ranks, said = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
             checksum, repeats = seeded_step(arms.model, study.workload)
-            said = RankSeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
+            said = SeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
-        def join(parts: list[RankSeededStep]) -> None:
-            self._sink.append_record(joined(SeededSteps, parts, study=study.id, gang=self._gang))
+        def join(parts: list[SeededStep]) -> None:
+            self._sink.append_record(SeededSteps(study=study.id, gang=self._gang, ranks=tuple(parts)))
 
-        self._context.gather(f"{study.id}/seeded-step", ranks, said, RankSeededStep, join)
+        self._context.gather(f"{study.id}/seeded-step", ranks, said, SeededStep, join)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._sink.append_record(flops)

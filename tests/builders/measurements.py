@@ -80,7 +80,7 @@ def measurements_of(records: Sequence[AnyRecord]) -> list[Measurement]:
 
 def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     """A block rank by rank."""
-    steps = block.of_steps(STEP_S).astype(float)
+    steps = block.each(STEP_S).astype(float)
     deviations = steps.std(axis=1, ddof=1).tolist() if steps.shape[1] > 1 else _column(block, "step_stdev_s")
     columns = (
         *(block.each(name).tolist() for name in ("count", "began_unix_s", "seconds")),
@@ -92,7 +92,7 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, forward_s, memory, skipped, checksum in zip(
         block.each("ranks").tolist(), *columns, strict=True
     ):
-        at = gang.place(rank)
+        at = gang.ranks[rank].place
         yield Measurement(
             study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=at.of_rank[1], host=at.host,
             device=at.uuid, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,
@@ -103,12 +103,12 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
 
 
 def _checksums(block: Block) -> list[str | None]:
-    return [f"{one & (2**64 - 1):016x}" if one else None for one in block.checksums.tolist()]
+    return [f"{one & (2**64 - 1):016x}" if one else None for one in block.each("digest").tolist()]
 
 
 def _column(block: Block, name: str) -> list[Any]:
     """A reading of each rank; None where it is not known."""
-    values = block.reading(name)
+    values = block.each(name)
     return [None if value != value else value for value in values.tolist()]  # NaN
 
 

@@ -21,15 +21,15 @@ from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import RoundEnd, StudyEnd, WorkloadFlops
+from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyEnd, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import RankTransport
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from tests.builders.json_types import as_json
 from tests.builders.judged import make_case
 from tests.builders.probes import measure_probe, steady
-from tests.builders.records import blocks_of, gang_of, probe_blocks_of, seeded_line, transport_line
+from tests.builders.records import blocks_of, gang_of, probe_blocks_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
 
 Records = list[AnyRecord]
@@ -59,7 +59,7 @@ def sound() -> Sequence[AnyRecord]:
     """All that rank 0 writes; the last rounds leave out an arm, and a probe."""
     measured = measure_nodes(PLAN, rounds=ROUNDS)
     probed = {probe.name: measure_probe(PLAN, probe, steady(100.0), ROUNDS) for probe in PROBES}
-    steps = [step for steps in nodes_evidence(PLAN, ()).seeded_steps.values() for step in steps]
+    steps = tuple(nodes_evidence(PLAN, ()).seeded_steps[STUDY.id].values())
     who = gang_of(measured)
     records: Records = [who]
     for number in range(ROUNDS):
@@ -67,19 +67,19 @@ def sound() -> Sequence[AnyRecord]:
         for name in ids:
             records += probe_blocks_of([one for one in probed[name] if one.round == number])
         records.append(RoundEnd(study="probes", round=number, arms=tuple(ids)))
-    records += [StudyEnd(study="probes", reason="decided"), seeded_line(steps)]
+    records += [StudyEnd(study="probes", reason="decided"), SeededSteps(study=STUDY.id, gang=0, ranks=steps)]
     records.append(WorkloadFlops(study=STUDY.id, flops_per_sample=1e9, counter="by hand"))
     for number in range(ROUNDS):
         arms = FEWER if number >= FEWEST_ROUNDS else ARMS
         records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
         records.append(RoundEnd(study=STUDY.id, round=number, arms=tuple(arms)))
-    transports = [RankTransport(rank=rank) for rank in range(RANKS)]
+    transports = tuple(RankTransport(rank=rank) for rank in range(RANKS))
     pairs = Block(
         study="pairs", arm="all-reduce-32mib@2", round=0, gang=0, ranks=(0, 2, 1, 3), groups=(0, 0, 1, 1), count=20,
         work=float(2**25), began_unix_s=1.7e9, seconds=0.2, series={STEP_S: step_bytes([0.01] * 20 * RANKS)},
     )  # fmt: skip
     ends = [StudyEnd(study=STUDY.id, reason="decided"), StudyEnd(study="pairs", reason="decided")]
-    return [*records, transport_line(transports, STUDY.id), ends[0], pairs, ends[1]]
+    return [*records, GangTransport(study=STUDY.id, gang=0, ranks=transports), ends[0], pairs, ends[1]]
 
 
 def telemetry_of(records: Sequence[AnyRecord]) -> list[TelemetryBlock]:

@@ -18,8 +18,9 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.columns import Columns, columns_of
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.records import EndReason, GangRecord, SeededStep, StudyEnd
+from pytest_ddpscale.run.records import EndReason, SeededStep, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import start_run
 from tests.builders.records import gang_on, steady_block
@@ -76,28 +77,23 @@ def test_two_studies_of_one_id_are_refused(run: RunDirectory) -> None:
         read_evidence(run)
 
 
-def seeded(rank: int, checksum: str, *, repeats: bool = True) -> SeededStep:
-    return SeededStep(STUDY.id, rank, rank, "node0", f"GPU-{rank}", checksum, repeats)
-
-
-def test_each_rank_has_the_checksum_of_its_own_step() -> None:
-    evidence = Evidence(
-        Plan("cpu", "cpu", (STUDY,)), Columns(), {}, seeded_steps={STUDY.id: [seeded(0, "a"), seeded(1, "b")]}
-    )
-    assert evidence.seeded_checksums(STUDY.id) == {0: "a", 1: "b"}
+@rows(
+    ("steps", "checksums"),
+    [
+        ("a b", {0: "a", 1: "b"}),
+        ("a+b c+d e", dict.fromkeys(range(3), "not repeatable")),
+        ("a a a+b", {0: "a", 1: "a", 2: "a+b"}),
+    ],
+)
+def test_steps_that_most_ranks_can_repeat_are_compared(steps: str, checksums: dict[int, str]) -> None:
+    """``a+b`` are two results of one rank."""
+    told = {
+        Place("node0", rank): SeededStep(rank=rank, checksum=one, repeats="+" not in one)
+        for rank, one in enumerate(steps.split())
+    }
+    evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), Columns(), {}, seeded_steps={STUDY.id: told})
+    assert evidence.seeded_checksums(STUDY.id) == checksums
     assert evidence.seeded_checksums("weak/other") == {}
-
-
-def test_a_step_that_hardly_any_rank_can_repeat_compares_nobody() -> None:
-    steps = [seeded(0, "a+b", repeats=False), seeded(1, "c+d", repeats=False), seeded(2, "e")]
-    evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), Columns(), {}, seeded_steps={STUDY.id: steps})
-    assert len(set(evidence.seeded_checksums(STUDY.id).values())) == 1
-
-
-def test_one_rank_that_cannot_repeat_its_step_differs_from_all_others() -> None:
-    steps = [seeded(0, "a"), seeded(1, "a"), seeded(2, "a+b", repeats=False)]
-    evidence = Evidence(Plan("cpu", "cpu", (STUDY,)), Columns(), {}, seeded_steps={STUDY.id: steps})
-    assert evidence.seeded_checksums(STUDY.id) == {0: "a", 1: "a", 2: "a+b"}
 
 
 def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> None:
@@ -110,14 +106,8 @@ def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> 
         read_evidence(run)
 
 
-@rows(
-    ("other", "found"),
-    [
-        (gang_on(["n0"], 2, "GPU-1{}", 1), "rank 0 was measured in two places by gangs 0, 1"),
-        (gang_on(["n0"], 1, "GPU-{}", 1), "rank 1 took part, but gang 1 has 1 ranks"),
-    ],
-)
-def test_a_rank_that_is_elsewhere_in_another_gang_contradicts_itself(other: GangRecord, found: str) -> None:
+def test_a_rank_that_is_elsewhere_in_another_gang_contradicts_itself() -> None:
+    other = gang_on(["n0"], 2, "GPU-1{}", 1)
     blocks = [steady_block("weak/r", Arm("ddp", 2, 4), number, (0, 1), 100.0, gang=number) for number in range(2)]
-    with pytest.raises(ValueError, match=found):
+    with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
         columns_of(blocks, [gang_on(["n0"], 2, "GPU-{}"), other])
