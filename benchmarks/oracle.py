@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gc
+import hashlib
 import importlib
 import io
 import json
@@ -45,6 +46,7 @@ from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
 from oracle_runs import edit, measure_as_sessions_do, unfit
 
 ROOT = Path(__file__).resolve().parents[1]
+THRESHOLDS = ROOT / "thresholds.yaml"
 DATA = ROOT / "benchmarks" / "oracle"
 LAB_YAML = str(DATA / "thresholds" / "lab.yaml")
 LAB = f"--thresholds={LAB_YAML} --gpu-sku"
@@ -97,6 +99,11 @@ def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
         unpack(name)
+        record = json.loads(Path(name, "run.json").read_text())
+        today = hashlib.sha256(THRESHOLDS.read_bytes()).hexdigest()  # they are judged by, whatever the run began with
+        Path(name, "run.json").write_text(
+            json.dumps(record | {"thresholds": {"path": str(THRESHOLDS), "sha256": today}})
+        )
         return
     command, *edits = RUNS[name].split(" | ")
     before = partial(measure_as_sessions_do, Path(f"{name}.looks")) if command.startswith("session") else None
