@@ -16,11 +16,11 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    GpuErrors,
     RoundEnd,
     SeededStep,
     SeededSteps,
