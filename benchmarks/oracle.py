@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gc
+import hashlib
 import importlib
 import io
 import json
@@ -97,6 +98,11 @@ def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
         unpack(name)
+        file = Path(name, "run.json")
+        record = json.loads(file.read_text())
+        sha256 = hashlib.sha256((ROOT / "thresholds.yaml").read_bytes()).hexdigest()
+        record["thresholds"] |= {"path": f"{ROOT}/thresholds.yaml", "sha256": sha256}  # its own file is gone
+        file.write_text(json.dumps(record))
         return
     command, *edits = RUNS[name].split(" | ")
     before = partial(measure_as_sessions_do, Path(f"{name}.looks")) if command.startswith("session") else None

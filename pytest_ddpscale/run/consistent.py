@@ -82,7 +82,7 @@ class _Said:
             if key := _key(one):
                 self._first.setdefault(key, (line, one))
             if isinstance(one, GangRecord):
-                nodes = len(set(one.hosts)) if plan.nodes > 1 else 1
+                nodes = len(one.hosts) if plan.nodes > 1 else 1
                 self._layouts[one.gang] = Layout(nodes, max(1, one.world_size // nodes))
             if isinstance(one, OfRanks):
                 self._launch_of.setdefault(one.gang, plan.launch_of(one.study))
@@ -162,8 +162,9 @@ class _Said:
         names and consecutive ranks."""
         if not isinstance(one, GangRecord):
             return
-        plan, users, hosts = self._plan, dict[str, int](), list(dict.fromkeys(one.hosts))
-        for rank, device in enumerate(one.devices):
+        plan, users, hosts = self._plan, dict[str, int](), one.hosts
+        for rank, place in enumerate(one.places):
+            device = place.uuid
             if (device == "cpu") != (plan.device_type == "cpu"):
                 raise ValueError(f"has ranks on {device!r}, but plan.json plans for {plan.device_type}")
             if device != "cpu" and users.setdefault(device, rank) != rank:
@@ -175,7 +176,7 @@ class _Said:
         if one.world_size > plan.layout.world_size:
             raise ValueError(f"has {one.world_size} ranks, but plan.json plans for {plan.layout.world_size}")
         if plan.nodes > 1:
-            places = list(zip(one.hosts, one.local_ranks, strict=True))
+            places = [place.of_rank for place in one.places]
             ((host, local_rank), count), *_ = Counter(places).most_common(1)
             if count > 1:
                 raise ValueError(

@@ -88,6 +88,6 @@ def test_files_for_programs_are_as_they_were_approved(site: Site) -> None:
         "junit.xml": ElementTree.tostring(xml, encoding="unicode"),
         "pytest-report.json": json.dumps(report, indent=1),
         "metrics.prom": (run / "metrics.prom").read_text(encoding="utf-8"),
-        "verdicts-shape.json": json.dumps(shape_of(verdicts), indent=1),
+        "verdicts-shape.json": json.dumps(shape_of(verdicts | {"requirements": []}), indent=1),
     }.items():
         assert_approved(name, masked(text, site.path))
