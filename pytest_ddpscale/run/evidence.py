@@ -16,7 +16,7 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
+from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -184,17 +184,17 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         post_mortems=post_mortems_of(records),
         out_of_time=ended(records, "budget"),
         unread=unread_of(records),
-        gpu_errors=gpu_errors_of(records),
+        gpu_errors=[record for record in records if isinstance(record, GpuErrors)],
         ranks_of_errors=_ranks_of_errors(records),
     )
 
 
 def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
     """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
-    if not gpu_errors_of(records):
+    if not any(isinstance(record, GpuErrors) for record in records):
         return []
     surveyed = [
-        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        gpu.on(host)
         for host, survey in surveys_of(records).items()
         for gpu in survey.gpus
         if gpu.local_rank is not None
@@ -223,8 +223,8 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
-    ids = plan.study_ids
-    if len(set(ids)) != len(ids):
+    ids, planned = plan.study_ids, [one.id for one in (*plan.timed, *plan.training_runs)]
+    if len(set(planned)) != len(planned):
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
