@@ -68,7 +68,7 @@ def sound() -> Sequence[AnyRecord]:
             records += probe_blocks_of([one for one in probed[name] if one.round == number])
         records.append(RoundEnd(study="probes", round=number, arms=tuple(ids)))
     records += [StudyEnd(study="probes", reason="decided"), SeededSteps(study=STUDY.id, gang=0, ranks=steps)]
-    records.append(WorkloadFlops(study=STUDY.id, flops_per_sample=1e9, counter="by hand"))
+    records.append(WorkloadFlops(study=STUDY.id, flops_per_sample=1e9))
     for number in range(ROUNDS):
         arms = FEWER if number >= FEWEST_ROUNDS else ARMS
         records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
