@@ -16,11 +16,11 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    GpuErrors,
     RoundEnd,
     SeededStep,
     SeededSteps,
@@ -223,8 +223,8 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
-    ids = plan.study_ids
-    if len(set(ids)) != len(ids):
+    ids, planned = plan.study_ids, [one.id for one in (*plan.timed, *plan.training_runs)]
+    if len(set(planned)) != len(planned):
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)

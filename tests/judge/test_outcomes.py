@@ -63,8 +63,8 @@ from pytest_ddpscale.report.cause import causes
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
 from pytest_ddpscale.session.sources import Site, Subject

@@ -12,7 +12,6 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
 from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunDirectory
-from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.verdicts import read_judgement
 from tests.builders.json_types import as_json, run_record
 from tests.builders.records import gang_on
@@ -64,14 +63,6 @@ def test_a_line_without_an_end_is_refused(run: RunDirectory) -> None:
         file.truncate(0)
         file.truncate(2**40)
     assert f"line 1 is longer than {MOST_LINE_BYTES // 2**20} MiB" in refusal(run)
-
-
-def test_a_lock_that_is_a_link_leaves_what_it_leads_to(run: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("content")
-    (run.path / "run.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(RunDirectoryError):
-        RunLock.acquire(run.path)
-    assert (tmp_path / "precious").read_text() == "content"
 
 
 @pytest.mark.parametrize("field", ["started_at", "finished_at"])
