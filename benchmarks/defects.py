@@ -316,8 +316,8 @@ DEFECTS = (
         "records",
         "a second record of something unique is accepted",
         "run/consistent.py",
-        "and self._first[key][1] is not one:",
-        "and self._first[key][0] < 0:",
+        "(name, of, round_, turn), line)) != line:",
+        "(name, of, round_, turn), line)) > line:",
         ("run",),
     ),
     Defect(
@@ -343,8 +343,8 @@ DEFECTS = (
         "records",
         "two ranks on one GPU count as two GPUs",
         "run/consistent.py",
-        "users.setdefault(device, rank) != rank:",
-        "users.setdefault(device, rank) > rank:",
+        "first.setdefault(place.uuid, rank) != rank:",
+        "first.setdefault(place.uuid, rank) > rank:",
         ("run",),
     ),
     Defect(
