@@ -266,7 +266,7 @@ def measure(scenario: Scenario, number: int, seed: int, points: float) -> Ending
 def _ranks(culprit: Culprit, layout: Layout) -> set[int]:
     """The ranks that a culprit stands for: a GPU, or all GPUs of a node."""
     node = next(number for number in range(layout.nodes) if host_name(number) == culprit.host)
-    per_node = range(layout.ranks_per_node) if culprit.gpu_index is None else (culprit.gpu_index,)
+    per_node = range(layout.ranks_per_node) if culprit.place.index is None else (culprit.place.index,)
     return {node * layout.ranks_per_node + local for local in per_node}
 
 
@@ -274,7 +274,7 @@ def _linked(blamed: set[Culprit], scenario: Scenario, wrong: set[int]) -> set[in
     """The ranks at fault, if their links are slow and one is named, or if their links lose packets and the node is."""
     host = host_name(min(wrong) // PER_NODE)
     kinds = {{"slow-link": "link", "lossy-link": "node"}.get(one.partition(":")[0]) for one in scenario.faults}
-    return wrong if any(c.kind in kinds and host in (c.host, c.peer_host) for c in blamed) else set()
+    return wrong if any(c.kind in kinds and host in c.hosts for c in blamed) else set()
 
 
 def _at_least(percent: float, *columns: Column) -> tuple[Goal, ...]:

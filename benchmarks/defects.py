@@ -458,10 +458,19 @@ DEFECTS = (
     Defect(
         "counter-window",
         "telemetry",
-        "energy of a window is that between the polls around it",
+        "energy of a window is that between two polls in it",
         "telemetry/windows.py",
-        "    return last - first\n",
-        "    return totals[-1] - totals[0]\n",
+        "return (last - first) / (last_s - first_s) * (end_s - start_s)",
+        "return last - first",
+        ("telemetry",),
+    ),
+    Defect(
+        "errors-between",
+        "telemetry",
+        "errors between two windows are in neither",
+        "telemetry/windows.py",
+        "before, total = self._counted.get(reading, math.inf), newest",
+        "before, total = dict([(0, math.inf), *self._within(reading, start_s, end_s)[:1]]).popitem()[1], newest",
         ("telemetry",),
     ),
     Defect(

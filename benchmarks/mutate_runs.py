@@ -251,7 +251,7 @@ def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
                   spoils=True)  # fmt: skip
     agreement = lambda verdict: verdict.metric == "replica_agreement"  # noqa: E731
     for sums in (None, "a+b"):
-        unrepeated = {"repeats": False} | ({"checksums": sums} if sums else {})
+        unrepeated = {"repeats": False} | ({"checksum": sums} if sums else {})
         yield changed(f"no rank repeats its seeded step, {sums}",
                       partial(_seeded, unrepeated), agreement, spoils=True)  # fmt: skip
     for host in ("\0", "", "\x1b[2J", "a\nACCEPTED", "\u202e", "n" * 10_000):
@@ -294,7 +294,7 @@ def _is_ratio(study: str, arm: str, verdict: Verdict) -> bool:
 
 
 def _seeded(changes: dict[str, Any], one: Any) -> Any:
-    return one | changes if one["kind"] == "seeded_step" else one
+    return one | {"ranks": [step | changes for step in one["ranks"]]} if one["kind"] == "seeded_step" else one
 
 
 def _renamed(before: str, after: str, one: Any) -> Any:

@@ -78,9 +78,9 @@ def _culprits(record: Mapping[str, Any], *more: str) -> dict[str, Any]:
     """By name: ``gpu node-0:3``, ``link node-0:1 node-1:1``."""
     found: dict[str, Any] = {}
     for one in record["culprits"]:
-        ends = [(one["host"], one["gpu_index"]), (one["peer_host"], one["peer_gpu_index"])]
-        name = " ".join([one["kind"], *(f"{host}:{index}" for host, index in ends if host is not None)])
+        name = " ".join([one["kind"], *(f"{place['host']}:{place.get('index')}" for place in one["places"])])
         name += f" {sum(key.startswith(name) for key in found) + 1}" if name in found else ""
+        one["gpu_uuid"] = one["places"][0].get("uuid")
         found[name] = _some(one, (*OF_CULPRIT, *more)) | ({"computed_wrong": True} if one["computed_wrong"] else {})
     return found
 
@@ -92,7 +92,7 @@ def _coverage(said: Mapping[str, Any]) -> Facts:
     for node in said["nodes"]:
         by_tests: dict[str, list[Any]] = defaultdict(list)
         for gpu in node["gpus"]:
-            name = gpu["local_rank"] if gpu["index"] is None else gpu["index"]
+            name = gpu["place"].get("index", gpu["place"].get("local_rank"))
             lacks = [f"{gpu['rounds_missing']} rounds missing"] * bool(gpu["rounds_missing"]) + gpu["missing_in"]
             by_tests[" ".join([*gpu["tested_by"], *lacks, gpu["problem"]]).strip()].append(name)
         facts[f"coverage {node['host']}"] = {"tested_by": node["tested_by"], "left_out": node["left_out"]} | {

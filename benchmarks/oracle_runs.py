@@ -228,9 +228,9 @@ def window(run: Files, arms: str, rank: str, name: str, value: str, rounds: str 
 
 def column(run: Files, kind: str, study: str, rank: str, name: str, value: str) -> None:
     """Set a rank's value in lines of a kind, such as ``transport`` and ``seeded_step``, of a study or ``*``."""
-    for line in run.of_kind(kind):
-        if fnmatch(line["study"], study):
-            _put(line, name, line["ranks"], rank, json.loads(value))
+    ranks = [one for line in run.of_kind(kind) if fnmatch(line["study"], study) for one in line["ranks"]]
+    for one in ranks:
+        one |= {name: json.loads(value)} if rank in ("all", str(one["rank"])) else {}
 
 
 def parameters(run: Files, arms: str, rank: str, rounds: str) -> None:

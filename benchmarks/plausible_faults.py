@@ -176,9 +176,9 @@ def _named(verdicts: Sequence[Verdict], rank: int, layout: Layout) -> tuple[bool
     """Whether the place is among the culprits, and whether a healthy one certainly is."""
     host, index = host_name(rank // layout.ranks_per_node), rank % layout.ranks_per_node
     blamed = {c for v in verdicts if not v.passed for c in v.culprits}
-    mine = any(host in (c.host, c.peer_host) and c.gpu_index in (None, index) for c in blamed)
-    mine = mine or any(c.host == host and index in (c.gpu_index, c.peer_gpu_index) for c in blamed)
-    healthy = any(c.is_certain and (c.host != host or c.gpu_index not in (None, index)) for c in blamed)
+    mine = any(host in c.hosts and c.place.index in (None, index) for c in blamed)
+    mine = mine or any(c.host == host and index in [place.index for place in c.places] for c in blamed)
+    healthy = any(c.is_certain and (c.host != host or c.place.index not in (None, index)) for c in blamed)
     return mine, healthy
 
 

@@ -147,8 +147,8 @@ def _named(verdicts: Path) -> list[tuple[int | None, str | None]]:
     if not verdicts.exists():
         return []
     found = json.loads(verdicts.read_text(encoding="utf-8"))["verdicts"]
-    gpus = {(one["gpu_index"], one["gpu_uuid"]) for verdict in found for one in verdict["culprits"]}
-    return sorted(gpu for gpu in gpus if gpu != (None, None))
+    places = [one["places"][0] for verdict in found for one in verdict["culprits"]]
+    return sorted({(place.get("index"), place.get("uuid")) for place in places if len(place) > 1})
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ class _Trial:
         if self.fault.kind in NODE_FAULTS:
             return any(culprit.host == host_name(self.fault.place) for culprit in blamed)
         node, index = divmod(self.fault.place, self.layout.ranks_per_node)
-        return any((culprit.host, culprit.gpu_index) == (host_name(node), index) for culprit in blamed)
+        return any((culprit.host, culprit.place.index) == (host_name(node), index) for culprit in blamed)
 
 
 def _trial(cluster: SimulatedCluster, plan: Plan, text: str, seed: str) -> _Trial:

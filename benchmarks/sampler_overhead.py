@@ -4,8 +4,8 @@
     python benchmarks/sampler_overhead.py --model resnet50 --batch-size 256 --image-size 224 --block-s 3 --rounds 40
 
 One model trains in short blocks, with the sampler running and with it stopped (SIGSTOP), in random order, balanced over
-every two rounds, so other load affects both alike. As in a run, each block begins with a mark and ends with a query for
-the block's window, outside of the timing. The ratio with / without is the geometric mean over the rounds, with its 95 %
+every two rounds, so other load affects both alike. As in a run, the lines of a block are read at its end, outside of
+the timing. The ratio with / without is the geometric mean over the rounds, with its 95 %
 Student-t interval.
 
 With GPUs, the first one trains and the sampler reads all of them. Otherwise the CPU trains on all its cores, so the
@@ -33,7 +33,7 @@ from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.sku.detection import visible_gpus
-from pytest_ddpscale.telemetry.link import POLL_S, Sampler
+from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ class Round:
     Attributes:
         with_steps_per_s: pace beside the sampler.
         without_steps_per_s: pace while it is stopped.
-        sampler_cpu_s: CPU time that the sampler took in the first block and for the question after it.
+        sampler_cpu_s: CPU time that the sampler took in the first block.
         with_s: duration of that, in seconds.
     """
 
@@ -106,15 +106,13 @@ class Beside:
     Args:
         sampler: at work.
         uuids: of the GPUs that it reads.
-        pid: its process.
         train: does one step, and waits for it.
         block_s: length of a block, in seconds.
     """
 
-    def __init__(
-        self, sampler: Sampler, uuids: Sequence[str], pid: int, train: Callable[[], None], block_s: float
-    ) -> None:
-        self._sampler, self._uuids, self._pid = sampler, uuids, pid
+    def __init__(self, sampler: Sampler, uuids: Sequence[str], train: Callable[[], None], block_s: float) -> None:
+        assert sampler.process is not None
+        self._sampler, self._uuids, self._pid = sampler, uuids, sampler.process.pid
         self._train, self._block_s = train, block_s
 
     def round(self, order: tuple[bool, bool]) -> Round:
@@ -129,11 +127,10 @@ class Beside:
                 continue
             before_cpu_s, began_s = cpu_s_of(self._pid), time.perf_counter()
             started_unix_s = time.time()
-            self._sampler.mark()
             pace[True] = self._block()
-            ended_unix_s = time.time()
-            if not self._sampler.cut([(uuid, started_unix_s, ended_unix_s) for uuid in self._uuids]):
-                raise SystemExit(f"the sampler did not answer: {self._sampler.problem}")
+            windows = [(uuid, started_unix_s, time.time()) for uuid in self._uuids]
+            if why := self._sampler.cut(windows)[0].unreadable.get("device"):
+                raise SystemExit(f"nothing was sampled: {why}")
             cpu_s, with_s = cpu_s_of(self._pid) - before_cpu_s, time.perf_counter() - began_s
         return Round(pace[True], pace[False], cpu_s, with_s)
 
@@ -188,24 +185,19 @@ def real_node(uuids: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
 
 
 def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
-    """All rounds. Raises SystemExit if the sampler does not answer."""
+    """All rounds. Raises SystemExit if nothing is sampled."""
     train = training(arguments.model, arguments.batch_size, arguments.image_size, bool(uuids))
     ends_s = time.perf_counter() + WARM_S
     while time.perf_counter() < ends_s:
         train()
     with (
         real_node(uuids) if uuids else played_node() as (read, environment),
-        closing(Sampler(read, arguments.poll_s, environment)) as sampler,
+        tempfile.TemporaryDirectory(prefix="sampler-overhead-") as folder,
+        closing(Sampler(read, Path(folder, "lines"), arguments.poll_s, environment)) as sampler,
     ):
-        now = time.time()
-        pid = sampler.pid
-        if pid is None or not sampler.cut([(read[0], now - 1, now)], timeout_s=60):
-            raise SystemExit(f"the sampler did not answer: {sampler.problem}")
-        beside = Beside(sampler, read, pid, train, arguments.block_s)
-        try:
-            return [beside.round(order) for order in orders(arguments.rounds, arguments.seed)]
-        finally:
-            os.kill(pid, signal.SIGCONT)  # a stopped process does not end when its input does
+        sampler.wait_for_first_poll(60)
+        beside = Beside(sampler, read, train, arguments.block_s)
+        return [beside.round(order) for order in orders(arguments.rounds, arguments.seed)]
 
 
 def result_table(found: Overhead, rounds: Sequence[Round], trained_on: str) -> str:

@@ -91,8 +91,9 @@ def _without_any_past(found: Regression) -> list[str]:
 def _culprit(one: Compared) -> Culprit:
     value = one.value
     kind: Literal["node", "gpu"] = "node" if value.gpu_uuid is None else "gpu"
+    place = Place(value.host, None, value.gpu_uuid or "", value.gpu_index)
     # Not certain: the software or the room's temperature may have changed instead.
-    return Culprit(kind, value.host, value.gpu_index, value.gpu_uuid, _in_words(one), is_certain=False)
+    return Culprit(kind, (place,), _in_words(one), is_certain=False)
 
 
 def _place(value: KeyValue) -> str:

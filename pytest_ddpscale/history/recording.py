@@ -205,7 +205,7 @@ def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: 
     for host, survey in evidence.surveys.items():
         if host in took_part:
             found[host] = found.get(host, dict(everywhere)) | known_versions(survey.versions)
-    for one in evidence.transports:
+    for place, one in evidence.transports.items():
         if one.process_group:
-            found[one.host]["process_group"] = one.process_group
+            found[place.host]["process_group"] = one.process_group
     return found

@@ -18,7 +18,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
@@ -51,14 +51,14 @@ def _without_own_results(verdict: Verdict, study: Study, evidence: Evidence) -> 
 
     DDP averages what a rank computes wrong, so equal parameters alone do not show that each rank computes right.
     """
-    steps = evidence.seeded_steps.get(study.id, ())
+    steps = evidence.seeded_steps.get(study.id, {})
     if verdict.outcome != "passed" or not METRICS[verdict.metric].compares_results or not steps:
         return verdict
     if evidence.is_repeatable(study.id):
         return verdict
-    unrepeated = sum(not step.repeats for step in steps)
+    unrepeated = sum(not step.repeats for step in steps.values())
     reason = f"{unrepeated} of {len(steps)} ranks got another result when they repeated the seeded step of {study.id}"
-    alone = {(step.host, step.device) for step in steps}
+    alone = {(place.host, place.uuid) for place in steps}
     if alone <= evidence.compared_alone():
         note = (
             f"{reason}: the model has no deterministic kernels; what each rank computes was compared in other studies"
@@ -77,8 +77,8 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     are_odd, is_open = _unlike_most(_numbered([*seeded.values()])) if seeded else ((), True)
     odd = set() if is_open else {rank for rank, is_odd in zip(seeded, are_odd, strict=True) if is_odd}
     by_themselves = {
-        step.rank: _culprit(step.place, len(seeded), seeded_step_differs=True)
-        for step in evidence.seeded_steps.get(study.id, ())
+        step.rank: _culprit(place, len(seeded), seeded_step_differs=True)
+        for place, step in evidence.seeded_steps.get(study.id, {}).items()
         if step.rank in odd
     }
     # With several nodes, all ranks together are the largest group.
@@ -154,7 +154,7 @@ def _culprit(
     found += [f"gradients of one seeded step, each computed alone, {unlike}"] if seeded_step_differs else []
     found += ["no result is shared by more than half of the ranks, so it is unknown which is right"] if is_open else []
     evidence = "; ".join(found)
-    return gpu_culprit(place, evidence, is_certain=not is_open, computed_wrong=True)
+    return Culprit("gpu", (place,), evidence, is_certain=not is_open, computed_wrong=True)
 
 
 def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -200,7 +201,7 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
     # Hosts with a certain culprit; for ranks that disagree any culprit will do.
     named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
     culprits = [
-        Culprit("node", node.place.host, None, None, _evidence_on(node, nodes))
+        Culprit("node", (Place(node.place.host),), _evidence_on(node, nodes))
         for node in failed
         if node.place.host not in named
     ]

@@ -71,15 +71,12 @@ def coverage_of(
             if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used - {""}
         ]
         for i in sorted(ranks.keys() | set(range(gpus_per_node - len(silent)))):
-            place, gpu = (host, i), ranks.get(i, Place(host, i))
-            at = blocks.missing_in.get(place, ())
-            yield GpuCoverage(
-                gpu.index, gpu.uuid, _in_order(tested.get(place, ())), rounds_missing=blocks.missed.get(place, 0),
-                missing_in=tuple(name for name, study in undecided if study in at),
-                local_rank=i, pci_bus_id=gpu.pci,
-            )  # fmt: skip
+            place, at = (host, i), blocks.missing_in.get((host, i), ())
+            missing_in = tuple(name for name, study in undecided if study in at)
+            tested_by, gpu = _in_order(tested.get(place, ())), ranks.get(i, Place(host, i))
+            yield GpuCoverage(gpu, tested_by, "", blocks.missed.get(place, 0), missing_in)
         for one in silent:
-            yield GpuCoverage(one.index, one.uuid, (), one.problem, pci_bus_id=one.pci_bus_id)
+            yield GpuCoverage(Place(host, None, one.uuid, one.index, one.pci_bus_id), (), one.problem)
 
     def node(host: str) -> NodeCoverage:
         by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
@@ -192,8 +189,8 @@ class _Blocks:
                 on_host[host].add(study)
         for place in never:  # it also misses its turn in all studies of its host
             self.missing_in[place] |= on_host[place[0]]
-        steps = (step for of_study in evidence.seeded_steps.values() for step in of_study) if never else ()
-        self.seen = {step.place.of_rank: step.place for step in steps}
+        studies = evidence.seeded_steps.values() if never else ()
+        self.seen = {place.of_rank: place for steps in studies for place in steps}
         self.paired = {host for rail in rails_of(evidence) for host in rail.hosts}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:

@@ -26,8 +26,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.digits import percent
@@ -116,7 +117,7 @@ class RankComparison:
         """Those of `found` that are ranks of the judged arm."""
         # Ranks are renumbered after a node was lost; their places stay.
         places = set(measured.ranks.places)
-        return [one for one in found if one.culprit.place in places]
+        return [one for one in found if one.culprit.place.of_rank in places]
 
 
 def with_culprits(
@@ -150,7 +151,7 @@ def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
     compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
     for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
         evidence = f"{percent(own[at])} busy; the median of {compared.peers[at]} peers is {percent(peers[at])}"
-        yield gpu_culprit(measured.ranks.who(at)[1], evidence)
+        yield Culprit("gpu", (measured.ranks.who(at)[1],), evidence)
 
 
 def _with_stragglers(verdict: Verdict, case: Case, compared: RankComparison, measured: ArmRounds) -> Verdict:
@@ -300,11 +301,14 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
     first.
     """
-    named = {one.place for verdict in verdicts for one in verdict.culprits if one.is_certain}
+    named = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
     studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
     compared = [RankComparison(study, evidence, limit) for study in studies or evidence.plan.studies]
     watched = _slowest(
-        one for by in compared for one in by.watched if named.isdisjoint({one.culprit.place, (one.host, None)})
+        one
+        for by in compared
+        for one in by.watched
+        if named.isdisjoint({one.culprit.place.identity, Place(one.host).identity})
     )
     changing = _slowest(one for by in compared for one in by.stragglers if not one.is_slow_throughout)
     notes = [_watched_note(watched)] if watched else []
@@ -316,8 +320,8 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
 
 def _slowest(found: Iterable[Straggler]) -> list[Straggler]:
     """The slowest finding of each device."""
-    kept: dict[tuple[str, int | None], Straggler] = {}
+    kept: dict[object, Straggler] = {}
     for one in found:
-        place = one.culprit.place
+        place = one.culprit.identity
         kept[place] = max(kept.get(place, one), one, key=lambda straggler: straggler.ratio)
     return list(kept.values())

@@ -19,7 +19,7 @@ from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
-from pytest_ddpscale.run.culprit import gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN, Verdict
@@ -120,7 +120,7 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Telem
     for windows in stalled:
         evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
         # Not certain: the GPU may be waiting for a peer.
-        culprits.append(gpu_culprit(windows.place_of(0), evidence, is_certain=False))
+        culprits.append(Culprit("gpu", (windows.place_of(0),), evidence, is_certain=False))
     reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization proves nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=tuple(culprits))
 

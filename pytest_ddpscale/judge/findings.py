@@ -17,7 +17,7 @@ from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
-from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.transport_record import RankTransport
 
 Gpu = tuple[str, str]  # host and UUID
 # A condition in fewer of an arm's windows may be a fluke.
@@ -83,7 +83,7 @@ class NodeEvidence:
     surveys: Mapping[str, Survey]
     hosts_planned: int
     telemetry: TelemetryColumns = NO_TELEMETRY
-    transports: Sequence[Transport] = ()
+    transports: Mapping[Place, RankTransport] = field(default_factory=dict)
     blocks: GpuBlocks = field(default_factory=GpuBlocks)
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.place import Place
@@ -42,7 +42,7 @@ class GpuError:
     @property
     def culprit(self) -> Culprit:
         """The GPU as a culprit."""
-        return gpu_culprit(self.place, self.text, is_certain=self.is_certain)
+        return Culprit("gpu", (self.place,), self.text, is_certain=self.is_certain)
 
 
 def gpu_errors_in(evidence: Evidence) -> Sequence[GpuError]:

@@ -32,7 +32,7 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
-from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, Transport
+from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, RankTransport
 from pytest_ddpscale.util.listing import first_few
 
 _COMPARED: dict[DeviceType, tuple[str, ...]] = {
@@ -73,7 +73,7 @@ def versions(seen: NodeEvidence) -> Findings:
     for version, host in first_with.items():
         if why := why_untried(version):
             found[host] += note(why)
-    for host, process_group in {one.host: one.process_group for one in seen.transports}.items():
+    for host, process_group in {place.host: one.process_group for place, one in seen.transports.items()}.items():
         if process_group == WITHOUT_OVERLAP and host in found:
             found[host] += note(f"torch communicates through {process_group}; {WHAT_IT_MAY_COST}")
     for name, by_host in read.items():
@@ -221,14 +221,14 @@ class _Transports:
     """Connections of the ranks of all nodes, and ports of the nodes; if nothing crosses nodes, each stands alone."""
 
     def __init__(self, seen: NodeEvidence) -> None:
-        self.ranks: dict[str, list[Transport]] = {}
-        for one in seen.transports:
-            self.ranks.setdefault(one.host, []).append(one)
+        self.ranks: dict[str, dict[Place, RankTransport]] = {}
+        for place, one in seen.transports.items():
+            self.ranks.setdefault(place.host, {})[place] = one
         self._expectation, self._surveys = seen.expectation, seen.surveys
         self._is_one_node = not seen.expectation.crosses_nodes or seen.hosts_planned <= 1
-        self._is_crossed = any(one.channels_between_nodes or _networks_of(one) for one in seen.transports)
+        self._is_crossed = any(one.channels_between_nodes or _networks_of(one) for one in seen.transports.values())
         # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
-        uses_rdma = any(name.startswith(_RDMA) for one in seen.transports for name in one.channels)
+        uses_rdma = any(name.startswith(_RDMA) for one in seen.transports.values() for name in one.channels)
         self._fast = (_INFINIBAND, _ETHERNET) if uses_rdma else (_INFINIBAND,)
         self._has_fast_ports = any(_active_ports(survey, *self._fast) for survey in seen.surveys.values())
         known = {host: survey for host, survey in seen.surveys.items() if not survey.problem}
@@ -241,14 +241,14 @@ class _Transports:
         yield Finding(gpus=len(ranks))
         if len(ranks) < asked:
             yield unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
-        for one in ranks:
-            yield self._within_node(one).at(Place(host, one.local_rank, one.device, one.gpu_index, one.pci_bus_id))
+        for place, one in ranks.items():
+            yield self._within_node(one, is_alone=len(ranks) == 1).at(place)
         if not self._is_one_node:
             yield from self._between_nodes(host)
 
-    def _within_node(self, one: Transport) -> Finding:
+    def _within_node(self, one: RankTransport, *, is_alone: bool) -> Finding:
         """Whether the connections of a rank are known, and those within its node; with one node those are all."""
-        if self._is_one_node and len(self.ranks[one.host]) == 1:
+        if self._is_one_node and is_alone:
             return Finding()  # without another rank NCCL may not even have begun its log
         if one.problem:
             return unknown(one.problem)
@@ -267,7 +267,7 @@ class _Transports:
             yield unknown("no rank communicated with another node")
             return
         # A network connection to an unknown peer counts as one to another node.
-        used = {name for one in self.ranks[host] for name in (*one.channels_between_nodes, *_networks_of(one))}
+        used = {name for one in self.ranks[host].values() for name in (*one.channels_between_nodes, *_networks_of(one))}
         without_rdma = sorted(name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name)
         if without_rdma:
             yield note(f"{', '.join(without_rdma)} goes through host memory: no GPUDirect RDMA")
@@ -301,7 +301,7 @@ class _Transports:
         return fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
 
 
-def _networks_of(one: Transport) -> list[str]:
+def _networks_of(one: RankTransport) -> list[str]:
     """Network connections of a rank to unknown peers."""
     return [name for name in one.channels_somewhere if name.startswith(_NETWORKS)]
 

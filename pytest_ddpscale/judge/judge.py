@@ -137,7 +137,7 @@ def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[JudgedPlace],
     planned = len(evidence.plan.layout.groups_of_round(probe))
     judged = _judge_places(blank, asked, values.places, planned, {})
     verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
-    limit = getattr(case.sku.peers, KINDS[probe.operation.kind].peers or "computing")
+    limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
     return with_probe_culprits(verdict, judged, planned, evidence, limit)
 
 

@@ -17,11 +17,12 @@ from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, node_expectation
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
 
 _FIND: Mapping[str, Check] = {
     "gpus": gpu_checks.gpus,
@@ -48,7 +49,7 @@ _Doubt = Literal["outside", "nodes", "gpus"]
 def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     """The verdict on one check, from one that says ``not_measured``; its value is the share of nodes that pass."""
     name = case.requirement.check
-    reads_telemetry, expected = NODE_CHECKS[name].reads == "telemetry", node_expectation(case.sku, evidence.plan)
+    reads_telemetry, expected = NODE_CHECKS[name].reads == "telemetry", expected_by(evidence.plan, case.expected)
 
     def seen() -> NodeEvidence:
         # Blocks with telemetry: all but those of pairs of nodes.
@@ -120,8 +121,8 @@ def _culprits(findings: Findings, planned: int) -> tuple[Culprit, ...]:
 
 def _culprit(host: str, one: NodeFault, *, is_certain: bool) -> Culprit:
     if one.gpu is None:
-        return Culprit("node", host, None, None, one.text, is_certain=is_certain)
-    return gpu_culprit(one.gpu, one.text, is_certain=is_certain)
+        return Culprit("node", (Place(host),), one.text, is_certain=is_certain)
+    return Culprit("gpu", (one.gpu,), one.text, is_certain=is_certain)
 
 
 def _doubt_on(one: NodeFault) -> _Doubt | None:
@@ -174,13 +175,13 @@ def unfit_nodes(
     asked = [name for name in names if NODE_CHECKS[name].reads == "survey"]
     if not asked:
         return {}
-    seen, reasons = NodeEvidence(node_expectation(checks[0].sku, plan), surveys, plan.nodes), dict[str, list[str]]()
+    seen, reasons = NodeEvidence(expected_by(plan, checks[0].expected), surveys, plan.nodes), dict[str, list[str]]()
     for name in asked:
         findings = _FIND[name](seen) if _applies(name, seen) else {}
         faults = [one for _, finding in sorted(findings.items()) for one in finding.faults]
         for culprit, one in zip(_culprits(findings, max(plan.nodes, len(findings))), faults, strict=True):
             if _prevents(one, plan) or (culprit.is_certain and not hopeless):
-                gpu = f"{culprit.end.number}: " if culprit.kind == "gpu" else ""
+                gpu = f"{culprit.place.number}: " if culprit.kind == "gpu" else ""
                 reasons.setdefault(culprit.host, []).append(f"{name}: {gpu}{culprit.evidence}")
     for survey in surveys.values():
         if survey.problem and not hopeless:

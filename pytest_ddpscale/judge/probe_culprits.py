@@ -27,7 +27,7 @@ from typing import TypeAlias
 from pytest_ddpscale.judge.combining import PlaceVerdict
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
@@ -71,12 +71,6 @@ def ends_of(place: JudgedPlace) -> tuple[End, End]:
     assert place.end is not None
     assert place.peer is not None
     return place.end, place.peer
-
-
-def link_culprit(place: JudgedPlace, evidence: str, *, is_certain: bool = True) -> Culprit:
-    """The link as a culprit."""
-    ends = ends_of(place)
-    return link_of([end.host for end in ends], ends, evidence, is_certain=is_certain)
 
 
 def shared_end(links: Sequence[JudgedPlace]) -> End | None:
@@ -149,19 +143,19 @@ def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpr
         failed = [place for place in theirs if place.is_failed]
         if len(by_host) > 1 and len(failed) == len(theirs) > 1:
             what = f"all {len(theirs)} {theirs[0].place.noun} fail {values.probe}, the worst at {_worst(theirs)}"
-            yield Culprit("node", host, None, None, f"{what}{values.beside(theirs)}")
+            yield Culprit("node", (Place(host),), f"{what}{values.beside(theirs)}")
         elif theirs[0].place.kind == "link":
             yield from _of_links(theirs, values)
         else:
             for one in failed:
                 where, evidence = one.place, _of_one(one, values)
                 if where.end is None:
-                    yield Culprit("node", where.host, None, None, evidence)
+                    yield Culprit("node", (Place(where.host),), evidence)
                 elif values.is_within(one):
                     evidence += f"; within {100 * (values.limit or 0):.3g} % of it, so all may be slow"
-                    yield gpu_culprit(where.end, evidence, is_certain=False)
+                    yield Culprit("gpu", (where.end,), evidence, is_certain=False)
                 else:
-                    yield gpu_culprit(where.end, evidence)
+                    yield Culprit("gpu", (where.end,), evidence)
 
 
 def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
@@ -178,7 +172,7 @@ def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpri
     if shared is not None:
         yield _of_end(shared, by_end, values, is_certain=False)
         return
-    yield from (link_culprit(pair.place, _of_one(pair, values)) for pair in left)
+    yield from (Culprit("link", ends_of(pair.place), _of_one(pair, values)) for pair in left)
 
 
 def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
@@ -194,13 +188,13 @@ def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[C
     slow = [host for host, own in by_host.items() if len(neighbours[host]) > 1 and _explains_its_pairs(own)]
     for host in slow:
         evidence = f"{_failed_of(by_host[host], values)}: it is slow with {' and '.join(sorted(neighbours[host]))}"
-        yield Culprit("node", host, None, None, evidence, is_certain=neighbours[host] <= good)
+        yield Culprit("node", (Place(host),), evidence, is_certain=neighbours[host] <= good)
     rails: list[PlaceVerdict] = []
     for hosts, own in by_hosts.items():
         if set(hosts) & set(slow):
             continue
         if len(own) > 1 and all(pair.is_failed for pair in own):
-            yield Culprit("link", hosts[0], None, None, _failed_of(own, values), hosts[-1])
+            yield Culprit("link", (Place(hosts[0]), Place(hosts[-1])), _failed_of(own, values))
         else:
             rails += own
     yield from _of_links(rails, values)
@@ -233,7 +227,7 @@ def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Val
     own = by_end[end]
     evidence = _failed_of(own, values)
     evidence += ": the GPU or its own links are at fault" if is_certain else ": the GPU or these links are at fault"
-    return gpu_culprit(end, evidence, is_certain=is_certain)
+    return Culprit("gpu", (end,), evidence, is_certain=is_certain)
 
 
 def _worst(places: Iterable[PlaceVerdict]) -> str:

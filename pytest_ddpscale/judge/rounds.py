@@ -49,7 +49,7 @@ class ArmRounds:
     @property
     def present(self) -> BoolArray:
         """Whether a rank was present, (rounds, ranks)."""
-        return self.measured.present
+        return np.asarray(self.measured.present)
 
     @cached_property
     def is_whole(self) -> bool:
@@ -59,7 +59,7 @@ class ArmRounds:
     @cached_property
     def mean_step_s(self) -> FloatArray:
         """Mean step time of each rank's block, in seconds, NaN where it was absent, (rounds, ranks)."""
-        return self.measured.seconds / np.where(self.present, self.measured.count, 1)
+        return np.asarray(self.measured.seconds / np.where(self.present, self.measured.count, 1))
 
     @cached_property
     def slowest(self) -> IntArray:

@@ -164,7 +164,7 @@ def _in_the_way(run: RunFacts, reason: str) -> Iterator[tuple[CauseId, str]]:
 def _not_covered(coverage: Coverage, reason: str) -> Iterator[tuple[RunOutcome, str]]:
     """The outcome if parts of the machine were not tested."""
     if idle := coverage.idle_gpus:
-        names = first_few([f"{gpu.place.number} on {node.host}" for node, gpu in idle])
+        names = first_few([f"{gpu.place.number} on {gpu.place.host}" for gpu in idle])
         yield "partial", f"{reason}, but none of them tested {len(idle)} of {len(coverage.gpus)} GPUs: {names}"
     if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
         yield "partial", f"{reason}, but none of them tested {len(idle_nodes)} of {coverage.node_count} nodes"

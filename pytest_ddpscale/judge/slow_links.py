@@ -25,7 +25,7 @@ from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings, are_stalled
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit, link_of
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.readings import STEP_S
@@ -77,7 +77,7 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 def slow_links(evidence: Evidence) -> dict[str, set[str]]:
     """Hosts of the nodes and links that communicate slowly, by a description of each: all that the rule finds."""
-    return {f"{_name(one)} ({one.evidence})": set(_hosts(one)) for one in _faults(evidence, frozenset())}
+    return {f"{_name(one)} ({one.evidence})": set(one.hosts) for one in _faults(evidence, frozenset())}
 
 
 def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
@@ -85,13 +85,8 @@ def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
     return evidence.once(("link faults", excused), lambda: find_link_faults(rails_of(evidence), device_type, excused))
 
 
-def _hosts(fault: Culprit) -> tuple[str, ...]:
-    """The node, or both ends of the link."""
-    return (fault.host, fault.peer_host) if fault.peer_host else (fault.host,)
-
-
 def _name(fault: Culprit) -> str:
-    hosts = " and ".join(_hosts(fault))
+    hosts = " and ".join(fault.hosts)
     return f"node {hosts}" if fault.kind == "node" else f"the link between {hosts}"
 
 
@@ -108,7 +103,7 @@ def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Se
         return []
     found = [told.node_fault(node) for node in standings.suspect_nodes if standings.is_confirmed_node(node)]
     found += [told.link_fault(pair) for pair in standings.suspect_links if standings.is_confirmed_link(pair)]
-    slow = [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], _hosts(one[1])))]
+    slow = [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], one[1].hosts))]
     return slow + [told.stalling_node(node) for node in standings.stalls.named]
 
 
@@ -189,8 +184,7 @@ class _NodePairs:
             whom = f"which reach {self._fast_gbps(partners):.3g} GB/s with others"
         slow_gbps = statistics.median(result.gbps for result in slow)
         evidence = f"{rails}{slow_gbps:.3g} GB/s {between}, {whom} ({len(slow)} measurements)"
-        culprit = Culprit("node", self._hosts[node], None, None, evidence)
-        return slow_gbps, culprit if end is None else replace(gpu_culprit(end, evidence), kind="node")
+        return slow_gbps, Culprit("node", (end or Place(self._hosts[node]),), evidence)
 
     def link_fault(self, pair: NodePair) -> tuple[float, Culprit]:
         """Median GB/s of the slow results of a link, and the link as a culprit."""
@@ -201,7 +195,8 @@ class _NodePairs:
             f"{rails}{slow_gbps:.3g} GB/s between {_listed([self._hosts[node] for node in pair])}, which reach "
             f"{self._fast_gbps(pair):.3g} GB/s with others ({len(slow)} measurements)"
         )
-        return slow_gbps, link_of([self._hosts[node] for node in pair], (end, peer), evidence)
+        ends = end or Place(self._hosts[pair[0]]), peer or Place(self._hosts[pair[1]])
+        return slow_gbps, Culprit("link", ends, evidence)
 
     def stalling_node(self, node: int) -> Culprit:
         """A node whose messages stall as a culprit, with the range over rounds of its pairs and of all others."""
@@ -215,7 +210,7 @@ class _NodePairs:
             f"{len(stalled)} of {len(own)} pairs with it and {sum(one.is_stalled for one in others)} of {len(others)} "
             "without it"
         )
-        return Culprit("node", self._hosts[node], None, None, evidence, is_certain=False)
+        return Culprit("node", (Place(self._hosts[node]),), evidence, is_certain=False)
 
     def _mean_gbps(self, results: Iterable[PairResult]) -> str:
         """``0.042 … 0.31 GB/s``: the range of the slowest rails by the mean of their messages."""

@@ -307,7 +307,7 @@ class _Whole:
         self.groups = find_slow_group(pace.as_steps, limit)
         self._apart = float(np.median([one.ratio for one in self.groups] or [1.0])) - 1
         slow_at_times = find_slow_at_times(pace.as_steps, limit)
-        self._at_times = [self.column[one.host, one.culprit.local_rank or 0] for one in slow_at_times]
+        self._at_times = [self.column[one.culprit.place.of_rank] for one in slow_at_times]
         self._node_of = np.zeros(len(ranks), np.int64)
         for number, at in enumerate(ranks.by_host.values()):
             self._node_of[at] = number

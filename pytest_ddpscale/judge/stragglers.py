@@ -47,7 +47,8 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -278,8 +279,8 @@ def _straggler(
         when, share = f"the last {when}", ""
     whom = f"{_whom(peers)} ({others})" if others else _whom(peers)
     rank, place = measured.ranks.who(column)
-    culprit = gpu_culprit(
-        place, f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
+    culprit = Culprit(
+        "gpu", (place,), f"{ratio_when_slow:.2f}× {whom} in {when}{share}",
         slowdown=ratio_when_slow, peers=peers, slow_rounds=slow_rounds, rounds=rounds,
     )  # fmt: skip
     interval = math.exp(value - reach), math.exp(value + reach)
@@ -314,7 +315,7 @@ def node_culprit(ranks: Sequence[Straggler]) -> Culprit:
     first = ranks[0]
     whom = f"their peers ({first.others})" if first.others else "their peers"
     evidence = f"all {len(ranks)} ranks slow, {_ratio(ranks):.2f}× the median of {whom}"
-    return Culprit("node", first.host, None, None, evidence, slowdown=_ratio(ranks))
+    return Culprit("node", (Place(first.host),), evidence, slowdown=_ratio(ranks))
 
 
 def _ratio(ranks: Sequence[Straggler]) -> float:

@@ -23,8 +23,9 @@ from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.digits import percent
@@ -111,9 +112,9 @@ def _with_other_rules(verdict: Verdict, steps: ArmRounds, limit: float, beyond: 
     verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")
     if verdict.outcome == "inconclusive":
         return replace(verdict, culprits=tuple(named))
-    places = {one.culprit.place for one in group if one.ambiguous} | {(host, None) for host in nodes}
+    places = {one.culprit.identity for one in group if one.ambiguous} | {one.identity for one in named}
     is_half = 2 * len(group) >= len(steps.ranks)
-    doubtful = [one for one in beyond if is_half and one.place in places]
+    doubtful = [one for one in beyond if is_half and one.identity in places]
     return replace(
         verdict, culprits=tuple(replace(one, is_certain=False) if one in doubtful else one for one in beyond)
     )
@@ -205,11 +206,11 @@ def _culprits(
         peers, of = int(compared.peers[at]), int(compared.rounds[at])
         when = f"{times} of {of} rounds" + ("" if times >= _SLOW_SHARE * of else f" ({percent(times / of)})")
         evidence = f"{ratio:.2f}× the median of {peers} peers in {when}"
-        yield gpu_culprit(
-            place, evidence, is_certain=is_certain, slowdown=ratio, peers=peers, slow_rounds=times, rounds=of
+        yield Culprit(
+            "gpu", (place,), evidence, is_certain=is_certain, slowdown=ratio, peers=peers, slow_rounds=times, rounds=of
         )
 
 
 def _node(host: str, ratio: float, peers: int, *, is_certain: bool, what: str = "") -> Culprit:
     evidence = f"{what}{ratio:.2f}× the median of {peers} peers by its own pace"
-    return Culprit("node", host, None, None, evidence, is_certain=is_certain, slowdown=ratio)
+    return Culprit("node", (Place(host),), evidence, is_certain=is_certain, slowdown=ratio)

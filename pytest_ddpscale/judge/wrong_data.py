@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.probe_culprits import link_culprit, shared_end
+from pytest_ddpscale.judge.probe_culprits import ends_of, shared_end
 from pytest_ddpscale.judge.probes import JudgedPlace, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.culprit import Culprit, gpu_culprit
+from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
@@ -101,7 +101,7 @@ def _of_witnesses(
     for where in dict.fromkeys(one.device for one in wrong):
         own = [one for one in wrong if one.device == where]
         rounds = _rounds(own, [one for one in measured if one.device == where])
-        yield gpu_culprit(where, f"{verb} wrong data in {rounds}", is_certain=is_certain)
+        yield Culprit("gpu", (where,), f"{verb} wrong data in {rounds}", is_certain=is_certain)
 
 
 def _of_group(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result]) -> Iterable[Culprit]:
@@ -116,7 +116,7 @@ def _of_group(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
         there = [one for one in measured if one.host == host]
         saw, ranks = (len({one.device for one in some}) for some in (own, there))
         evidence = f"{_did(probe)} wrong data in {_rounds(own, there)}, seen by {saw} of {ranks} ranks"
-        yield Culprit("node", host, None, None, evidence)
+        yield Culprit("node", (Place(host),), evidence)
     yield from _of_witnesses(wrong, measured, "saw", is_certain=False)
 
 
@@ -126,7 +126,7 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
     for one in wrong:
         ends = [next(other for other in measured if other.rank == rank) for rank in one.peers]
         if len(ends) == 1:  # the other one is unknown
-            yield gpu_culprit(one.device, f"saw wrong data in round {one.round}", is_certain=False)
+            yield Culprit("gpu", (one.device,), f"saw wrong data in round {one.round}", is_certain=False)
         else:
             link = place_of(probe, one.peers, [end.device for end in ends])
             links[link.host][link].append(one)
@@ -134,12 +134,12 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
         shared = shared_end(list(theirs))
         if shared is not None:
             evidence = f"{_did(probe)} wrong data with {len(theirs)} others: the GPU is at fault, not its links"
-            yield gpu_culprit(shared, evidence)
+            yield Culprit("gpu", (shared,), evidence)
             continue
         for link, own in theirs.items():
             both = [one for one in measured if one.peers == link.ranks]
             evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
-            yield link_culprit(link, evidence, is_certain=link.host == link.peer_host)
+            yield Culprit("link", ends_of(link), evidence, is_certain=link.host == link.peer_host)
 
 
 def _did(probe: Arm) -> str:

@@ -225,7 +225,7 @@ class Supervisor:
         ranks = nodes * layout.ranks_per_node
         settings, shares = launch.launcher.settings, launch.launcher.shares_environment
         assignment = Assignment(
-            plan=msgspec.Raw(strict_json(plan).encode()),
+            plan=msgspec.Raw(strict_json(replace(plan, requirements=())).encode()),
             studies=tuple(studies),
             gang=_gang_number(log),
             timeout_s=self._limits.timeout_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.workload import Workload
 
 Scaling = Literal["weak", "strong"]
 
-PLAN_SCHEMA_VERSION: Literal[6] = 6
+PLAN_SCHEMA_VERSION: Literal[7] = 7
 PROBES: Literal["probes"] = "probes"  # id of the study
 # Untimed steps of each block, which fill caches and queues. One-time work, such as DDP rebuilding its buckets in its
 # second step, is done in the warm-up.
@@ -157,6 +157,7 @@ class Plan:
         gpus_asked: requested GPUs per node, if more than there are; otherwise None.
         launches: how many a suite plans, each by a gang of new processes; an acceptance run has one.
         training_runs: whole runs over data sets, each by its own gang.
+        requirements: compiled from the thresholds (`thresholds.cases`); they decide while the plan is measured.
         schema_version: of plan.json.
     """
 
@@ -172,7 +173,8 @@ class Plan:
     gpus_asked: int | None = None
     launches: int = 1
     training_runs: tuple[TrainingRun, ...] = ()
-    schema_version: Literal[6] = PLAN_SCHEMA_VERSION
+    requirements: tuple[dict[str, Any], ...] = ()
+    schema_version: Literal[7] = PLAN_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:

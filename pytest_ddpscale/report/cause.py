@@ -89,9 +89,9 @@ def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     """Devices that certainly miss bounds that only warn and cause nothing else; those with most misses first."""
     missed = [one for one in judgement.verdicts if one.outcome == "failed" and not one.is_waived]
     found = _of_devices([one for one in missed if not judgement.is_blocked_by(one)], {})
-    told = {_who(culprit) for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
-    left = [replace(one, category="MONITOR") for one in found if told.isdisjoint(map(_who, one.culprits))]
-    return tuple(sorted(left, key=_weight))
+    told = {culprit.identity for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
+    left = [one for one in found if told.isdisjoint(culprit.identity for culprit in one.culprits)]
+    return tuple(sorted((replace(one, category="MONITOR") for one in left), key=_weight))
 
 
 def warning_text(cause: Cause) -> str:
@@ -168,14 +168,14 @@ def _of_devices(blocking: Sequence[Verdict], missing: Mapping[str, Sequence[Culp
     for verdict in blocking:
         for culprit in verdict.culprits:
             if culprit.is_certain:
-                by_who[_who(culprit)].append((culprit, verdict))
+                by_who[culprit.identity].append((culprit, verdict))
     for who, found in by_who.items():
         if _slowdown(found):
             found += _undecided_for(who, blocking)
     for verdict in blocking:
         for culprit in missing.get(verdict.id, ()):
-            if _who(culprit) in by_who:
-                by_who[_who(culprit)].append((culprit, verdict))
+            if culprit.identity in by_who:
+                by_who[culprit.identity].append((culprit, verdict))
     nodes = {who: found for who, found in by_who.items() if who[0] == "node"}
     others = {who: found for who, found in by_who.items() if who[0] != "node"}
     merged = []
@@ -201,7 +201,7 @@ def _undecided_for(who: _Who, blocking: Iterable[Verdict]) -> Iterator[tuple[Cul
     for verdict in blocking:
         for culprit in verdict.culprits:
             is_open = verdict.outcome == "inconclusive" and not culprit.is_certain
-            if is_open and _who(culprit) == who and culprit.slowdown and _is_kept(verdict, culprit.slowdown):
+            if is_open and culprit.identity == who and culprit.slowdown and _is_kept(verdict, culprit.slowdown):
                 yield culprit, verdict
 
 
@@ -216,8 +216,8 @@ def _is_kept(verdict: Verdict, gain: float) -> bool:
 
 def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequence[Verdict]) -> list[Cause]:
     """One cause for all GPUs that are missing and that no verdict names, with what that left undecided."""
-    named = {_who(one) for verdict in blocking for one in verdict.culprits if one.is_certain}
-    of_each = {v.id: [one for one in missing.get(v.id, ()) if _who(one) not in named] for v in blocking}
+    named = {one.identity for verdict in blocking for one in verdict.culprits if one.is_certain}
+    of_each = {v.id: [one for one in missing.get(v.id, ()) if one.identity not in named] for v in blocking}
     suspects = tuple(dict.fromkeys(one for found in of_each.values() for one in found))
     if not suspects:
         return []
@@ -250,7 +250,7 @@ def _of_device(found: _Found) -> Cause:
         # If a GPU explains its node's failures, name only the GPU.
         if culprit.kind != "node" or found[0][0].kind == "node":
             kind = id_of_device(culprit, verdict, is_any_slow=is_any_slow)
-            of_each[_who(culprit)].append((kind, culprit))
+            of_each[culprit.identity].append((kind, culprit))
     worst = [min(own, key=lambda one: (CAUSES[one[0]].severity, -(one[1].slowdown or 0))) for own in of_each.values()]
     told = [culprit for _, culprit in worst]
     first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
@@ -382,7 +382,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
 
 def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culprit, ...]:
     """Whom they name, each once; not the only node, which is where anything has to be looked for."""
-    named = {_who(culprit): culprit for verdict in verdicts for culprit in verdict.culprits}
+    named = {culprit.identity: culprit for verdict in verdicts for culprit in verdict.culprits}
     is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
     return tuple(one for one in named.values() if not (is_single and one.kind == "node" and not one.is_certain))
 
@@ -390,9 +390,5 @@ def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culpri
 def _slow_in_pairs(judgement: Judgement) -> tuple[Culprit, ...]:
     """Whom bounds on pairs that only warn name: suspects where collectives fail, which name no GPU of a node."""
     pairs = [one for one in judgement.verdicts if one.metric == PAIR_BANDWIDTH_GBPS.name and one.outcome == "failed"]
-    named = {_who(culprit): replace(culprit, is_certain=False) for verdict in pairs for culprit in verdict.culprits}
+    named = {culprit.identity: replace(culprit, is_certain=False) for verdict in pairs for culprit in verdict.culprits}
     return tuple(named.values())
-
-
-def _who(culprit: Culprit) -> _Who:
-    return culprit.identity

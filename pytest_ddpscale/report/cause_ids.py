@@ -110,7 +110,7 @@ def _id_of_check(verdict: Verdict, culprits: Sequence[Culprit]) -> CauseId:
 
 
 def _id_of_link(culprit: Culprit) -> CauseId:
-    return "slow-gpu-link" if culprit.peer_host in (None, culprit.host) else "slow-node-link"
+    return "slow-gpu-link" if len(culprit.hosts) == 1 else "slow-node-link"
 
 
 def _link_of(verdict: Verdict) -> CauseId | Literal[""]:

@@ -63,10 +63,10 @@ def summary(coverage: Coverage) -> list[str]:
 
 def node_rows(coverage: Coverage) -> list[list[str]]:
     """Host, what tested it, how many of its GPUs were tested, and what is missing; incomplete hosts first."""
-    idle = {id(gpu) for _, gpu in coverage.idle_gpus}
+    idle = {gpu.place for gpu in coverage.idle_gpus}
     rows = []
     for node in coverage.nodes:
-        untested = [gpu for gpu in node.gpus if id(gpu) in idle]
+        untested = [gpu for gpu in node.gpus if gpu.place in idle]
         tested_by = ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
         gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
         lacks = f"left out: {node.left_out}" if node.left_out else first_few(list(map(_gpu, untested)), _MOST_NAMED)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.util.tables import Cell, csv_text
 
 REQUIREMENT_COLUMNS = (
@@ -23,8 +24,15 @@ def render_requirements(judgement: Judgement) -> str:
 def render_culprits(judgement: Judgement) -> str:
     """A row for each culprit of each requirement."""
     named = ((verdict, culprit) for verdict in judgement.verdicts for culprit in verdict.culprits)
-    rows = ((one.id, one.outcome, *(getattr(who, name) for name in CULPRIT_COLUMNS[2:])) for one, who in named)
-    return csv_text(CULPRIT_COLUMNS, rows)
+    return csv_text(CULPRIT_COLUMNS, (_culprit(verdict, culprit) for verdict, culprit in named))
+
+
+def _culprit(verdict: Verdict, who: Culprit) -> tuple[Cell, ...]:
+    end, peer = (*who.places, Place(""))[:2]
+    return (
+        verdict.id, verdict.outcome, who.kind, end.host, end.index, end.uuid, peer.host, peer.index, peer.uuid,
+        who.is_certain, who.evidence, end.local_rank, end.pci, peer.local_rank, peer.pci,
+    )  # fmt: skip
 
 
 def _requirement(judgement: Judgement, one: Verdict) -> tuple[Cell, ...]:

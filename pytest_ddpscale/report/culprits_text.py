@@ -147,7 +147,8 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
     if unnamed:
         why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
-    failing = {finding.host for finding in named} | {c.peer_host for v in judgement.waived for c in v.culprits}
+    failing = {finding.host for finding in named}
+    failing |= {host for verdict in judgement.waived for one in verdict.culprits for host in one.hosts}
     fit = [host for host in trained if text.one_line(host) not in failing]
     return [*(HostFinding("accepted", host, text.one_line(judgement.reason)) for host in fit), *named]
 
@@ -183,7 +184,7 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
 
 def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
     """Why nothing follows from a run for any host; None if something can."""
-    devices = [culprit.gpu_uuid or "" for verdict in judgement.verdicts for culprit in verdict.culprits]
+    devices = [place.uuid for verdict in judgement.verdicts for one in verdict.culprits for place in one.places]
     if judgement.simulated or record.is_simulated(devices):
         return WATERMARK
     if record.is_imported:

@@ -16,13 +16,8 @@ def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
     gpus = judgement.coverage.gpus if judgement.coverage is not None else []
     open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
     found: dict[str, list[Culprit]] = defaultdict(list)
-    for node, gpu in sorted(gpus, key=lambda one: -one[1].rounds_missing):
+    for gpu in sorted(gpus, key=lambda one: -one.rounds_missing):
         evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
         for name in open_.intersection(gpu.missing_in):
-            found[name].append(
-                Culprit(
-                    "gpu", node.host, gpu.index, gpu.uuid or None, evidence, is_certain=False,
-                    local_rank=gpu.local_rank, pci_bus_id=gpu.pci_bus_id or None,
-                )
-            )  # fmt: skip
+            found[name].append(Culprit("gpu", (gpu.place,), evidence, is_certain=False))
     return found

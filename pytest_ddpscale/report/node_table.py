@@ -63,7 +63,7 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
     named: dict[str, _Found] = {host: [] for host in lacks}
     for verdict in missed:
         for culprit in verdict.culprits:
-            for host in filter(None, {culprit.host, culprit.peer_host}):
+            for host in culprit.hosts:
                 named.setdefault(host, []).append((verdict, culprit))
     metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.culprits))
     rows = [_row(host, named[host], metrics, lacks.get(host, "")) for host in named]
@@ -83,7 +83,7 @@ def _not_tested(judgement: Judgement) -> dict[str, str]:
     if coverage is None:
         return {}
     lacks = {node.host: f"left out: {node.left_out}" for node in coverage.nodes if node.left_out}
-    for host, count in Counter(node.host for node, _ in coverage.idle_gpus).items():
+    for host, count in Counter(gpu.place.host for gpu in coverage.idle_gpus).items():
         lacks.setdefault(host, f"{text.count_text(count, 'GPU')} not tested")
     for node in coverage.nodes:
         if not {PROBES, TRAINING, INFERENCE} & set(node.tested_by):

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from pytest_ddpscale.plan.workload import FAMILIES
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 from pytest_ddpscale.util.printable import one_line
@@ -126,9 +127,10 @@ def _culprits(judgement: Judgement) -> Samples:
 
 
 def _culprit_labels(one: Culprit) -> Labels:
+    end, peer = (*one.places, Place(""))[:2]
     return {
-        "kind": one.kind, "node": one.host, "gpu": one.gpu_index, "uuid": one.gpu_uuid, "peer_node": one.peer_host,
-        "peer_gpu": one.peer_gpu_index, "certain": str(one.is_certain).lower(),
+        "kind": one.kind, "node": end.host, "gpu": end.index, "uuid": end.uuid, "peer_node": peer.host,
+        "peer_gpu": peer.index, "certain": str(one.is_certain).lower(),
     }  # fmt: skip
 
 

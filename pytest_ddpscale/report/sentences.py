@@ -78,7 +78,7 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
         said.append(f"{text.count_text(further, 'more reason')}: verdicts.json lists all")
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
-        idle = [f"{gpu.place.number} on {node.host}" for node, gpu in coverage.idle_gpus[:5]]
+        idle = [f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus[:5]]
         said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")

@@ -9,7 +9,6 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import (
     Culprit,
     GenerationComparison,
@@ -163,15 +162,12 @@ def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
 
     With its full UUID a GPU also has its PCI address.
     """
-    device = _device(culprit.end, full_uuid, always=culprit.kind == "gpu")
-    host = one_line(culprit.host)
-    end = f"{device} on {host}" if device else f"node {host}"
-    who = {"gpu": end, "node": f"node {host}", "link": f"link of {end}"}[culprit.kind]
-    if culprit.kind == "link" and culprit.peer is not None:
-        peer_device = _device(culprit.peer, full_uuid, always=False)
-        peer = one_line(culprit.peer.host)
-        who = f"link between {end} and {f'{peer_device} on {peer}' if peer_device else f'node {peer}'}"
-    return who
+    ends = []
+    for place in culprit.places:
+        is_gpu = culprit.kind == "gpu" or (culprit.kind == "link" and not place.is_node)
+        host = one_line(place.host)
+        ends.append(f"{one_line(place.name if full_uuid else place.short)} on {host}" if is_gpu else f"node {host}")
+    return f"link between {' and '.join(ends)}" if culprit.kind == "link" else ends[0]
 
 
 def short_name(verdict: Verdict) -> str:
@@ -237,10 +233,3 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
 
 def _check_of(verdict: Verdict) -> NodeCheck | None:
     return NODE_CHECKS.get(verdict.workload) if METRICS[verdict.metric].subject == "check" else None
-
-
-def _device(place: Place, full: bool, *, always: bool) -> str:
-    """Name of a GPU or of a CPU rank; empty if nothing is known of it, unless `always`."""
-    if place.is_node and not always:
-        return ""
-    return one_line(place.name if full else place.short)

@@ -107,7 +107,7 @@ class _Said:
             self._refuse_groups(one)
         elif isinstance(one, SeededSteps):
             layout, study = self._layouts[one.gang], self._plan.study(one.study)
-            planned, ranks = np.full(layout.world_size, -1), np.array(one.ranks)
+            planned, ranks = np.full(layout.world_size, -1), np.array([step.rank for step in one.ranks])
             planned[list(study.ranks(study.arms, layout) if study else ())] = 0
             self._compare(planned, ranks, np.zeros_like(ranks), f"the seeded step of {one.study}")
 

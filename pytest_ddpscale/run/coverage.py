@@ -25,29 +25,17 @@ class GpuCoverage:
     """One GPU.
 
     Attributes:
-        index: NVML's, which ``nvidia-smi -i`` takes; None if it is not known.
-        uuid: from NVML; empty if unknown.
         tested_by: ``probes``, ``training``, ``inference``: those that decided requirements with it.
         problem: why it does not answer; empty if it does.
         rounds_missing: largest number of rounds of one arm or probe in which its peers were measured and it was not.
         missing_in: ids of the undecided requirements that were measured while it was missing.
-        local_rank: of the rank that uses it; None if no rank can.
-        pci_bus_id: NVML's PCI address; empty if it is not known.
     """
 
-    index: int | None
-    uuid: str
+    place: Place
     tested_by: tuple[str, ...] = ()
     problem: str = ""
     rounds_missing: int = 0
     missing_in: tuple[str, ...] = ()
-    local_rank: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def place(self) -> Place:
-        """With all its names."""
-        return Place("", self.local_rank, self.uuid, self.index, self.pci_bus_id)
 
 
 @dataclass(frozen=True)
@@ -113,16 +101,16 @@ class Coverage:
         return math.comb(self.node_count, 2)
 
     @cached_property
-    def gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
-        """All GPUs, with their nodes."""
-        return [(node, gpu) for node in self.nodes for gpu in node.gpus]
+    def gpus(self) -> list[GpuCoverage]:
+        """All GPUs."""
+        return [gpu for node in self.nodes for gpu in node.gpus]
 
     @cached_property
-    def idle_gpus(self) -> list[tuple[NodeCoverage, GpuCoverage]]:
+    def idle_gpus(self) -> list[GpuCoverage]:
         """GPUs not tested by training, if anything was trained; else not by probes, or else not by inference."""
-        by = {kind for _, gpu in self.gpus for kind in gpu.tested_by}
+        by = {kind for gpu in self.gpus for kind in gpu.tested_by}
         needed = next((kind for kind in (TRAINING, PROBES, INFERENCE) if kind in by), PROBES)
-        return [(node, gpu) for node, gpu in self.gpus if needed not in gpu.tested_by]
+        return [gpu for gpu in self.gpus if needed not in gpu.tested_by]
 
     @property
     def nodes_absent(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,6 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
-    GangRecord,
     RoundEnd,
     SeededStep,
     SeededSteps,
@@ -34,7 +33,7 @@ from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
-from pytest_ddpscale.run.transport_record import Transport, transports_of
+from pytest_ddpscale.run.transport_record import RankTransport, transports_of
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ class Evidence:
         errors: error message of each study that broke, by study id.
         interrupted: why a study was ended from outside before its end, by study id.
         flops_per_sample: floating-point operations of forward and backward pass, by study, if counted.
-        seeded_steps: one record per rank of the seeded step that it computed alone, by study.
+        seeded_steps: the seeded step that each rank computed alone, by study.
         timed_arms: names of the arms that a round timed, by study and round: once a requirement is decided, arms that
             only it needed are dropped. Empty if all arms were timed in every round.
         unsupported: why a probe could not be run, by probe id.
@@ -86,14 +85,14 @@ class Evidence:
     columns: Columns
     errors: Mapping[str, str]
     flops_per_sample: Mapping[str, float] = field(default_factory=dict)
-    seeded_steps: Mapping[str, Sequence[SeededStep]] = field(default_factory=dict)
+    seeded_steps: Mapping[str, Mapping[Place, SeededStep]] = field(default_factory=dict)
     timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
     interrupted: Mapping[str, str] = field(default_factory=dict)
     hosts: Collection[str] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
     surveys: Mapping[str, Survey] = field(default_factory=dict)
     telemetry: TelemetryColumns = NO_TELEMETRY
-    transports: Sequence[Transport] = ()
+    transports: Mapping[Place, RankTransport] = field(default_factory=dict)
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
     profiles: Sequence[ArmProfile] = ()
@@ -132,7 +131,7 @@ class Evidence:
 
     def is_repeatable(self, study_id: str) -> bool:
         """Whether most ranks repeated the seeded step of a study, so that their results can be compared."""
-        steps = self.seeded_steps.get(study_id, ())
+        steps = self.seeded_steps.get(study_id, {}).values()
         return 2 * sum(step.repeats for step in steps) > len(steps)
 
     def compared_alone(self) -> set[tuple[str, str]]:
@@ -141,7 +140,7 @@ class Evidence:
 
     def _compared_alone(self) -> set[tuple[str, str]]:
         studies = (steps for study, steps in self.seeded_steps.items() if self.is_repeatable(study))
-        return {(step.host, step.device) for steps in studies for step in steps}
+        return {(place.host, place.uuid) for steps in studies for place in steps}
 
     @cached_property
     def _kept(self) -> dict[Hashable, Any]:
@@ -155,7 +154,7 @@ class Evidence:
         return found
 
     def _seeded_checksums(self, study_id: str) -> dict[int, str]:
-        steps = self.seeded_steps.get(study_id, ())
+        steps = self.seeded_steps.get(study_id, {}).values()
         if not self.is_repeatable(study_id):
             return dict.fromkeys((step.rank for step in steps), "not repeatable")
         return {step.rank: step.checksum for step in steps}
@@ -312,18 +311,14 @@ def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
     return found
 
 
-def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, list[SeededStep]]:
-    """The seeded steps among records, by study; the last line of a study counts."""
-    gangs = gangs_by_number(records)
-    lines = {line.study: line for line in records if isinstance(line, SeededSteps)}
-    return {study: list(_seeded_steps(line, gangs[line.gang])) for study, line in lines.items()}
-
-
-def _seeded_steps(line: SeededSteps, gang: GangRecord) -> Iterator[SeededStep]:
-    columns = each(line.checksums, len(line.ranks)), each(line.repeats, len(line.ranks))
-    for rank, checksum, repeats in sorted(zip(line.ranks, *columns, strict=True)):
-        at = gang.place(rank)
-        yield SeededStep(line.study, rank, at.local_rank, at.host, at.uuid, checksum, repeats, at.index, at.pci)
+def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, SeededStep]]:
+    """The seeded steps among records, by study and in rank order; the last line of a study counts."""
+    gangs, found = gangs_by_number(records), dict[str, dict[Place, SeededStep]]()
+    for line in records:
+        if isinstance(line, SeededSteps):
+            steps = sorted(line.ranks, key=lambda one: one.rank)
+            found[line.study] = {gangs[line.gang].place(one.rank): one for one in steps}
+    return found
 
 
 def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:

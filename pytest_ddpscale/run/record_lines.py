@@ -83,7 +83,12 @@ class RecordReader:
         gang = self._gangs.get(record.gang)
         if gang is None:
             raise ValueError(f"gang {record.gang} was not announced before")
-        gang.refuse_without(record.rank if isinstance(record, ArmProfile) else int(np.max(record.ranks)))
+        if isinstance(record, ArmProfile):
+            gang.refuse_without(record.rank)
+        elif isinstance(record, SeededSteps | GangTransport):
+            gang.refuse_without(max(one.rank for one in record.ranks))
+        else:
+            gang.refuse_without(int(np.max(record.ranks)))
 
 
 def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:

@@ -7,7 +7,6 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -146,34 +145,29 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
     steps_per_block: Positive
 
 
-class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
-    """Results of a step with the same seed, which each rank computes alone.
+class SeededStep(Record, frozen=True, kw_only=True):
+    """Result of a step with the same seed, which a rank computes alone and sends to rank 0.
 
     Attributes:
-        study: id of the study.
-        gang: number of the gang.
-        ranks: ranks that computed it; columns are in their order.
-        checksums: of the gradients' bits, hexadecimal.
-        repeats: whether a rank got the same bits when it repeated the step.
+        rank: that computed it.
+        checksum: of the gradients' bits, hexadecimal.
+        repeats: whether the rank got the same bits when it repeated the step.
     """
-
-    study: str
-    gang: Count
-    ranks: Ranks
-    checksums: str | Texts
-    repeats: bool | tuple[bool, ...] = True
-
-    def __post_init__(self) -> None:
-        refuse_twice(self.ranks)
-        refuse_other_lengths(self, len(self.ranks), "checksums", "repeats")
-
-
-class RankSeededStep(Record, frozen=True, kw_only=True):
-    """One rank's part of `SeededSteps`, sent to rank 0."""
 
     rank: Count
     checksum: str
-    repeats: bool
+    repeats: bool = True
+
+
+class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
+    """The seeded steps of a study's ranks."""
+
+    study: str
+    gang: Count
+    ranks: Annotated[tuple[SeededStep, ...], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        refuse_twice([one.rank for one in self.ranks])
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
@@ -213,26 +207,6 @@ class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
 
     hosts: Texts
     message: str
-
-
-@dataclass(frozen=True)
-class SeededStep:
-    """One rank's part of `SeededSteps`."""
-
-    study: str
-    rank: int
-    local_rank: int | None
-    host: str
-    device: str
-    checksum: str
-    repeats: bool = True
-    gpu_index: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def place(self) -> Place:
-        """Of the rank."""
-        return Place(self.host, self.local_rank, self.device, self.gpu_index, self.pci_bus_id)
 
 
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
-from pytest_ddpscale.run.records import Ranks, Texts, gangs_by_number, refuse_twice
-from pytest_ddpscale.run.strict_json import Count, Record, each, refuse_other_lengths
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import Texts, gangs_by_number, refuse_twice
+from pytest_ddpscale.run.strict_json import Count, Record
 
 Channels = dict[str, Count]
 # The backend that torch 2.15 calls ``nccl``. Read in its library, not measured: WorkNCCL::getFuture synchronizes the
@@ -46,80 +47,34 @@ class RankTransport(Record, frozen=True, kw_only=True):
     problem: str = ""
     unreadable: Texts = ()
 
+    @property
+    def channels_somewhere(self) -> set[str]:
+        """Transports of connections that may be within the node or between nodes."""
+        within, between = self.channels_within_node, self.channels_between_nodes
+        return {name for name, count in self.channels.items() if count > within.get(name, 0) + between.get(name, 0)}
+
 
 class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="transport"):
-    """Connections of all ranks at the end of a study; a column for each field of `RankTransport`."""
+    """Connections of ranks at the end of a study."""
 
     study: str
     gang: Count
-    ranks: Ranks
-    network: str | tuple[str | None, ...] | None = None
-    channels: Channels | tuple[Channels, ...] = field(default_factory=dict)
-    channels_within_node: Channels | tuple[Channels, ...] = field(default_factory=dict)
-    channels_between_nodes: Channels | tuple[Channels, ...] = field(default_factory=dict)
-    nvls: bool | tuple[bool, ...] = False
-    process_group: str | Texts = ""
-    problem: str | Texts = ""
-    unreadable: tuple[Texts, ...] = ()
-
-    joins: ClassVar[Mapping[str, Any]] = {"unreadable": lambda said: tuple(said) if any(said) else ()}
+    ranks: Annotated[tuple[RankTransport, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        count = len(self.ranks)
-        refuse_twice(self.ranks)
-        refuse_other_lengths(self, count, *_COLUMNS)
-        if self.unreadable:
-            refuse_other_lengths(self, count, "unreadable")
-        kinds = (self.channels, self.channels_within_node, self.channels_between_nodes)
-        for whole, *parts in zip(*(each(one, count) for one in kinds), strict=True):
-            _refuse_more_than_there_are(whole, *parts)
+        refuse_twice([one.rank for one in self.ranks])
+        for one in self.ranks:
+            for name in one.channels_within_node.keys() | one.channels_between_nodes.keys():
+                within, between = one.channels_within_node.get(name, 0), one.channels_between_nodes.get(name, 0)
+                if within + between > one.channels.get(name, 0):
+                    found = f"{name}: {within} channels within a node and {between} between nodes"
+                    raise ValueError(f"{found}; expected at most the {one.channels.get(name, 0)} that there are")
 
 
-_COLUMNS = (
-    "network", "channels", "channels_within_node", "channels_between_nodes", "nvls", "process_group", "problem",
-)  # fmt: skip
-
-
-class Transport(RankTransport, frozen=True, kw_only=True):
-    """Connections of a rank, with its place."""
-
-    host: str
-    local_rank: int | None
-    device: str
-    gpu_index: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def channels_somewhere(self) -> dict[str, int]:
-        """Connections by transport that may be within the node or between nodes."""
-        left = {
-            name: count - self.channels_within_node.get(name, 0) - self.channels_between_nodes.get(name, 0)
-            for name, count in self.channels.items()
-        }
-        return {name: count for name, count in left.items() if count}
-
-
-def transports_of(records: Sequence[object]) -> list[Transport]:
+def transports_of(records: Sequence[object]) -> dict[Place, RankTransport]:
     """The last connections of each rank, in rank order."""
-    gangs = gangs_by_number(records)
-    last: dict[int, Transport] = {}
+    gangs, last = gangs_by_number(records), dict[int, tuple[Place, RankTransport]]()
     for line in records:
         if isinstance(line, GangTransport):
-            count = len(line.ranks)
-            columns: dict[str, Any] = {name: each(getattr(line, name), count) for name in _COLUMNS}
-            columns["unreadable"] = line.unreadable or ((),) * count
-            for i, rank in enumerate(line.ranks):
-                said = {name: values[i] for name, values in columns.items()}
-                at = gangs[line.gang].place(rank)
-                last[rank] = Transport(
-                    rank=rank, host=at.host, local_rank=at.local_rank, device=at.uuid, gpu_index=at.index,
-                    pci_bus_id=at.pci, **said,
-                )  # fmt: skip
-    return [last[rank] for rank in sorted(last)]
-
-
-def _refuse_more_than_there_are(whole: Channels, within: Channels, between: Channels) -> None:
-    for name in within.keys() | between.keys():
-        if within.get(name, 0) + between.get(name, 0) > whole.get(name, 0):
-            found = f"{name}: {within.get(name, 0)} channels within a node and {between.get(name, 0)} between nodes"
-            raise ValueError(f"{found}; expected at most the {whole.get(name, 0)} that there are")
+            last |= {one.rank: (gangs[line.gang].place(one.rank), one) for one in line.ranks}
+    return dict(last[rank] for rank in sorted(last))

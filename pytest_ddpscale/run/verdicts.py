@@ -38,7 +38,7 @@ POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
 LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION: Literal[6] = 6
+VERDICTS_SCHEMA_VERSION: Literal[7] = 7
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class Judgement:
     not_selected: int = 0
     unfinished: bool = False
     causes: tuple[CauseRecord, ...] = ()
-    schema_version: Literal[6] = VERDICTS_SCHEMA_VERSION
+    schema_version: Literal[7] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

@@ -8,10 +8,11 @@ from itertools import count
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
+from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
-from pytest_ddpscale.run.run_directory import AnyLine, RunDirectory, not_writable
+from pytest_ddpscale.run.run_directory import AnyLine, RunDirectory, broken_file, not_writable
 from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
@@ -19,7 +20,7 @@ from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.sources import Machine, Subject, measured_layout
-from pytest_ddpscale.thresholds.cases import AnyCase
+from pytest_ddpscale.thresholds.cases import AnyCase, cases_of
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (
@@ -62,16 +63,23 @@ class ResumeSource(MeasureSource):
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
+    def judge_of(self, plan: Plan) -> Judge:
+        """Decides by the requirements that the run was planned with."""
+        from pytest_ddpscale.judge.deciding import Decider
+
+        return Decider(plan, self._resumption.decisive, self.subject.settings.confidence)
+
     def _make_room(self) -> None:
         self._resumption.set_aside()
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """An earlier run, and by id how each unfinished study ended."""
+    """An earlier run, the requirements of its plan, and by id how each unfinished study ended."""
 
     run: RunDirectory
     plan: Plan
+    decisive: Sequence[AnyCase]
     missing: dict[str, str]
 
     @property
@@ -141,10 +149,14 @@ def read_resumption(run: RunDirectory) -> Resumption:
             "Rounds of two versions are not comparable: install that version to resume, or start a new run.",
         )  # fmt: skip
     plan, records = run.read_plan(), run.read_records()
+    try:
+        decisive = cases_of(plan.requirements)
+    except ValueError as error:
+        raise broken_file(run.plan_json, f"has invalid content ({error})") from None
     measured = studies_measured(records)
     ends = {study: end.reason for study, end in ends_of(records).items()}
     missing = {study: ends.get(study, "no end") for study in plan.study_ids if study not in measured}
-    return Resumption(run, plan, missing)
+    return Resumption(run, plan, decisive, missing)
 
 
 def refuse_other_devices(run: RunDirectory, devices: int | None, fresh: Plan) -> None:

@@ -130,7 +130,7 @@ class AcceptanceSession:
             self.rehearsed = Rehearsed(*conclude(as_measured), not (is_blocked or other_blockers(as_measured)))
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
-        accused = {host for v in verdicts for c in v.culprits for host in (c.host, c.peer_host)}
+        accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
         wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data if one not in reason]

@@ -17,8 +17,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block, joined_checksums
 from pytest_ddpscale.run.readings import STEP_S
-from pytest_ddpscale.run.records import RoundEnd, SeededSteps, StudyStart, WorkloadFlops
-from pytest_ddpscale.run.strict_json import column
+from pytest_ddpscale.run.records import RoundEnd, SeededStep, SeededSteps, StudyStart, WorkloadFlops
 from pytest_ddpscale.simulate.allreduce import LinkShares
 from pytest_ddpscale.simulate.faults import Faults, Moment
 from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
@@ -63,8 +62,8 @@ class SimulatedRun:
         yield StudyStart(study=study.id, unix_s=round(self.clock_s, 3))
         (right,), corrupt = self._checksums(1), self.faults.corrupt
         ranks = study.ranks(study.arms, self.plan.layout)
-        checksums = column(_WRONG if rank in corrupt else right for rank in ranks)
-        yield SeededSteps(study=study.id, gang=GANG, ranks=ranks, checksums=checksums)
+        steps = (SeededStep(rank=rank, checksum=_WRONG if rank in corrupt else right) for rank in ranks)
+        yield SeededSteps(study=study.id, gang=GANG, ranks=tuple(steps))
         flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.family.image_size)
         yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample, counter=COUNTER)
 

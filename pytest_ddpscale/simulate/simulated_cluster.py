@@ -26,6 +26,7 @@ from pytest_ddpscale.thresholds.cases import (
     NodeCase,
     cases_for,
     device_type,
+    expected_by,
     node_expectation,
     plan_of_cases,
     training_cases,
@@ -137,7 +138,7 @@ class SimulatedCluster:
 
     def expectation(self, plan: Plan) -> NodeExpectation:
         """What the SKU and a plan expect of every node."""
-        return node_expectation(self.thresholds.thresholds.skus[self.sku], plan)
+        return expected_by(plan, node_expectation(self.thresholds.thresholds.skus[self.sku]))
 
     @property
     def is_watched(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.plan.hardware import NEWEST_TRIED, is_named
@@ -21,7 +22,7 @@ from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
 from pytest_ddpscale.simulate.measuring import GANG
 
@@ -123,15 +124,11 @@ def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> G
     """NCCL's connections of the ranks after a study."""
     within = {_WITHIN_NODE: 16} if layout.ranks_per_node > 1 else {}
     between = {_BETWEEN_NODES: 4} if layout.nodes > 1 and expectation.crosses_nodes else {}
-    return GangTransport(
-        study=study_id,
-        gang=GANG,
-        ranks=tuple(range(layout.world_size)),
-        network="IB",
-        channels=within | between,
-        channels_within_node=within,
-        channels_between_nodes=between,
+    of_rank = RankTransport(
+        rank=0, network="IB", channels=within | between, channels_within_node=within, channels_between_nodes=between
     )
+    ranks = tuple(replace(of_rank, rank=rank) for rank in range(layout.world_size))
+    return GangTransport(study=study_id, gang=GANG, ranks=ranks)
 
 
 def telemetry_of_turns(turns: Sequence[Block], expectation: NodeExpectation, faults: Faults) -> TelemetryBlock:

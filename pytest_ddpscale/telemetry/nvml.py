@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import pynvml
+
+from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows
+
+# Inode of the initial PID namespace (PROC_PID_INIT_INO, linux/proc_ns.h); only there are NVML's pids ours.
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 # Reading → names of an NVML function and its arguments after the handle.
 _QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -16,10 +22,11 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
     "count": ("nvmlDeviceGetCount",),
     "uuid": ("nvmlDeviceGetUUID",),
     "name": ("nvmlDeviceGetName",),
-    "pci": ("nvmlDeviceGetPciInfo",),
+    "pci_bus_id": ("nvmlDeviceGetPciInfo",),
+    "pci_device_id": ("nvmlDeviceGetPciInfo",),
     "compute_capability": ("nvmlDeviceGetCudaComputeCapability",),
     "compute_mode": ("nvmlDeviceGetComputeMode",),
-    "memory": ("nvmlDeviceGetMemoryInfo",),
+    "memory_bytes": ("nvmlDeviceGetMemoryInfo",),
     "processes": ("nvmlDeviceGetComputeRunningProcesses",),
     "mig_enabled": ("nvmlDeviceGetMigMode",),
     "ecc_enabled": ("nvmlDeviceGetEccMode",),
@@ -42,15 +49,23 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
     "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
     "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The same, if the driver lacks that function.
-_OLDER = {
-    "cuda_driver": ("nvmlSystemGetCudaDriverVersion",),
-    "throttle_reasons": ("nvmlDeviceGetCurrentClocksThrottleReasons",),  # the name before driver 535
+# The same, if the driver lacks that function: the name before driver 535.
+_OLDER = {"nvmlDeviceGetCurrentClocksEventReasons": "nvmlDeviceGetCurrentClocksThrottleReasons"}
+# Reading → what it is of NVML's answer, if not the answer itself.
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("power_w", "power_limit_w", "power_limit_default_w", "energy_j"), lambda milli: milli / 1000),
+    "utilization": lambda rates: rates.gpu / 100,  # beside that of its memory
+    "cuda_driver": lambda number: f"{number // 1000}.{number % 1000 // 10}",  # 12080 is 12.8
+    "pci_bus_id": lambda pci: _text(pci.busId),
+    "pci_device_id": lambda pci: f"{pci.pciDeviceId >> 16:04x}",  # the low half is the vendor, 10de
+    "compute_capability": lambda version: "{}.{}".format(*version),
+    "compute_mode": lambda mode: COMPUTE_MODES[mode] if mode < len(COMPUTE_MODES) else f"mode {mode}",
+    "memory_bytes": lambda memory: int(memory.total),
+    "processes": lambda found: tuple(GpuProcess(one.pid, command_of(one.pid), one.usedGpuMemory) for one in found),
+    **dict.fromkeys(("mig_enabled", "ecc_enabled"), lambda modes: bool(modes[0])),  # the second is after a reset
+    "retired_pages_pending": bool,
+    "remapped_rows": lambda rows: RemappedRows(*rows[:2], *map(bool, rows[2:])),
 }
-# NVML's units in one of the reading: percent, mW, mJ.
-UNITS = {"utilization": 100, "power_w": 1000, "power_limit_w": 1000, "power_limit_default_w": 1000, "energy_j": 1000}
-# nvmlValueType_t → the member of nvmlValue_t that holds the value.
-VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 # Permanent errors: not worth asking again.
 _FOR_GOOD = frozenset(
     [
@@ -76,97 +91,71 @@ REASONS: dict[int, str] = {
     0x400: "reliability",
 }
 # The GPU is lost until it or its node is reset. Other errors may come from the driver.
-_LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
-
-
-class Buffer(NamedTuple):
-    """How the driver keeps a reading.
-
-    Attributes:
-        sampling_type: nvmlSamplingType_t.
-        least: smallest plausible value of the reading; smaller ones are dropped.
-        most: largest plausible value; larger ones are dropped.
-    """
-
-    sampling_type: int
-    least: float
-    most: float
-
-
-# Readings that the driver samples and buffers itself, so that none is lost between two polls: every 20 ms to 1 s,
-# independently of clients; it keeps the last 10 to 20 s. A sample describes the period that ends at its time stamp, in
-# system time.
-BUFFERS = {
-    "utilization": Buffer(pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0, 1),
-    # a board always draws power, and none draws 100 kW
-    "power_w": Buffer(pynvml.NVML_TOTAL_POWER_SAMPLES, 0.001, 1e5),
-    "sm_clock_mhz": Buffer(pynvml.NVML_PROCESSOR_CLK_SAMPLES, 1, 1e5),
-}
+LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
 
 
 class NvmlCalls:
     """Asks NVML about one GPU, or about the system, and never raises.
 
+    It asks no more of a GPU that is lost, since each further call may take long to fail.
+
     Attributes:
         subject: the handle passed to each call; none for the system.
         reasons: reading → the latest error, for readings that fail.
-        lost: the same, for errors that mean a lost GPU.
+        lost: the driver's error if the GPU is lost; else empty.
     """
 
     def __init__(self, *subject: Any) -> None:
         self.subject = subject
         self.reasons: dict[str, str] = {}
-        self.lost: dict[str, str] = {}
+        self.lost = ""
         self._given_up: set[str] = set()
 
     def ask(self, reading: str, call: Callable[..., Any] | None = None) -> Any:
-        """The answer to the reading's question, or of `call`; None if that raises or has failed permanently before."""
-        if reading in self._given_up:
+        """The reading, or the answer of `call`; None if that raises or has failed permanently before."""
+        if self.lost:
+            self.reasons[reading] = self.lost
+        if self.lost or reading in self._given_up:
             return None
         try:
             answer = (call or partial(_answer, reading))(*self.subject)
-        except Exception as error:  # a failing driver may raise anything; the other readings continue
-            self.reasons[reading] = self.words(error)
-            self.lost.pop(reading, None)
-            if is_lost(error):
-                self.lost[reading] = str(error)
-            if isinstance(error, pynvml.NVMLError) and error.value in _FOR_GOOD:
+        except pynvml.NVMLError as error:
+            self.reasons[reading] = str(error)
+            self.lost = str(error) if error.value in LOST else ""
+            if error.value in _FOR_GOOD:
                 self._given_up.add(reading)
             return None
+        except Exception as error:  # a failing driver may raise anything; the other readings continue
+            self.reasons[reading] = f"{type(error).__name__}: {error}"
+            return None
         self.reasons.pop(reading, None)
-        self.lost.pop(reading, None)
         return answer
-
-    def words(self, error: Exception) -> str:
-        """The reason that is recorded."""
-        return in_words(error)
 
 
 def _answer(reading: str, *subject: Any) -> Any:
+    function, *names = _QUESTIONS[reading]
+    arguments = [*subject, *(getattr(pynvml, name) for name in names)]
     try:
-        answer = _call(_QUESTIONS[reading], subject)
+        answer = getattr(pynvml, function)(*arguments)
     except pynvml.NVMLError_FunctionNotFound:
-        if reading not in _OLDER:
+        if function not in _OLDER:
             raise
-        answer = _call(_OLDER[reading], subject)
-    if reading == "utilization":
-        answer = answer.gpu  # beside that of its memory
-    return answer / UNITS[reading] if reading in UNITS else answer
+        answer = getattr(pynvml, _OLDER[function])(*arguments)
+    return _READ[reading](answer) if reading in _READ else answer
 
 
-def _call(question: tuple[str, ...], subject: tuple[Any, ...]) -> Any:
-    function, *arguments = (getattr(pynvml, name) for name in question)
-    return function(*subject, *arguments)
+def command_of(pid: int, proc: Path = Path("/proc")) -> str:
+    """The command of a process of this host; empty if not visible, as in a container, whose pids differ."""
+    try:
+        if (proc / "self/ns/pid").readlink() != Path(_FIRST_PID_NAMESPACE):
+            return ""
+        return (proc / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
-def is_lost(error: Exception) -> bool:
-    """Whether the error means that the GPU is lost."""
-    return isinstance(error, pynvml.NVMLError) and error.value in _LOST
-
-
-def in_words(error: Exception) -> str:
-    """``NVMLError_GpuIsLost: GPU is lost``."""
-    return f"{type(error).__name__}: {error}"
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("ascii", errors="replace")
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:
@@ -205,6 +194,5 @@ def driver_place(uuid: str) -> DriverPlace:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        raise LookupError(in_words(error)) from error
-    bus_id = pci.busId.decode() if isinstance(pci.busId, bytes) else str(pci.busId)
-    return DriverPlace(int(index), bus_id, f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
+        raise LookupError(f"{type(error).__name__}: {error}") from error
+    return DriverPlace(int(index), _text(pci.busId), f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from msgspec import convert, to_builtins
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -90,7 +92,8 @@ class NodeCase:
         requirement: a requirement of thresholds.yaml.
         name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique within a metric.
         where: its ``file:line``.
-        sku: the SKU.
+        expected: the SKU's nodes, for checks.
+        peers: as in `Case`.
         probe: the probe; None for a metric that no probe measures.
         peak: data-sheet value of the probe's metric, in its unit; None if unknown.
         missing: why these nodes cannot measure it; empty if they can.
@@ -99,7 +102,8 @@ class NodeCase:
     requirement: Requirement
     name: str
     where: str
-    sku: Sku
+    expected: NodeExpectation
+    peers: PeerLimits = NO_LIMITS
     probe: Arm | None = None
     peak: float | None = None
     missing: str = ""
@@ -121,6 +125,16 @@ class NodeCase:
 
 
 AnyCase: TypeAlias = Case | NodeCase
+
+
+def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
+    """Compiled requirements in JSON types, as in plan.json and verdicts.json."""
+    return tuple(map(to_builtins, cases))
+
+
+def cases_of(requirements: Iterable[dict[str, Any]]) -> list[AnyCase]:
+    """The requirements from their JSON. Raises ValueError if it is of another form."""
+    return [convert(one, Case) if "workload" in one else convert(one, NodeCase) for one in requirements]
 
 
 def device_type(sku: Sku) -> DeviceType:
@@ -215,7 +229,8 @@ def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tupl
 def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
     probe = Arm(requirement.probe, ranks) if requirement.probe else None
     peak = None if requirement.definition.compares_places else _peak_of(sku, probe)
-    return NodeCase(requirement, _name(sku, requirement), requirement.where, sku, probe, peak)
+    expected = node_expectation(sku)
+    return NodeCase(requirement, _name(sku, requirement), requirement.where, expected, sku.peers, probe, peak)
 
 
 def _peak_of(sku: Sku, probe: Arm | None) -> float | None:
@@ -251,12 +266,12 @@ def _name(sku: Sku, requirement: Requirement) -> str:
 
 
 def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Sequence[Question] = ()) -> Plan:
-    """Fill an empty plan with the measurements that the cases need, and with further questions."""
+    """Fill an empty plan with the cases, with the measurements that they need, and with further questions."""
     others = [case for case in cases if isinstance(case, NodeCase)]
     asked = [case.probe for case in others if case.probe is not None]
     checks = [case.requirement.check for case in others if case.requirement.check]
     questions = [*(case.question for case in training_cases(cases)), *more]
-    empty = replace(empty, survey=bool(checks))
+    empty = replace(empty, survey=bool(checks), requirements=json_of(cases))
     plan = build_plan(empty, questions, pace, asked)
     if not _lacks_load(plan, checks):
         return plan
@@ -276,27 +291,29 @@ def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:
     return needs_load or ("transport" in read and len(talking) < layout.world_size)
 
 
-def node_expectation(sku: Sku, plan: Plan) -> NodeExpectation:
-    """The expected state of every node.
-
-    Args:
-        sku: the SKU to judge by.
-        plan: the measured plan, which gives GPUs per node and precisions.
-    """
-    node = sku.node
-    defaults = Node.model_fields
+def node_expectation(sku: Sku) -> NodeExpectation:
+    """The expected state of every node with a SKU, whatever is planned."""
+    node = sku.node or Node()
     return NodeExpectation(
-        device_type=plan.device_type,
+        device_type=device_type(sku),
         name_pattern=sku.detect.name,
         pci_device_ids=tuple(sku.detect.pci_device_ids),
         memory_gib=sku.detect.memory_band_gib,
+        gpus_installed=node.gpus,
+        pcie_generation=node.pcie_generation,
+        pcie_width=node.pcie_width,
+        nvlinks=node.nvlinks,
+        ecc=node.ecc,
+        free_disk_gib=node.free_disk_gib,
+    )
+
+
+def expected_by(plan: Plan, expected: NodeExpectation) -> NodeExpectation:
+    """The expectation, with what a plan needs of every node."""
+    return replace(
+        expected,
         gpus_per_node=plan.layout.ranks_per_node,
-        gpus_installed=max(node.gpus or 0 if node else 0, plan.gpus_asked or 0) or None,
-        pcie_generation=node.pcie_generation if node else None,
-        pcie_width=node.pcie_width if node else None,
-        nvlinks=node.nvlinks if node else None,
-        ecc=node.ecc if node else None,
-        free_disk_gib=node.free_disk_gib if node else defaults["free_disk_gib"].default,
+        gpus_installed=max(expected.gpus_installed or 0, plan.gpus_asked or 0) or None,
         precisions=_precisions(plan),
         crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
     )

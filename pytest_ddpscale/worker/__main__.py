@@ -125,7 +125,7 @@ def run(folder: Path, progress: RankProgress) -> None:
         progress.device, progress.gpu_index = device.id, binding.gpu.index if binding.gpu else None
         loader_cores = allowed_cores()  # of its NUMA node, whose memory they fill
     sink = RecordSink(folder)
-    telemetry = GangTelemetry(control, plan.device_type, sink.append_records, assignment.gang)
+    telemetry = GangTelemetry(control, plan.device_type, sink, assignment.gang)
     context = RankContext(
         device, control, progress, sink, telemetry, timeout,
         assignment.deadline_unix_s, assignment.gang, assignment.steered, assignment.tries_memory,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -10,9 +11,10 @@ import msgspec
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.column_record import joined
+from pytest_ddpscale.run.rank_folder import RecordSink
 from pytest_ddpscale.run.strict_json import Record, each
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.telemetry.link import Sampler
+from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.worker.control import Control
 
 
@@ -37,20 +39,16 @@ class GangTelemetry:
     A dead or late sampler never stops training; the telemetry of a block says so instead.
 
     Args:
-        write: called on rank 0 with the telemetry of each block, before the block itself is written.
+        sink: where rank 0 writes the telemetry of each block before the block itself; its folder has the node's lines.
     """
 
     def __init__(
-        self,
-        control: Control,
-        device_type: DeviceType,
-        write: Callable[[list[TelemetryBlock]], None],
-        gang: int,
-        sampler: Callable[[Sequence[str]], Sampler] = Sampler,
-    ) -> None:
+        self, control: Control, device_type: DeviceType, sink: RecordSink, gang: int,
+        sampler: Callable[[Iterable[str], Path], Sampler] = Sampler,
+    ) -> None:  # fmt: skip
         self._control = control
         self._is_on = device_type == "cuda"
-        self._write = write
+        self._sink = sink
         self._gang = gang
         self._new_sampler = sampler
         self._sampler: Sampler | None = None
@@ -62,21 +60,18 @@ class GangTelemetry:
         if self._is_on and self._control.local_rank == 0:
             mine = self._mine(range(self._control.world_size))
             self._devices = dict(zip(mine, devices(mine), strict=True))
-            self._sampler = self._new_sampler(list(self._devices.values()))
+            self._sampler = self._new_sampler(self._devices.values(), self._sink.folder / "gpus.jsonl")
 
-    def mark(self) -> None:
-        """Mark the start of a block, when counters are read."""
-        if self._sampler is None:
-            return
-        if self._is_awaited:  # only now, because it starts while arms warm up
+    def wait_for_first_poll(self) -> None:
+        """Before each block; only the first may wait, because the sampler starts while arms warm up."""
+        if self._sampler is not None and self._is_awaited:
             self._sampler.wait_for_first_poll()
             self._is_awaited = False
-        self._sampler.mark()
 
     def tell(
         self, key: str, ranks: Sequence[int], windows_of: Callable[[Sequence[str]], Sequence[TimedWindow]]
     ) -> None:
-        """On local rank 0: cut the samples to the windows of the node's ranks, and publish the readings.
+        """On local rank 0: cut what was sampled to the windows of the node's ranks, and publish the readings.
 
         Args:
             key: of the block; each of `ranks` publishes its part under ``KEY/RANK``.
@@ -87,11 +82,7 @@ class GangTelemetry:
             return
         timed = windows_of([f"{key}/{rank}" for rank in mine])
         windows = [(self._devices[one.rank], one.started_unix_s, one.started_unix_s + one.seconds) for one in timed]
-        found = self._sampler.cut(windows) or [  # so that missing telemetry is recorded
-            GpuReadings(started_unix_s=start_s, ended_unix_s=end_s, unreadable={"device": self._sampler.problem})
-            for _, start_s, end_s in windows
-        ]
-        told = NodeReadings(ranks=tuple(one.rank for one in timed), readings=tuple(found))
+        told = NodeReadings(ranks=tuple(one.rank for one in timed), readings=self._sampler.cut(windows))
         self._control.say(f"{key}/telemetry/{self._node}", told)
 
     def collect(self, key: str, ranks: Sequence[int], study: str, arm: str, number: int) -> TelemetryBlock | None:
@@ -107,7 +98,7 @@ class GangTelemetry:
         readings = [one for node in told for one in node.readings]
         common = {"study": study, "arm": arm, "round": number, "gang": self._gang}
         block = joined(TelemetryBlock, readings, **common, ranks=tuple(named))
-        self._write([block])
+        self._sink.append_record(block)
         return block
 
     def forget(self, key: str, ranks: Sequence[int]) -> None:

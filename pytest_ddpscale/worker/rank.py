@@ -24,8 +24,8 @@ from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
-    RankSeededStep,
     RoundEnd,
+    SeededStep,
     SeededSteps,
     StudyEnd,
     StudyStart,
@@ -182,7 +182,7 @@ class GangMember:
         said = replace(said, process_group=process_group_class(self._context.device.torch_device))
 
         def join(parts: list[RankTransport]) -> None:
-            self._sink.append_record(joined(GangTransport, parts, study=study_id, gang=self._gang))
+            self._sink.append_record(GangTransport(study=study_id, gang=self._gang, ranks=tuple(parts)))
 
         self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
 
@@ -222,7 +222,7 @@ class GangMember:
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
-        self._telemetry.mark()
+        self._telemetry.wait_for_first_poll()
         if rank in ranks:
             group = next(group for group, members in enumerate(groups) if rank in members)
             part = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
@@ -241,12 +241,12 @@ class GangMember:
         ranks, said = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
             checksum, repeats = seeded_step(arms.model, study.workload)
-            said = RankSeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
+            said = SeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
-        def join(parts: list[RankSeededStep]) -> None:
-            self._sink.append_record(joined(SeededSteps, parts, study=study.id, gang=self._gang))
+        def join(parts: list[SeededStep]) -> None:
+            self._sink.append_record(SeededSteps(study=study.id, gang=self._gang, ranks=tuple(parts)))
 
-        self._context.gather(f"{study.id}/seeded-step", ranks, said, RankSeededStep, join)
+        self._context.gather(f"{study.id}/seeded-step", ranks, said, SeededStep, join)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._sink.append_record(flops)

@@ -25,8 +25,9 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
-from pytest_ddpscale.thresholds.cases import Case, NodeCase
+from pytest_ddpscale.thresholds.cases import Case, NodeCase, node_expectation
 from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Severity, Sku, Source, check_of_nodes
 from pytest_ddpscale.thresholds.parts import Detect
 from tests.builders.measurements import Measurement
@@ -76,7 +77,7 @@ def make_case(
 
 def check_case(name: str, severity: Severity = "fail", sku: Sku = ANY_CPU) -> NodeCase:
     """A check of nodes."""
-    return NodeCase(check_of_nodes(name, severity), name, "thresholds.yaml:7", sku)
+    return NodeCase(check_of_nodes(name, severity), name, "thresholds.yaml:7", node_expectation(sku))
 
 
 def make_measurement(
@@ -116,13 +117,13 @@ def measure(
     ]  # fmt: skip
 
 
-def seeded_steps(study: Study, odd: Mapping[int, str] | None = None) -> list[SeededStep]:
+def seeded_steps(study: Study, odd: Mapping[int, str] | None = None) -> dict[Place, SeededStep]:
     """The seeded step of every rank, all alike but for the checksums in `odd`, by rank."""
     checksums = odd or {}
-    return [
-        SeededStep(study.id, rank, rank, f"node{rank}", f"GPU-{rank}", checksums.get(rank, CHECKSUM))
+    return {
+        Place(f"node{rank}", rank, f"GPU-{rank}"): SeededStep(rank=rank, checksum=checksums.get(rank, CHECKSUM))
         for rank in range(study.world_size)
-    ]
+    }
 
 
 def evidence_of_plan(

@@ -10,15 +10,18 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.culprits import gpu, node
 from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
 
 HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javascript:b)​ $x_1$ _y_ &amp; \ud800"
 REFERENCE = "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8, 8x A100-SXM4-80GB, torch 2.12+cu130"
 UUID = "GPU-5d3a91c2-77aa-4be1-9d0f-1f0c2d9f6a3b"
+PEER = Place("node7", 5, "GPU-b", 4, "00000000:C2:00.0")
 
 RESNET = Workload("resnet152-fp16", ImageFamily("resnet152"), "fp16", 512, global_batch_size=256)
 VIT = Workload("vit-b16-bf16", ImageFamily("vit_b_16"), "bf16", 1024, global_batch_size=512)
@@ -39,10 +42,10 @@ FAILED = replace(
     reason="the interval lies below the bound",
     notes=("power limit 300 W on node7",),
     culprits=(
-        Culprit("gpu", "node7", 3, UUID, "1.04× the median time without communication in 12 of 12 rounds"),
-        Culprit("link", "node7", 3, UUID, "all-reduce with GPU 4 at 21 GB/s, peers at 228 GB/s"),
-        Culprit("node", "node9", None, None, "its 8 GPUs at 1.20× the median of the other nodes"),
-        Culprit("gpu", "laptop", 0, "cpu", "1.10× the median"),
+        gpu("node7", 3, "1.04× the median time without communication in 12 of 12 rounds", UUID),
+        Culprit("link", (Place("node7", 3, UUID, 3, "00000000:C1:00.0"), PEER), "21 GB/s, peers at 228 GB/s"),
+        node("node9"),
+        gpu("laptop", 0, "1.10× the median", "cpu"),
     ),
 )
 WARNED = replace(
@@ -124,7 +127,7 @@ def hostile_judgement() -> Judgement:
         reason=HOSTILE,
         source=HOSTILE,
         notes=(HOSTILE,),
-        culprits=(Culprit("gpu", HOSTILE, 3, HOSTILE, HOSTILE),),
+        culprits=(gpu(HOSTILE, 3, HOSTILE, HOSTILE),),
     )
     waived = replace(verdict, waiver=Waiver(HOSTILE, HOSTILE, date(2026, 12, 31)))
     lowered = (LoweredBound(HOSTILE, "throughput_per_gpu", 2.0, 1.0), LoweredBound(HOSTILE, "node_check", 1.0, None))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
@@ -18,13 +19,12 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.thresholds.model import Requirement, Sku, Source
-from pytest_ddpscale.thresholds.parts import Detect
+from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import gang_of, gang_on, probe_blocks_of
 
 MATMUL, ALL_REDUCE = Arm("matmul-bf16"), Arm("all-reduce-32mib", 8)
-A100 = Sku("any", Detect(name="^A100$"))
+A100 = NodeExpectation("cuda", "^A100$")
 Value = Callable[[int, tuple[int, ...]], float]  # in the metric's unit, of a round and the ranks of a place
 Pair = tuple[int, int, int, float]  # round, numbers of two nodes, GB/s
 # Seconds of messages of a rank to another in a round, made of what they take usually.
@@ -34,7 +34,7 @@ Messages = Callable[[int, tuple[int, int], list[float]], list[float]]
 def probe_case(probe: Arm, bound: float, **keys: Any) -> NodeCase:
     source, kind = Source(bound, None, "a paper", "far enough away"), KINDS[probe.operation.kind]
     asked = Requirement(kind.metric, bound, source, probe=probe.kind, world_size=probe.world_size)
-    return NodeCase(asked, f"{probe.kind}-{probe.world_size}gpu", "t.yaml:7", **{"sku": A100, "probe": probe, **keys})
+    return NodeCase(asked, f"{probe.kind}-{probe.world_size}gpu", "t.yaml:7", A100, **{"probe": probe, **keys})
 
 
 def probe_plan(*probes: Arm, nodes: int = 1, ranks_per_node: int = 8, device_type: Any = "cuda") -> Plan:

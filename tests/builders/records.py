@@ -12,15 +12,13 @@ from msgspec.structs import force_setattr
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, SeededStep, SeededSteps
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import column
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, Transport
 from tests.builders.measurements import Measurement, ProbeMeasurement
 
-Placed = Measurement | SeededStep | ProbeMeasurement | Transport
+Placed = Measurement | ProbeMeasurement
 _READINGS = ("utilization", "energy_j", "peak_memory_bytes", "skipped_steps", "forward_s")
 
 
@@ -74,14 +72,6 @@ def _groups(arm: str, ranks: int) -> Any:
     """Numbers of the groups in which so many ranks work."""
     size = re.search(r"@(\d+)", arm)
     return column(i // int(size[1] if size else 1) for i in range(ranks))
-
-
-def seeded_line(steps: Sequence[SeededStep], gang: int = 0) -> SeededSteps:
-    """The steps that ranks of one study computed by themselves."""
-    return SeededSteps(
-        study=steps[0].study, gang=gang, ranks=tuple(one.rank for one in steps),
-        checksums=column(one.checksum for one in steps), repeats=column(one.repeats for one in steps),
-    )  # fmt: skip
 
 
 def probe_blocks_of(probed: Iterable[ProbeMeasurement], gang: int = 0) -> list[Block]:
@@ -152,21 +142,11 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
     return found
 
 
-def transport_line(transports: Sequence[RankTransport], study: str = "weak/r") -> GangTransport:
-    """What all ranks said of their connections."""
-    names = RankTransport.__struct_fields__
-    said = [RankTransport(**{n: getattr(one, n) for n in names}) for one in transports]
-    return joined(GangTransport, said, study=study, gang=0)
-
-
 def lines_of(
-    measured: Sequence[Measurement] = (), probed: Sequence[ProbeMeasurement] = (), steps: Sequence[SeededStep] = (),
-    gang: int = 0,
-) -> list[AnyRecord]:  # fmt: skip
+    measured: Sequence[Measurement] = (), probed: Sequence[ProbeMeasurement] = (), gang: int = 0
+) -> list[AnyRecord]:
     """A gang, and all that it measured."""
-    seeded = [seeded_line(list(some), gang) for _, some in groupby(steps, lambda one: one.study)]
-    who = gang_of([*steps, *measured, *probed], gang)
-    return [who, *seeded, *blocks_of(measured, gang), *probe_blocks_of(probed, gang)]
+    return [gang_of([*measured, *probed], gang), *blocks_of(measured, gang), *probe_blocks_of(probed, gang)]
 
 
 def steady_block(

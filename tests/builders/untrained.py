@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
+from tests.builders.culprits import gpu
 from tests.builders.judgements import PASSED, UUID
 
 MATMUL = Verdict(
     id="matmul_tflops[matmul-bf16]", metric="matmul_tflops", workload="matmul-bf16", world_size=1, severity="fail",
     bound={"at_least": 230.5}, outcome="failed", value=205.26, interval=(204.9, 205.6), rounds=8,
     reason="GPU 3 of node7, one of 8 GPUs: the whole interval misses the bound", source="Azure/azurehpc",
-    culprits=(Culprit("gpu", "node7", 3, UUID, "matmul-bf16 at 205.3 TFLOPS; the median of 7 others is 262.3 TFLOPS"),),
+    culprits=(gpu("node7", 3, "matmul-bf16 at 205.3 TFLOPS; the median of 7 others is 262.3 TFLOPS", UUID),),
 )  # fmt: skip
 ALL_REDUCE = replace(
     MATMUL, id="busbw_gbps[all-reduce-32mib-8gpu]", metric="busbw_gbps", workload="all-reduce-32mib", world_size=8,
@@ -26,8 +28,8 @@ PAIRS = replace(
     provisional=True, reason="GPUs 2 and 5 of node7, one of 28 pairs: the whole interval misses the bound",
     culprits=(
         Culprit(
-            "link", "node7", 2, UUID, "send-recv-256mib-8gpu at 9.813 GB/s; the median of 27 others is 220 GB/s",
-            "node7", 5, "GPU-b",
+            "link", (Place("node7", None, UUID, 2), Place("node7", None, "GPU-b", 5)),
+            "send-recv-256mib-8gpu at 9.813 GB/s; the median of 27 others is 220 GB/s",
         ),
     ),
 )  # fmt: skip
@@ -36,7 +38,7 @@ CHECK = replace(
     value=0.5, interval=(0.5, 0.5), rounds=1, provisional=True,
     reason="1 of 2 nodes not as expected: node7: GPU 3 (GPU-5d3a): 2 memory errors that could not be corrected",
     source="a yes/no check, no published value: memory errors are corrected",
-    culprits=(Culprit("gpu", "node7", 3, UUID, "2 memory errors that could not be corrected"),),
+    culprits=(gpu("node7", 3, "2 memory errors that could not be corrected", UUID),),
 )  # fmt: skip
 CHECK_PASSED = replace(
     CHECK, id="node_check[pcie]", workload="pcie", outcome="passed", value=1.0, interval=(1.0, 1.0),
@@ -54,7 +56,7 @@ HISTORY = replace(
     MATMUL, id="no_regression[node]", metric="no_regression", workload="", bound={"at_least": 0.95},
     severity="warn", value=0.91, interval=(0.9, 0.92),
     reason="matmul-bf16 of GPU 3 of node7 fell to 0.91 of what it was in 12 earlier runs",
-    culprits=(Culprit("gpu", "node7", 3, UUID, "matmul-bf16: 0.91 of 12 earlier runs"),),
+    culprits=(gpu("node7", 3, "matmul-bf16: 0.91 of 12 earlier runs", UUID),),
 )  # fmt: skip
 VERDICTS = (CHECK, CHECK_PASSED, CHECK_UNKNOWN, MATMUL, ALL_REDUCE, PAIRS, ENERGY, HISTORY)
 JUDGEMENT = Judgement("a100-sxm4-80gb", "rejected", "3 of 8 requirements failed", VERDICTS)

@@ -29,7 +29,7 @@ RESTLESS = (80.0, 120.0, 90.0, 110.0, 100.0)
 def case() -> NodeCase:
     source = Source(reasoning="made up for a test")
     asked = Requirement("no_regression", BOUND, source, severity="warn", provisional=True)
-    return NodeCase(asked, "node", "t.yaml:7", sku=A100)
+    return NodeCase(asked, "node", "t.yaml:7", A100)
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def test_a_gpu_that_fell_fails_and_is_named_without_being_certain(folder: Path) 
     assert verdict.interval is not None
     assert verdict.interval[1] < BOUND
     gpu = next(culprit for culprit in verdict.culprits if culprit.kind == "gpu")
-    assert (gpu.host, gpu.gpu_index, gpu.gpu_uuid) == ("n1", 1, "GPU-n1-1")
+    assert (gpu.host, gpu.place.index, gpu.place.uuid) == ("n1", 1, "GPU-n1-1")
     assert not any(culprit.is_certain for culprit in verdict.culprits)
-    assert [culprit.gpu_index for culprit in verdict.culprits if culprit.kind == "gpu"] == [1]
+    assert [culprit.place.index for culprit in verdict.culprits if culprit.kind == "gpu"] == [1]
     assert "GPU 1 on n1: throughput_per_gpu r (2 at once, batch 4) is 70.0 % of its past" in verdict.reason
     assert verdict.reason.startswith("fell below 0.95 of earlier runs: ")
 
@@ -89,7 +89,7 @@ def test_of_many_that_fell_some_are_told_and_all_are_named(folder: Path) -> None
     found = evidence(folder, 70.0, 70.0)
     verdict = judged(found, past(found))
     assert verdict.reason.endswith(" and 1 more")
-    assert {(culprit.kind, culprit.gpu_index) for culprit in verdict.culprits} == {
+    assert {(culprit.kind, culprit.place.index) for culprit in verdict.culprits} == {
         ("gpu", 0),
         ("gpu", 1),
         ("node", None),
@@ -122,7 +122,7 @@ def test_a_gpu_that_was_replaced_hides_no_other_that_fell(folder: Path) -> None:
     found = evidence(folder, 70.0, 100.0)
     verdict = judged(found, past(found, but=dict.fromkeys(of_gpu(found, 1), ())))
     assert (verdict.outcome, verdict.flags) == ("failed", ("partly-known",))
-    assert {culprit.gpu_index for culprit in verdict.culprits if culprit.kind == "gpu"} == {0}
+    assert {culprit.place.index for culprit in verdict.culprits if culprit.kind == "gpu"} == {0}
 
 
 def test_a_value_without_a_past_is_told_where_its_place_has_others(folder: Path) -> None:

@@ -53,7 +53,7 @@ class LabRun:
     def accused(self) -> set[str]:
         """Every host that any verdict names."""
         culprits = [culprit for one in self.judgement["verdicts"] for culprit in one["culprits"]]
-        return {culprit[end] for culprit in culprits for end in ("host", "peer_host") if culprit[end]}
+        return {place["host"] for culprit in culprits for place in culprit["places"]}
 
 
 def thresholds_for(nodes: int, folder: Path, text: str = TRAINING) -> Path:

@@ -167,13 +167,13 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
     measured: RunDirectory,
 ) -> None:
     records = measured.read_records()
-    seeded = [one for steps in seeded_steps_of(records).values() for one in steps]
-    assert [(one.study, one.rank, one.local_rank, one.device) for one in seeded] == [
+    seeded = [(study, *step) for study, steps in seeded_steps_of(records).items() for step in steps.items()]
+    assert [(study, one.rank, place.local_rank, place.uuid) for study, place, one in seeded] == [
         (WHOLE.id, 0, 0, "cpu"),
         (WHOLE.id, 1, 1, "cpu"),
         (NARROW.id, 0, 0, "cpu"),  # the other rank has no part in that study
     ]
-    assert len({one.checksum for one in seeded}) == 1, "all studies train the same model"
+    assert len({one.checksum for _, _, one in seeded}) == 1, "all studies train the same model"
     flops = flops_of(records)
     assert list(flops) == [WHOLE.id, NARROW.id]
     assert all(4.4e6 < one < 4.7e6 for one in flops.values()), flops

@@ -97,8 +97,8 @@ def test_the_rank_says_which_build_of_cuda_it_runs_on(gpu_run: GpuRun, gpu: Torc
 
 def test_nccl_says_how_it_would_talk(gpu_run: GpuRun, gpu: TorchGpu) -> None:
     records = gpu_run.directory.read_records()
-    (transport,) = transports_of(records)
+    ((place, transport),) = transports_of(records).items()
     assert (transport.problem, transport.unreadable) == ("", ())
-    assert (transport.rank, transport.device) == (0, f"GPU-{gpu.uuid.removeprefix('GPU-')}")
+    assert (transport.rank, place.uuid) == (0, f"GPU-{gpu.uuid.removeprefix('GPU-')}")
     # Alone it is connected with nobody, and says all the same what it would take to other nodes.
     assert transport.network

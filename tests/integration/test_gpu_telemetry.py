@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.telemetry.link import Sampler
+from pytest_ddpscale.telemetry.windows import Sampler
 from tests.builders.measurements import measurements_in
 from tests.builders.records import probes_of
 from tests.builders.telemetry import Telemetry, flags_of, telemetry_of
@@ -40,20 +40,18 @@ EACH_PRECISION = pytest.mark.parametrize("precision", ["fp16", "bf16"])
 
 
 @pytest.fixture(scope="module")
-def steady(gpu: TorchGpu) -> Telemetry:
+def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> Telemetry:
     """A window of nothing but matrix products, with the same on either side of it."""
     command = [sys.executable, "-c", _BUSY, str(SETTLED_S + WINDOW_S + 3)]
     uuid = gpu.uuid  # bare, as torch has it
     with (
-        closing(Sampler([uuid], environment=gpu_environment())) as sampler,
+        closing(Sampler([uuid], tmp_path_factory.mktemp("node") / "lines", environment=gpu_environment())) as sampler,
         subprocess.Popen(command, env=gpu_environment(), stdout=subprocess.PIPE, text=True) as process,
     ):
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "busy\n"
             start = time.time() + SETTLED_S
-            wait_until(start)
-            sampler.mark()
             wait_until(start + WINDOW_S)
             return cut(sampler, [(uuid, start, start + WINDOW_S)])[0]
         finally:

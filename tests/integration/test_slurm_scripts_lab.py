@@ -16,11 +16,12 @@ from pytest_ddpscale.history.reading import skus_and_hosts
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import surveys_of
+from tests.builders.culprits import gpu, node
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import CHECKED, THRESHOLDS, drain_failed
 from tests.integration.sites import HARDLY_WARM_UP
 from tests.listening import addresses_listened_on
-from tests.report.judged import failed, gpu, node, write_judged_run
+from tests.report.judged import failed, write_judged_run
 from tests.slurm_lab.fixtures import require_lab
 from tests.slurm_lab.lab import SlurmLab
 from tests.slurm_lab.polling import wait_until

@@ -52,6 +52,6 @@ def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> No
     peers = PeerLimits(computing=0.1)
     case = Case(line, 2, WORKLOAD, "small-2rank", "", floor_samples_per_s=1.0, peers=peers)
     verdict = judge(case, read_evidence(run), 0.95)
-    assert [culprit.gpu_index for culprit in verdict.culprits] == [SLOW_RANK], verdict
+    assert [culprit.place.index for culprit in verdict.culprits] == [SLOW_RANK], verdict
     assert "the time of its only peer" in verdict.culprits[0].evidence
     assert "above the floor of 1 img/s" in verdict.culprits[0].evidence

@@ -70,8 +70,8 @@ def test_ranks_are_numbered_from_node_to_node(measured: Measured) -> None:
     (gang,) = gangs_by_number(records).values()
     assert dict(enumerate(gang.hosts)) == OF_RANKS
     (steps,) = seeded_steps_of(records).values()
-    assert {one.rank: one.host for one in steps} == OF_RANKS
-    assert len({one.checksum for one in steps}) == 1
+    assert {one.rank: place.host for place, one in steps.items()} == OF_RANKS
+    assert len({one.checksum for one in steps.values()}) == 1
 
 
 def assert_groups_agree(arm: Arm, number: int, blocks: list[Measurement]) -> None:

@@ -46,8 +46,9 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
-from pytest_ddpscale.run.transport_record import Transport
+from pytest_ddpscale.run.transport_record import RankTransport
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Sku
@@ -67,7 +68,7 @@ RULES = [line.split(": ", 1) for line in beside("rules.txt").splitlines()]
 TOPOLOGIES = dict(block.split("\n", 1) for block in beside("topologies.txt").split("=== ")[1:])
 HEALTHY = json.loads(beside("healthy.json"))
 NODE = convert(HEALTHY["survey"] | {"topology": TOPOLOGIES["dgx"]}, Survey)
-WINDOW, CONNECTED = convert(HEALTHY["window"], Telemetry), convert(HEALTHY["transport"], Transport)
+WINDOW, CONNECTED = convert(HEALTHY["window"], Telemetry), convert(HEALTHY["transport"], RankTransport)
 DETECT: dict[str, Any] = {"name": "^(NVIDIA )?A100-SXM4?-80GB$", "pci_device_ids": ["20b2"], "memory_gib": 80}
 EXPECTED: dict[str, Any] = {"pcie_generation": 4, "pcie_width": 16, "nvlinks": 12, "ecc": True}
 NOT_GIVEN = {"unread": "Unknown Error", "unsupported": "Not Supported"}
@@ -217,7 +218,7 @@ class Checked:
             self.plan, columns_of(measured), broke, interrupted=ended,
             hosts=[one.host for one in healthy.values()] if later else (),
             surveys={one.host: one for one in before.values()}, telemetry=columns_of_telemetry(told),
-            transports=self._connections(stages["nccl"]) if "nccl" in stages else (),
+            transports=self._connections(stages["nccl"]) if "nccl" in stages else {},
             post_mortems=[replace(one, unix_s=1.8e9) for surveys in after for one in surveys.values()],
         )  # fmt: skip
 
@@ -271,15 +272,15 @@ class Checked:
                     measured.append(replaced(block, arm=name))
         return told, measured
 
-    def _connections(self, changes: list[Change]) -> list[Transport]:
-        found = list[Transport]()
+    def _connections(self, changes: list[Change]) -> dict[Place, RankTransport]:
+        found = dict[Place, RankTransport]()
         for node, gpu, place in self._places():
             between = CONNECTED.channels_between_nodes if self.nodes > 1 else {}
-            healthy = replace(CONNECTED, gpu_index=gpu, channels_between_nodes=between, **place)
+            healthy = replace(CONNECTED, rank=place["rank"], channels_between_nodes=between)
             one = changed(healthy, [one for one in changes if one.is_at(node, gpu)])
             if one is not None:
                 every = one.channels | one.channels_within_node | one.channels_between_nodes
-                found.append(replace(one, channels=every))
+                found[Place(place["host"], gpu, place["device"], gpu)] = replace(one, channels=every)
         return found
 
     def told(self, check: str, evidence: Evidence) -> Iterator[str]:
@@ -301,10 +302,10 @@ class Checked:
             yield from (f"{mark} {self.short(text)}" for text in texts if text)
 
     def _culprit(self, one: Culprit) -> str:
-        where, gpu = f"{one.kind} {one.host}", one.gpu_index
+        where, gpu = f"{one.kind} {one.host}", one.place.index
         if one.kind == "gpu":
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
-            found = {"uuid": one.gpu_uuid, "rank": one.local_rank, "pci": one.pci_bus_id or usual["pci"]}
+            found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
         return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.evidence)}"
 

@@ -9,6 +9,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import ALONE_SAMPLES_PER_S, CHECKSUM, FLOPS_PER_IMAGE, make_measurement
@@ -75,11 +76,11 @@ def _block(
 def nodes_evidence(plan: Plan, measurements: Sequence[Measurement]) -> Evidence:
     """A whole run."""
     seeded = {
-        study.id: [
-            SeededStep(study.id, rank, local, f"n{node}", f"GPU-{rank}", CHECKSUM)
+        study.id: {
+            Place(f"n{node}", local, f"GPU-{rank}"): SeededStep(rank=rank, checksum=CHECKSUM)
             for rank in plan.layout.ranks(study.arms)
             for node, local in [divmod(rank, plan.layout.ranks_per_node)]
-        ]
+        }
         for study in plan.studies
     }
     flops = {study.id: FLOPS_PER_IMAGE for study in plan.studies}

@@ -30,7 +30,7 @@ from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import PeerLimits
 from tests.builders.judged import CONFIDENCE
 from tests.builders.measurements import ProbeMeasurement
-from tests.builders.probes import A100, measure_probe, probe_case, probe_evidence, probe_plan, steady
+from tests.builders.probes import measure_probe, probe_case, probe_evidence, probe_plan, steady
 from tests.judge.runs import Change, Run
 from tests.judge.told import told
 
@@ -52,8 +52,7 @@ class ProbeRun(Run):
         """What is asked first, and what was measured."""
         probes = [Arm(one[2], int(one[4])) for one in [*self.asked, *self.measured_as_well]]
         limit, bound = self.option["limit"], self.asked[0][3]
-        sku = replace(A100, peers=PeerLimits(*[limit] * 5))
-        case = probe_case(probes[0], 1.0, peak=self.option["peak"], sku=sku)
+        case = probe_case(probes[0], 1.0, peak=self.option["peak"], peers=PeerLimits(*[limit] * 5))
         asks = {"metric": "probe_uniformity", "bound": 1 + limit} if bound == "peers" else {"bound": float(bound)}
         case = replace(case, requirement=replace(case.requirement, **asks))
         return case, self._probed(probes[0], probes["unplanned" in self.flags :])

@@ -55,6 +55,7 @@ from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, TelemetryColumns, telemetry_columns_of
@@ -305,15 +306,16 @@ class Run:
             blocks.append(joined(TelemetryBlock, readings, **place))
         return telemetry_columns_of(blocks, {0: gang_of(found)})
 
-    def _seeded_steps(self, plan: Plan, study: Study) -> list[SeededStep]:
-        found = []
+    def _seeded_steps(self, plan: Plan, study: Study) -> dict[Place, SeededStep]:
+        found = {}
         for rank in plan.layout.ranks(study.arms):
             node, local_rank = divmod(rank, self.per_node)
             names = ("all", f"n{node}", study.scaling)
             at = {change.what for change in self.changes if change.is_at(0, rank, *names)}
             checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
-            step = SeededStep(study.id, rank, local_rank, f"n{node}", f"GPU-{rank}", checksum)
-            found.append(replace(step, repeats=False, checksum="a+b") if "unrepeated" in at else step)
+            step = SeededStep(rank=rank, checksum=checksum)
+            step = SeededStep(rank=rank, checksum="a+b", repeats=False) if "unrepeated" in at else step
+            found[Place(f"n{node}", local_rank, f"GPU-{rank}")] = step
         return found
 
 

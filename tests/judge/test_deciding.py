@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import Lost, RoundEnd, StudyEnd
+from pytest_ddpscale.run.records import Lost, RoundEnd, SeededSteps, StudyEnd
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -32,7 +32,7 @@ from tests.builders.judged import (
     plan_of,
     seeded_steps,
 )
-from tests.builders.records import blocks_of, gang_of, seeded_line
+from tests.builders.records import blocks_of, gang_of
 from tests.rows import rows
 
 ROUNDS = 16
@@ -188,8 +188,8 @@ class TestMoreRoundsWouldNotHelp:
         plan = plan_of([make_case("replica_agreement", 1.0)])
         (study,) = plan.studies
         decider = Decider(plan, [make_case("replica_agreement", 1.0)], CONFIDENCE)
-        for step in seeded_steps(study, {1: OTHER_CHECKSUM}):
-            decider.hear(seeded_line([step]))
+        steps = tuple(seeded_steps(study, {1: OTHER_CHECKSUM}).values())
+        decider.hear(SeededSteps(study=study.id, gang=0, ranks=steps))
         words = told(decider, plan, WEAK, FEWEST_ROUNDS)
         assert words == [False] * (FEWEST_ROUNDS - 1) + [True], "an arm left out before is a contradiction"
 

@@ -28,7 +28,7 @@ def named(network: Network) -> set[frozenset[int]]:
     evidence = probe_evidence(plan, measure_probe(plan, probe, steady(50.0)))
     pairs = pair_columns_of([(one.round, *one.nodes, one.gbps) for one in network.search()])
     found = judge(probe_case(probe, 100.0), with_columns(evidence, pairs), CONFIDENCE).culprits
-    return {frozenset(int(host[1:]) for host in (one.host, one.peer_host) if host) for one in found}
+    return {frozenset(int(host[1:]) for host in one.hosts) for one in found}
 
 
 @given(st.data(), st.integers(3, 64), st.integers())

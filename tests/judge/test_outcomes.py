@@ -252,9 +252,9 @@ def told(line: str) -> Iterator[str]:
         yield f"loss: {told}"
     yield from _grouped((node.host, *node.tested_by, node.left_out) for node in coverage.nodes)
     gpus = [
-        (f"{node.host}.{gpu.index}/{gpu.local_rank} {gpu.uuid}", *gpu.tested_by, gpu.problem,
+        (f"{gpu.place.host}.{gpu.place.index}/{gpu.place.local_rank} {gpu.place.uuid}", *gpu.tested_by, gpu.problem,
          f"misses {gpu.rounds_missing} rounds, {_names(gpu.missing_in)}" if gpu.rounds_missing else "")
-        for node, gpu in coverage.gpus
+        for gpu in coverage.gpus
     ]  # fmt: skip
     if len({*(one[1:] for one in gpus)}) > 1:
         yield from _grouped(gpus)
@@ -278,7 +278,7 @@ def _names(ids: Iterable[str]) -> str:
 
 def _listed(culprits: Iterable[Culprit]) -> str:
     sure = {True: "", False: " perhaps"}
-    return "".join(f", {one.kind} {one.host} {one.gpu_index}{sure[one.is_certain]}" for one in culprits)
+    return "".join(f", {one.kind} {one.host} {one.place.index}{sure[one.is_certain]}" for one in culprits)
 
 
 def _grouped(named: Iterable[tuple[str, ...]]) -> Iterator[str]:

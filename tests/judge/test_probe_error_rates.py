@@ -42,7 +42,7 @@ def test_a_slow_gpu_fails_and_nobody_else_is_ever_named() -> None:
     verdicts = runs(0.95, 1.03)
     assert not any(verdict.passed for verdict in verdicts)
     assert sum(verdict.outcome == "failed" for verdict in verdicts) >= 0.99 * RUNS
-    named = {(c.kind, c.gpu_index, c.is_certain) for verdict in verdicts for c in verdict.culprits}
+    named = {(c.kind, c.place.index, c.is_certain) for verdict in verdicts for c in verdict.culprits}
     assert named == {("gpu", 0, True)}
 
 

@@ -149,8 +149,8 @@ def rules(sentence: str) -> str:
 
 
 def _culprit(one: Culprit) -> str:
-    ends = [(one.host, one.gpu_index, one.gpu_uuid), (one.peer_host, one.peer_gpu_index, one.peer_gpu_uuid)]
-    where = " – ".join(" ".join(str(part) for part in end if part is not None) for end in ends if end[0] is not None)
+    ends = [(place.host, place.index, place.uuid or None) for place in one.places]
+    where = " – ".join(" ".join(str(part) for part in end if part is not None) for end in ends)
     how = "" if one.is_certain else " perhaps"
     how += " computed wrong" * one.computed_wrong
     how += "" if one.slowdown is None else f" ×{one.slowdown:.3f}"

@@ -82,7 +82,7 @@ def test_a_study_in_a_launch_that_nobody_asked_for_is_refused() -> None:
 
 def test_plan_json_says_its_version_and_the_ids_that_measurements_use() -> None:
     data = as_json(Plan("cpu", "cpu", (STUDY,), seed=3))
-    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (6, "cpu", "cpu", 3)
+    assert (data["schema_version"], data["sku"], data["device_type"], data["seed"]) == (7, "cpu", "cpu", 3)
     assert [study["id"] for study in data["studies"]] == ["strong/r18"]
 
 

@@ -104,7 +104,7 @@ def test_every_view_of_a_judged_run_says_the_same(site: Site, monkeypatch: pytes
 def assert_verdicts(record: dict[str, Any]) -> None:
     """verdicts.json is the record of truth."""
     assert set(record) == JUDGEMENT_KEYS
-    assert (record["schema_version"], record["sku"], record["outcome"]) == (6, "tested-gpu", "rejected")
+    assert (record["schema_version"], record["sku"], record["outcome"]) == (7, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured without a new measurement"]
     assert len(record["verdicts"]) == ALL
     for verdict in record["verdicts"]:
@@ -121,11 +121,9 @@ def assert_verdicts(record: dict[str, Any]) -> None:
     assert failed["id"] == "device_utilization[resnet152-fp16-8gpu]"
     (culprit,) = failed["culprits"]
     assert culprit == {
-        "kind": "gpu", "host": "node7", "gpu_index": 7, "gpu_uuid": "GPU-00000007",
-        "evidence": "91 % busy; the median of 7 peers is 98 %",
-        "peer_host": None, "peer_gpu_index": None, "peer_gpu_uuid": None, "is_certain": True,
-        "slowdown": None, "peers": None, "computed_wrong": False, "slow_rounds": None, "rounds": None,
-        "local_rank": 7, "pci_bus_id": None, "peer_local_rank": None, "peer_pci_bus_id": None,
+        "kind": "gpu", "places": [{"host": "node7", "local_rank": 7, "uuid": "GPU-00000007", "index": 7}],
+        "evidence": "91 % busy; the median of 7 peers is 98 %", "is_certain": True, "computed_wrong": False,
+        "slowdown": None, "peers": None, "slow_rounds": None, "rounds": None,
     }  # fmt: skip
 
 

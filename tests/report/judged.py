@@ -15,22 +15,6 @@ from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict
 from tests.builders.json_types import run_record
 
 STARTED_UNIX_S = 1_770_000_000
-SLOW = "1.31× the median of 15 peers in 9 of 9 rounds"
-
-
-def gpu(host: str, index: int = 3, evidence: str = SLOW) -> Culprit:
-    """A GPU that is to blame."""
-    return Culprit("gpu", host, index, f"GPU-{index:08x}-77aa-4be1-9d0f-1f0c2d9f6a3b", evidence)
-
-
-def node(host: str, evidence: str = "its 8 GPUs at 1.20× the median of the other nodes") -> Culprit:
-    """A node that is to blame."""
-    return Culprit("node", host, None, None, evidence)
-
-
-def link(host: str) -> Culprit:
-    """A link with an end on a host."""
-    return Culprit("link", host, None, None, "all-reduce with n9 at 0.02 GB/s, its other pairs at 1.1 GB/s")
 
 
 def failed(*culprits: Culprit, metric: str = "weak_scaling_efficiency", **changes: Any) -> Verdict:

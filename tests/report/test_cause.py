@@ -10,6 +10,7 @@ from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import (
     WRONG_DATA,
     Blocker,
@@ -18,11 +19,12 @@ from pytest_ddpscale.run.verdicts import (
     RunOutcome,
     Verdict,
 )
+from tests.builders.culprits import gpu, link, node
 from tests.builders.judgements import FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, RUN, hostile_judgement
 
-GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+GPU = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c0b7a-77aa", slowdown=1.2, peers=7)
 SLOW_GPU = "GPU 3 (GPU-4f1c0b7a…) on node7 is 1.20× slower than its 7 peers even without communication"
-NODE = Culprit("node", "node7", None, None, "all 8 ranks slow", slowdown=1.31)
+NODE = node("node7", "all 8 ranks slow", slowdown=1.31)
 UNIFORMITY = replace(PASSED, id="rank_uniformity[a]", metric="rank_uniformity", bound={"at_most": 1.05}, value=1.01)
 PRODUCTS = replace(
     PASSED, id="matmul_tflops[a]", metric="matmul_tflops", bound={"at_least": 900.0}, value=950.0, published=1000.0,
@@ -30,7 +32,7 @@ PRODUCTS = replace(
 )  # fmt: skip
 STEPS = replace(PRODUCTS, id="step_time_p95[a]", metric="step_time_p95", bound={"at_most": 468.0}, published=446.0)
 CHECKED = replace(PASSED, metric="node_check", world_size=1, outcome="failed", value=0.5, interval=(0.5, 0.5))
-LINK = Culprit("link", "node7", None, None, "2 GB/s, others reach 25 GB/s", "node9")
+LINK = link("node7", "node9")
 
 
 def _failed(name: str, *culprits: Culprit, **changes: object) -> Verdict:
@@ -43,7 +45,7 @@ def _judged(*verdicts: Verdict, outcome: RunOutcome = "rejected", blockers: tupl
 
 
 def test_the_cause_that_explains_most_comes_first() -> None:
-    other = replace(GPU, gpu_index=4, gpu_uuid="GPU-b7a", slowdown=1.5)
+    other = gpu(index=4, slowdown=1.5)
     judged = _judged(_failed("one", other), _failed("two", GPU), _failed("three", GPU))
     assert [cause.explains for cause in causes(judged)] == [{"two", "three"}, {"one"}]
     assert headline(judged).endswith(" (2 of 3 failures; 1 more cause below)")
@@ -52,16 +54,13 @@ def test_the_cause_that_explains_most_comes_first() -> None:
 def test_causes_are_in_order_of_severity_whatever_they_explain() -> None:
     """Wrong data, uncorrected memory errors, a lost GPU, a link, a slow GPU."""
 
-    def on(index: int, evidence: str, **changes: object) -> Culprit:
-        return replace(GPU, gpu_index=index, gpu_uuid=f"GPU-{index}", evidence=evidence, slowdown=None, **changes)  # type: ignore[arg-type]
-
     checks = [replace(CHECKED, id=f"node_check[{name}]", workload=name) for name in ("ecc", "gpus")]
     judged = _judged(
         *(_failed(f"slow {number}", GPU) for number in range(9)),
         *(_failed(f"link {number}", LINK) for number in range(5)),
-        replace(checks[1], culprits=(on(5, "lost under load"),)),
-        replace(checks[0], culprits=(on(6, "3 uncorrectable memory errors"),)),
-        _failed("wrong", on(7, "computed wrong data", computed_wrong=True), flags=(WRONG_DATA,)),
+        replace(checks[1], culprits=(gpu(index=5),)),
+        replace(checks[0], culprits=(gpu(index=6),)),
+        _failed("wrong", gpu("node7", 7, "computed wrong data", "GPU-7", computed_wrong=True), flags=(WRONG_DATA,)),
     )
     found = causes(judged)
     assert [one.id for one in found] == ["wrong-data", "memory-errors", "lost-gpu", "slow-node-link", "slow-gpu"]
@@ -71,8 +70,7 @@ def test_causes_are_in_order_of_severity_whatever_they_explain() -> None:
 
 
 def test_a_node_that_misses_gpus_has_no_gpu_to_reset() -> None:
-    node = replace(GPU, kind="node", gpu_index=None, gpu_uuid=None, slowdown=None)
-    for culprit in (node, replace(node, is_certain=False)):
+    for culprit in (node("node7"), node("node7", is_certain=False)):
         [cause] = causes(_judged(replace(CHECKED, id="node_check[gpus]", workload="gpus", culprits=(culprit,))))
         assert cause.id == "missing-gpus"
 
@@ -94,20 +92,18 @@ def test_a_slow_gpu_explains_its_node_where_one_slow_rank_can() -> None:
 
 
 def test_a_slow_gpu_explains_nothing_of_another_node() -> None:
-    elsewhere = replace(NODE, host="node9", slowdown=None)
+    elsewhere = node("node9")
     assert len(causes(_judged(_failed("one", GPU), _failed("two", elsewhere)))) == 2
 
 
 def test_wrong_data_is_told_before_speed() -> None:
-    wrong = Culprit("gpu", "node7", 3, GPU.gpu_uuid, "computed wrong data in 8 of 8 rounds", computed_wrong=True)
+    wrong = replace(GPU, evidence="computed wrong data in 8 of 8 rounds", slowdown=None, computed_wrong=True)
     judged = _judged(_failed("one", GPU), _failed("two", wrong, flags=(WRONG_DATA,)))
     assert headline(judged).startswith("REJECTED: wrong data: GPU 3 (GPU-4f1c0b7a…) on node7: computed wrong data")
 
 
 def test_a_slow_gpu_beside_wrong_data_is_not_accused_of_it() -> None:
-    wrong = replace(
-        GPU, gpu_index=4, gpu_uuid="GPU-9", evidence="computed wrong data", slowdown=None, computed_wrong=True
-    )
+    wrong = gpu("node7", 4, "computed wrong data", "GPU-9", computed_wrong=True)
     judged = _judged(
         _failed("one", GPU), _failed("two", GPU), _failed("three", GPU, wrong, flags=(WRONG_DATA,))
     )  # fmt: skip
@@ -117,14 +113,14 @@ def test_a_slow_gpu_beside_wrong_data_is_not_accused_of_it() -> None:
 
 
 def test_a_node_with_a_slowdown_of_its_own_is_not_explained_by_a_gpu() -> None:
-    mild, node = replace(GPU, slowdown=1.05), replace(NODE, host="node7", slowdown=1.31)
-    said = headline(_judged(_failed("one", mild), _failed("two", node), _failed("three", node)))
+    mild = replace(GPU, slowdown=1.05)
+    said = headline(_judged(_failed("one", mild), _failed("two", NODE), _failed("three", NODE)))
     assert said.startswith("REJECTED: node node7 is 1.31× slower")
     assert said.endswith(" (2 of 3 failures; 1 more cause below)")
 
 
 def test_a_uniform_loss_names_nobody_and_says_how_much() -> None:
-    alike = tuple(replace(NODE, host=f"node{i}", slowdown=None, is_certain=False) for i in range(3))
+    alike = tuple(node(f"node{i}", is_certain=False) for i in range(3))
     slow = replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=alike)
     compared = replace(PASSED, id="rank_uniformity[a]", metric="rank_uniformity", bound={"at_most": 1.05}, value=1.01)
     said = headline(_judged(slow, compared))
@@ -139,8 +135,9 @@ def test_gpus_that_nobody_compared_are_not_said_to_be_alike() -> None:
 
 def test_a_gpu_that_is_missing_is_named_for_what_is_not_decided() -> None:
     undecided = replace(PASSED, outcome="inconclusive", reason="only 1 of 32 rounds are complete")
-    missing = GpuCoverage(3, "GPU-4f1c", rounds_missing=31, missing_in=(undecided.id,))
-    coverage = Coverage((NodeCoverage("node7", (), "", (missing, GpuCoverage(4, "GPU-5", rounds_missing=1))),))
+    missing = GpuCoverage(Place("node7", None, "GPU-4f1c", 3), rounds_missing=31, missing_in=(undecided.id,))
+    other = GpuCoverage(Place("node7", None, "GPU-5", 4), rounds_missing=1)
+    coverage = Coverage((NodeCoverage("node7", (), "", (missing, other)),))
     judged = replace(_judged(undecided, NOT_MEASURED, outcome="incomplete"), coverage=coverage)
     first, second = causes(judged)
     assert first.sentence == "GPU 3 (GPU-4f1c) on node7: not measured in 31 rounds of its peers"
@@ -154,7 +151,7 @@ def _uniform(*others: Verdict) -> Judgement:
 
 
 def test_one_loss_of_all_gpus_is_one_cause_whatever_sees_it() -> None:
-    nodes = tuple(replace(NODE, host=f"node{i}", slowdown=None, is_certain=False) for i in range(3))
+    nodes = tuple(node(f"node{i}", is_certain=False) for i in range(3))
     products = replace(PRODUCTS, outcome="failed", value=800.0, culprits=nodes)
     steps = replace(STEPS, outcome="failed", value=550.0)
     undecided = replace(PRODUCTS, id="matmul_tflops[b]", outcome="inconclusive", value=880.0)

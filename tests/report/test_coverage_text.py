@@ -9,6 +9,7 @@ from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from tests.builders.judgements import ACCEPTED, HOSTILE, PLAN, RUN
 from tests.report.page_text import page_text
 
@@ -17,7 +18,7 @@ TOGETHER = "weak_scaling_efficiency[r-4gpu]"
 
 
 def node(name: str, *idle: int) -> NodeCoverage:
-    gpus = [GpuCoverage(i, f"GPU-{name}-{i}", () if i in idle else ("training",)) for i in range(2)]
+    gpus = [GpuCoverage(Place(name, None, f"GPU-{name}-{i}", i), () if i in idle else ("training",)) for i in range(2)]
     return NodeCoverage(name, TRAINED, gpus=tuple(gpus))
 
 
@@ -34,7 +35,7 @@ def report_of(coverage: Coverage) -> str:
 
 
 def test_what_was_not_tested_is_named_first() -> None:
-    sound, lost = node("n0"), GpuCoverage(2, "GPU-x", (), "GPU is lost")
+    sound, lost = node("n0"), GpuCoverage(Place("n1", None, "GPU-x", 2), (), "GPU is lost")
     nodes = (sound, replace(node("n1", 1), gpus=(*node("n1", 1).gpus, lost)), NodeCoverage("n2", (), "disk: full"))
     coverage = Coverage(nodes, unnamed_nodes=1, ranks_per_node=2, paths=(PathCoverage(0, 1, 20.0, 1),))
     assert summary(coverage) == [
@@ -67,7 +68,8 @@ def test_many_nodes_and_paths_are_counted() -> None:
 
 
 def test_names_from_anywhere_break_no_table() -> None:
-    nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(GpuCoverage(0, HOSTILE),)) for i in range(2))
+    gpu = GpuCoverage(Place(HOSTILE, None, HOSTILE, 0))
+    nodes = tuple(NodeCoverage(f"{HOSTILE}{i}", TRAINED, gpus=(gpu,)) for i in range(2))
     rendered = report_of(Coverage(nodes, 0, 1, 2, (PathCoverage(0, 1, 1.0, 1),), 1))
     table = rendered.split("\nWhat was tested on each node\n")[-1].split("\nTelemetry\n")[0]
     assert {line.count(" | ") for line in table.splitlines() if line.startswith("| ")} == {3}

@@ -28,8 +28,9 @@ from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.approved import assert_approved, masked
+from tests.builders.culprits import gpu, link, node
 from tests.builders.judgements import HOSTILE
-from tests.report.judged import STARTED_UNIX_S, failed, gpu, link, node, write_judged_run
+from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run
 
 NODES = ("n1", "n2", "n3")
 LATER = STARTED_UNIX_S + 3600
@@ -66,7 +67,7 @@ def test_only_those_who_certainly_made_a_run_fail_are_drained(tmp_path: Path) ->
         ("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="passed")], two),
         ("incomplete", [failed(node("n2"), outcome="error")], [("look", "-"), ("look", "n2")]),
         ("partial", [failed(node("n2"), severity="warn")], [("look", "-"), ("look", "n2")]),
-        ("rejected", [failed(link("n2"))], [("look", "-"), ("look", "n2")]),  # neither end
+        ("rejected", [failed(link("n2", "n9"))], [("look", "-"), ("look", "n2")]),  # neither end
         ("rejected", [failed()], [("look", "-")]),  # of several nodes, with nobody named
         (
             "rejected",
@@ -321,7 +322,7 @@ def test_a_long_reason_keeps_the_name_of_the_run_and_of_one_host_all_devices(tmp
     assert len(reason) == MOST_REASON_CHARACTERS
     assert reason.endswith("... [2026-01-31/n7]")
     verdicts = [failed(gpu("n1")), failed(gpu("n1"), metric="exposed_communication"), failed(gpu("n1", index=4))]
-    run = write_judged_run(tmp_path / "r", "rejected", NODES, [*verdicts, failed(link("n2"))])
+    run = write_judged_run(tmp_path / "r", "rejected", NODES, [*verdicts, failed(link("n2", "n9"))])
     assert_approved("culprits.txt", masked("\n".join(text_lines(read_findings(run).findings)), tmp_path))
 
 

@@ -15,7 +15,8 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
-from tests.report.judged import STARTED_UNIX_S, failed, gpu, write_judged_run
+from tests.builders.culprits import gpu
+from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run
 
 LATER = STARTED_UNIX_S + 3600
 TRAINED = ("alone", "ddp@8")

@@ -20,7 +20,8 @@ from pytest_ddpscale.report.figures.step_bars import MOST_BARS
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK
-from pytest_ddpscale.run.verdicts import Culprit, Judgement
+from pytest_ddpscale.run.verdicts import Judgement
+from tests.builders.culprits import gpu, node
 from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import (
     ACCEPTED,
@@ -225,8 +226,8 @@ def test_the_slow_gpu_is_dark_and_outlined_if_it_is_at_fault() -> None:
     assert shaded(figure) == [2, 0, 0, 0, 1], "the seven typical ones are to the left and right of it"
     assert texts(figure).count("1.20") == 1
     assert "at fault" not in description(figure)
-    culprit = Culprit("gpu", "n0000", 3, "GPU-0-3", "slow", local_rank=3)
-    blamed = judgement_with(replace(FAILED, culprits=(culprit, replace(culprit, host="elsewhere"))))
+    culprit = gpu("n0000")
+    blamed = judgement_with(replace(FAILED, culprits=(culprit, gpu("elsewhere"))))
     marked = drawn(blocks, plan, blamed)["heat-map"]
     assert "at fault and outlined: GPU 3 on n0000" in description(marked)
     assert sum(patch.get_linewidth() > 1 for patch in canvas_of(marked).axes[0].patches) == 1
@@ -257,7 +258,7 @@ def test_the_slow_pair_is_dark_both_ways_and_its_node_outlined() -> None:
     figure = drawn([], PLAN, evidence=pairs_evidence(pairs))["pair-matrix"]
     assert shaded(figure)[1:] == [0, 0, 0, 2]
     assert texts(figure).count("5.00") == 2
-    slow = replace(FAILED, metric="pair_bandwidth_gbps", culprits=(Culprit("node", "n2", None, None, "slow"),))
+    slow = replace(FAILED, metric="pair_bandwidth_gbps", culprits=(node("n2"),))
     marked = drawn([], PLAN, judgement_with(slow), pairs_evidence(pairs))["pair-matrix"]
     assert "at fault and outlined: n2" in description(marked)
 

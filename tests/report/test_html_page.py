@@ -24,8 +24,9 @@ from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.culprits import gpu, node
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -133,7 +134,7 @@ def check_of(name: str, **changes: Any) -> Verdict:
     fields: dict[str, Any] = {
         "id": f"node_check[{name}]", "metric": "node_check", "workload": name, "world_size": 1, "severity": "fail",
         "bound": {"at_least": 1.0}, "outcome": "failed", "value": 0.5,
-        "culprits": (Culprit("node", "n1", None, None, "no"),),
+        "culprits": (node("n1", "no"),),
     }  # fmt: skip
     return Verdict(**(fields | changes))
 
@@ -156,8 +157,8 @@ def test_nodes_at_fault_are_those_that_the_worst_kind_of_failure_names() -> None
 
 
 def test_no_node_at_fault_is_no_pass_if_the_run_was_rejected_or_did_not_test_all() -> None:
-    certain = Culprit("node", "n1", None, None, "no")
-    suspect = Culprit("node", "n2", None, None, "or it", is_certain=False)
+    certain = node("n1", "no")
+    suspect = node("n2", "or it", is_certain=False)
     assert nodes_number(check_of("ecc", culprits=(suspect,))) == ("0 of 2", "INCONCLUSIVE")
     assert nodes_number(check_of("ecc", culprits=(certain, suspect))) == ("1 of 2", "FAIL")
     assert nodes_number(check_of("ecc", culprits=())) == ("0 of 2", "INCONCLUSIVE")
@@ -169,13 +170,13 @@ def test_no_node_at_fault_is_no_pass_if_the_run_was_rejected_or_did_not_test_all
 
 def test_one_reason_of_several_requirements_stands_once_below_them() -> None:
     reasons = [f"GPU 3 of node7 is 1.20{i}× the median of its 7 peers" for i in range(3)]
-    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers")
+    slow = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c")
     alike = [
         replace(FAILED, id=f"throughput_per_gpu[w{i}-8gpu]", reason=reason, culprits=(slow,), notes=())
         for i, reason in enumerate(reasons)
     ]
     other = replace(
-        alike[0], id="throughput_per_gpu[w9-8gpu]", culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),)
+        alike[0], id="throughput_per_gpu[w9-8gpu]", culprits=(replace(slow, places=gpu(index=4, uuid="GPU-5").places),)
     )
     page = page_text(render_html(judgement_with(*alike, other), RUN, NOTHING))
     table = page.split("\nRequirements: not met\n")[1].split("\nNodes\n")[0].splitlines()
@@ -204,9 +205,9 @@ def test_a_topology_unlike_most_is_marked() -> None:
 
 
 def test_who_only_misses_what_warns_is_on_the_first_page() -> None:
-    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+    slow = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c", slowdown=1.2, peers=7)
     warned = [replace(FAILED, id=f"throughput_per_gpu[{i}]", severity="warn", culprits=(slow,)) for i in range(2)]
-    first, second = warned[0], replace(warned[1], culprits=(replace(slow, gpu_index=4, gpu_uuid="GPU-5"),))
+    first, second = warned[0], replace(warned[1], culprits=(replace(slow, places=gpu(index=4, uuid="GPU-5").places),))
     page = render_html(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, first, second)), RUN, NOTHING)
     front = page[: page.index('class="numbers"')]
     for who in ("GPU 3 (GPU-4f1c)", "GPU 4 (GPU-5)"):

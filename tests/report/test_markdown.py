@@ -14,8 +14,9 @@ from pytest_ddpscale.report.markdown import code_block, render_markdown
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import AgainstSlowest, Culprit, Judgement
+from pytest_ddpscale.run.verdicts import AgainstSlowest, Judgement
 from pytest_ddpscale.util.tables import markdown
+from tests.builders.culprits import gpu
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
     ACCEPTED,
@@ -151,7 +152,7 @@ def test_code_cannot_leave_its_block(content: str) -> None:
 
 
 def test_who_only_misses_what_warns_is_told_before_anything_else() -> None:
-    slow = Culprit("gpu", "node7", 3, "GPU-4f1c", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+    slow = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c", slowdown=1.2, peers=7)
     warned = replace(FAILED, severity="warn", culprits=(slow,))
     rendered = render_markdown(replace(ACCEPTED, verdicts=(*ACCEPTED.verdicts, warned)), RUN)
     assert "- warning: GPU 3 (GPU-4f1c) on node7 is 1.20× slower" in rendered.split("## What was tested")[0]

@@ -19,10 +19,11 @@ from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, Blocker, Culprit, Judgement, Verdict
+from tests.builders.culprits import gpu, link, node
 from tests.builders.judgements import FAILED, NOT_MEASURED, RATIO, RUN, judgement_with
 
 DOCS = Path(__file__).parents[2] / "docs"
-GPU = Culprit("gpu", "node7", 3, "GPU-4f1c0b7a-77aa", "1.20× the median of 7 peers", slowdown=1.2, peers=7)
+GPU = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c0b7a-77aa", slowdown=1.2, peers=7)
 AGAIN = structs.replace(RUN, again=("pytest", "--gpu-sku=b200", "--ddp-budget=10m", "acceptance"))
 PLACES = {"measurements_path": "my runs/one/measurements.jsonl", "verdicts_path": "my runs/one/judged-1/verdicts.json"}
 
@@ -52,7 +53,7 @@ def test_the_page_has_a_paragraph_for_each_id_and_the_glossary_is_short() -> Non
     assert len(re.findall("^[|] [a-zA-Z]", glossary, re.MULTILINE)) - 1 <= 30
 
 
-LINK = Culprit("link", "node3", None, None, "8 of its 8 pairs fail", "node4")
+LINK = link("node3", "node4", evidence="8 of its 8 pairs fail")
 PAIRS = {"metric": "pair_bandwidth_gbps", "workload": "send-recv-256mib", "bound": {"at_least": 40.0}, "unit": "GB/s"}
 
 
@@ -75,7 +76,7 @@ def test_a_link_of_a_bound_between_nodes_that_only_warns_is_the_cause_and_not_th
 def test_a_gpu_that_is_slow_with_all_its_partners_is_drained_and_a_link_is_not() -> None:
     (of_gpu,) = causes(judged(*failed(1, replace(GPU, slowdown=None), **PAIRS)))
     assert (of_gpu.id, of_gpu.category) == ("slow-communication", "ISOLATE")
-    (of_link,) = causes(judged(*failed(1, replace(LINK, peer_host="node3"), **PAIRS)))
+    (of_link,) = causes(judged(*failed(1, link("node3", "node3"), **PAIRS)))
     assert (of_link.id, of_link.category) == ("slow-gpu-link", "CHECK")
     (suspected,) = causes(judged(*failed(1, replace(LINK, is_certain=False), **PAIRS)))
     assert (suspected.id, suspected.category) == ("slow-node-link", "CHECK")
@@ -197,8 +198,8 @@ def test_nothing_is_measured_again_of_a_run_that_this_program_did_not_measure() 
 
 
 def test_the_only_node_is_no_suspect() -> None:
-    node = Culprit("node", "vm", None, None, "3 of 8", is_certain=False)
-    weak = failed(1, node, metric="weak_scaling_efficiency", bound={"at_least": 0.96}, value=0.9, interval=None)
+    metric = {"metric": "weak_scaling_efficiency", "bound": {"at_least": 0.96}, "value": 0.9, "interval": None}
+    weak = failed(1, node("vm", is_certain=False), **metric)
     alone = Coverage((NodeCoverage("vm", (), "", ()),))
     assert headline(judged(*weak, coverage=alone)).endswith("; no device is named for it")
     assert "look at node vm" in headline(judged(*weak))

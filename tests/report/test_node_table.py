@@ -7,11 +7,12 @@ from dataclasses import replace
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.verdicts import Culprit
+from tests.builders.culprits import gpu
 from tests.builders.judgements import ACCEPTED, FAILED, NOT_MEASURED, RUN, WARNED, judgement_with
 
 
 def of_gpu(index: int, evidence: str, *, is_certain: bool = True) -> Culprit:
-    return Culprit("gpu", "node7", index, f"GPU-{index}", evidence, is_certain=is_certain)
+    return gpu("node7", index, evidence, f"GPU-{index}", is_certain=is_certain)
 
 
 def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:

@@ -24,7 +24,7 @@ def test_a_gpu_that_stopped_reporting_is_at_fault_in_the_report_and_drained(tmp_
     run, judgement = judged_run(tmp_path, "missing-rank:3:2")
     assert judgement.outcome == "rejected"
     first, *others = causes(judgement)
-    assert [(one.host, one.gpu_index, one.is_certain) for one in first.culprits] == [("simulated-0", 3, True)]
+    assert [(one.host, one.place.index, one.is_certain) for one in first.culprits] == [("simulated-0", 3, True)]
     assert not any(cause.culprits for cause in others)
     assert headline(judgement).startswith("REJECTED: GPU 3 (SIM-3) on simulated-0: lost under load: not measured in 6 ")
     run.write_json(run.verdicts_json, judgement)

@@ -138,7 +138,8 @@ def absent(words: str, *ranks: int) -> Change:
 
 
 def _without_ranks(line: Any, ranks: Sequence[int]) -> Any:
-    keep = [at for at, rank in enumerate(line["ranks"]) if rank not in ranks]
+    told = [one["rank"] if isinstance(one, dict) else one for one in line["ranks"]]
+    keep = [at for at, rank in enumerate(told) if rank not in ranks]
 
     def kept(said: Any) -> Any:
         """Of a column, or of a text in which ranks have equal parts."""

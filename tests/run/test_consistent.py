@@ -73,7 +73,7 @@ def launched_again(gang: int) -> Change:
 COPIED = {
     again("timed alone 0", began_unix_s=1.0): "is another block 0 of weak/resnet152-fp16, alone than line",
     again("round_end probes 0"): "is another round 0 of probes than line",
-    again("seeded_step", checksums="other"): "is another seeded step 0 of weak/resnet152-fp16 than line",
+    again("seeded_step"): "is another seeded step 0 of weak/resnet152-fp16 than line",
     again("flops", flops_per_sample=1.0): "is another count of operations 0 of weak/resnet152-fp16 than line",
 }
 REFUSED = COPIED | {

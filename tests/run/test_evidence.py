@@ -14,6 +14,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import Columns, columns_of
 from pytest_ddpscale.run.evidence import DIED, Evidence, read_evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import SeededStep
 from tests.builders.records import gang_on, steady_block
@@ -67,20 +68,21 @@ def test_a_plan_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 @rows(
-    ("steps", "compared"),
+    ("steps", "checksums"),
     [
-        ({"a": True, "b": True}, ["a", "b"]),
-        ({"a+b": False, "c+d": False, "e": True}, ["not repeatable"] * 3),  # hardly any rank can repeat its own
-        ({"a": True, "c": True, "a+b": False}, ["a", "c", "a+b"]),
+        ("a b", {0: "a", 1: "b"}),
+        ("a+b c+d e", dict.fromkeys(range(3), "not repeatable")),
+        ("a a a+b", {0: "a", 1: "a", 2: "a+b"}),
     ],
 )
-def test_each_rank_has_the_checksum_of_its_own_step(steps: dict[str, bool], compared: list[str]) -> None:
-    own = [
-        SeededStep(STUDY.id, rank, rank, "n0", f"GPU-{rank}", checksum, repeats)
-        for rank, (checksum, repeats) in enumerate(steps.items())
-    ]
-    evidence = Evidence(PLAN, Columns(), {}, seeded_steps={STUDY.id: own})
-    assert evidence.seeded_checksums(STUDY.id) == dict(enumerate(compared))
+def test_steps_that_most_ranks_can_repeat_are_compared(steps: str, checksums: dict[int, str]) -> None:
+    """``a+b`` are two results of one rank."""
+    told = {
+        Place("node0", rank): SeededStep(rank=rank, checksum=one, repeats="+" not in one)
+        for rank, one in enumerate(steps.split())
+    }
+    evidence = Evidence(PLAN, Columns(), {}, seeded_steps={STUDY.id: told})
+    assert evidence.seeded_checksums(STUDY.id) == checksums
     assert evidence.seeded_checksums("weak/other") == {}
 
 

@@ -131,7 +131,7 @@ class TestPlan:
         run.write_json(run.run_json, as_json(run_record()) | {"site": "a field of that version"})
         run.write_json(run.plan_json, as_json(PLAN) | {"schema_version": version})
         with pytest.raises(
-            RunDirectoryError, match=rf"plan\.json: has schema_version {version}; expected 6.*{what_next}"
+            RunDirectoryError, match=rf"plan\.json: has schema_version {version}; expected 7.*{what_next}"
         ):
             RunDirectory.open(run.path)
 

@@ -16,7 +16,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededSteps, StudyEnd, WarmUp
+from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd, WarmUp
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
 from pytest_ddpscale.run.run_record import (
@@ -290,7 +290,7 @@ def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
     what: dict[str, AnyRecord] = {
         "block": Block(study="probes", arm="matmul-fp32", round=0, gang=gang, ranks=(0,), count=1, work=1.0,
                        seconds=1.0, began_unix_s=1.0),
-        "seeded_step": SeededSteps(study="probes", gang=gang, ranks=(0,), checksums="a"),
+        "seeded_step": SeededSteps(study="probes", gang=gang, ranks=(SeededStep(rank=0, checksum="a"),)),
     }  # fmt: skip
     records = [*first, what[kind], Survey("b", 1.0), *launch("b:0", measured=("weak/r",))]
     assert why_not_one_machine(records) == "studies were measured on different hosts: probes on a, weak/r on b"

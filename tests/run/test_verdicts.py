@@ -51,7 +51,7 @@ def test_the_value_against_the_slowest_gpu_survives(tmp_path: Path, interval: tu
 
 
 def test_json_has_a_schema_version() -> None:
-    assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 6
+    assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 7
 
 
 @rows(

@@ -12,6 +12,7 @@ from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.column_record import joined
@@ -23,10 +24,12 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import Transport, transports_of
-from pytest_ddpscale.session.resume import read_resumption, refuse_other_devices
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
+from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
+from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import measured_layout
-from tests.builders.records import gang_on, steady_block, transport_line
+from tests.builders.records import gang_on, steady_block
+from tests.builders.sessions import Open
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
 MISSING = NAMES[2:]
@@ -108,8 +111,33 @@ def test_probes_are_a_study_too(run: RunDirectory, end: EndReason) -> None:
     assert resumption.missing_plan.survey, "nodes may have changed since then"
 
 
-def transport(host: str, problem: str = "") -> Transport:
-    return Transport(host=host, rank=0, local_rank=0, device="cpu", problem=problem)
+def transport(problem: str = "") -> GangTransport:
+    return GangTransport(study="weak/r", gang=0, ranks=(RankTransport(rank=0, problem=problem),))
+
+
+@pytest.mark.parametrize(("bound", "needed"), [(0.5, []), (0.7, ["alone", "ddp@2"]), ("half", None)])
+def test_what_is_measured_anew_is_decided_by_the_bounds_of_the_plan(
+    opened: Open, measuring: AcceptanceSession, bound: Any, needed: list[str] | None
+) -> None:
+    measuring.source.release()
+    run = measuring.source.measured_run
+    plan = run.read_plan()
+    plan.requirements[1]["requirement"]["bound"] = bound
+    run.write_json(run.plan_json, plan)
+    if needed is None:
+        with pytest.raises(RunDirectoryError, match=r"plan\.json: has invalid content \(.*bound"):
+            opened(ddp_resume=str(run.path), ddp_run_dir=None)
+        return
+    source = opened(ddp_resume=str(run.path), ddp_run_dir=None).source
+    assert isinstance(source, ResumeSource)
+    source.select(source.cases)
+    decider, study = source.judge_of(plan), plan.studies[0]
+    decider.hear(gang_on(["here"], 2))
+    for number in range(FEWEST_ROUNDS):
+        for arm in study.arms:
+            pace = 100.0 if arm.kind == "alone" else 70.0 + (-1.0) ** number
+            decider.hear(steady_block(study.id, arm, number, plan.layout.ranks([arm]), pace))
+    assert decider.needed_arms(study.id) == needed
 
 
 class TestSetAside:
@@ -196,11 +224,11 @@ class TestSetAside:
 
     def test_moves_what_nodes_were_and_how_ranks_were_connected(self, run: RunDirectory) -> None:
         """An old survey may be another node's: it would fail a good run, or stand in for a node nobody looked at."""
-        told: list[AnyRecord] = [Survey("old", 1.0), transport_line([transport("nöde", problem="old")])]
+        told: list[AnyRecord] = [Survey("old", 1.0), transport("old")]
         run.append_records([*told, StudyEnd("survey", "error", "no answer")])
         read_resumption(run).set_aside()
         assert surveys_of(run.read_records()) == {}
-        assert transports_of(run.read_records()) == []
+        assert transports_of(run.read_records()) == {}
         assert "survey" not in ended(run.read_records(), "error")
         assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
         run.append_record(Survey("new", 2.0))
@@ -214,7 +242,7 @@ class TestSetAside:
         assert list(surveys_of(run.read_records())) == ["n3"]
 
     def test_leaves_all_where_nothing_is_measured_anew(self, run: RunDirectory) -> None:
-        run.append_records([Survey("n1", 1.0), transport_line([transport("n1")])])
+        run.append_records([Survey("n1", 1.0), transport()])
         before = texts(run.measurements_jsonl)
         replace(read_resumption(run), missing={}).set_aside()
         assert texts(run.measurements_jsonl) == before

@@ -142,7 +142,7 @@ def test_a_corrupt_rank_has_other_checksums_and_nobody_else() -> None:
     plan = Plan("a100-sxm4-80gb", "cuda", (BOTH,))
     found = records(plan, 0, "corrupt-rank:5")
     (steps,) = seeded_steps_of(found).values()
-    seeded = {one.rank: one.checksum for one in steps}
+    seeded = {one.rank: one.checksum for one in steps.values()}
     assert [rank for rank in range(8) if seeded[rank] != seeded[0]] == [5]
     for number in range(BOTH.rounds):
         block = [one for one in measurements_of(found) if (one.arm, one.round) == ("ddp@8", number)]
@@ -304,7 +304,7 @@ def test_ranks_are_where_torchrun_would_put_them() -> None:
 
 
 def test_devices_of_a_cpu_run_are_called_cpu() -> None:
-    assert gang_of(Plan("cpu", "cpu", (BOTH,))).place(3).device == "cpu"
+    assert gang_of(Plan("cpu", "cpu", (BOTH,))).place(3).uuid == "cpu"
 
 
 def test_the_packaged_thresholds_are_all_simulated() -> None:

@@ -59,11 +59,11 @@ def test_a_slow_gpu_fails_and_is_named() -> None:
     weak = decided("slow-gpu:5:1.2")["weak"]
     failed = {verdict.metric: verdict for verdict in weak.verdicts if verdict.outcome == "failed"}
     assert {"rank_uniformity", "weak_scaling_efficiency"} <= set(failed)
-    assert [(c.host, c.gpu_index) for c in failed["rank_uniformity"].culprits] == [("simulated-0", 5)]
+    assert [(c.host, c.place.index) for c in failed["rank_uniformity"].culprits] == [("simulated-0", 5)]
 
 
 def test_a_corrupt_rank_spoils_whatever_else_is_well() -> None:
     verdicts = {verdict.metric: verdict for verdict in decided("corrupt-rank:2")["weak"].verdicts}
     assert verdicts["replica_agreement"].outcome == "failed"
-    assert [culprit.gpu_index for culprit in verdicts["replica_agreement"].culprits] == [2]
+    assert [culprit.place.index for culprit in verdicts["replica_agreement"].culprits] == [2]
     assert not any(verdict.passed for verdict in verdicts.values())

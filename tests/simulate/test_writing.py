@@ -95,7 +95,7 @@ def test_a_fault_of_a_gpu_of_any_node_is_seen_and_named(
         found = [verdict for verdict in verdicts.values() if verdict.id.startswith(name)]
         failed = [verdict for verdict in found if verdict.outcome == "failed"]
         assert failed, [(verdict.id, verdict.outcome, verdict.reason) for verdict in found]
-        culprits = {(c.host, c.gpu_index) for verdict in failed for c in verdict.culprits if c.is_certain}
+        culprits = {(c.host, c.place.index) for verdict in failed for c in verdict.culprits if c.is_certain}
         assert culprits == {(f"simulated-{rank // 8}", rank % 8)}, name
 
 

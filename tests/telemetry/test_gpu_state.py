@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pytest_ddpscale.run.survey_record import GpuProcess, RemappedRows, SurveyedGpu
-from pytest_ddpscale.telemetry.gpu_state import command_of
+from pytest_ddpscale.telemetry.nvml import command_of
 from tests.nvml_stand_in.gpus import HW_SLOWDOWN, HW_THERMAL_SLOWDOWN, Ecc, Mig, NvLink, Process, RetiredPages
 from tests.nvml_stand_in.gpus import RemappedRows as PlayedRows
 from tests.nvml_stand_in.machine import (

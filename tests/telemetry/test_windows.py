@@ -1,63 +1,100 @@
-"""A window's readings are those of the window, and what is not known of it is None with a reason.
-
-Series keep what a window may ask for, in time's order and within a bound.
-"""
+"""A window's readings are those of the window, and what is not known of it is None with a reason."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from pytest_ddpscale.telemetry import sampled_gpu
-from pytest_ddpscale.telemetry.sampled_gpu import SampledGpu
-from pytest_ddpscale.telemetry.windows import (
-    GpuLog,
-    Intervals,
-    TimedValues,
-    cut,
-    shares_of_reasons,
-)
+from pytest_ddpscale.telemetry.sampler import GpuPoll
+from pytest_ddpscale.telemetry.windows import GpuLog, Sampler
 from tests.rows import rows
 
-
-def fill(series: TimedValues, *items: tuple[float, float]) -> None:
-    for time_s, value in items:
-        series.append(time_s, value)
-
-
-def test_nothing_read_is_a_record_of_nothing_with_reasons() -> None:
-    telemetry = cut(GpuLog(), 10, 12)
-    assert (telemetry.utilization, telemetry.energy_j, telemetry.throttle_reasons) == (None, None, None)
-    assert telemetry.ecc_uncorrected is None
-    assert {telemetry.unreadable[name] for name in ("utilization", "energy_j", "sm_activity", "ecc_corrected")} == {
-        "no sample in the window"
-    }
+Timed = Sequence[tuple[float, float]]
+NOTHING = "no sample in the window"
+SAMPLED = ("utilization", "power_w", "sm_activity")
 
 
-def test_a_gpu_that_does_not_answer_says_why() -> None:
-    telemetry = cut(GpuLog(problem="GPU is lost"), 10, 12)
-    assert telemetry.unreadable == {"device": "GPU is lost"}
+def log_of(readings: Mapping[str, Timed], reasons: Mapping[str, str] | None = None) -> GpuLog:
+    """Of one GPU: values at the times of polls, of which one is before and one at the end of 10 … 12; or samples."""
+    log, polled = GpuLog(), {name: timed for name, timed in readings.items() if name not in SAMPLED}
+    for time_s in sorted({9.5, 12.0} | {time_s for timed in polled.values() for time_s, _ in timed}):
+        values = {name: dict(timed)[time_s] for name, timed in polled.items() if time_s in dict(timed)}
+        samples = {name: list(readings[name]) for name in SAMPLED if name in readings}
+        log.add(GpuPoll(time_s, values, samples, dict(reasons or {})))  # samples that are there already are left out
+    return log
 
 
-def test_the_drivers_reason_is_given() -> None:
-    log = GpuLog(reasons={"energy_j": "Not Supported", "utilization samples": "Unknown Error", "sm_activity": "Old"})
-    unreadable = cut(log, 10, 12).unreadable
-    assert unreadable["energy_j"] == "Not Supported"
-    assert unreadable["utilization"] == "Unknown Error"
-    assert unreadable["sm_activity"] == "Old"
+@rows(
+    ("reading", "timed", "found"),
+    [
+        ("utilization", [(10, 0.1), (11, 0.5), (12, 0.7), (12.5, 1.0)], 0.6),  # that at the start is of the time before
+        ("temperature_c", [(9, 30), (11, 50), (12, 60)], 55),
+        ("sm_activity", [(9.9, 0), (10.1, 0.8), (11, 0.4)], 0.6),
+        ("pcie_width", [(10, 4), (11, 16), (12, 8)], 8),
+        ("power_limit_w", [(9, 500), (9.5, 400)], 400),
+        ("throttle_reasons", [(11, 0x4), (12, 0x44)], {"hw_thermal_slowdown": 0.5, "sw_power_cap": 1}),
+        ("throttle_reasons", [(11, 0), (12, 0x8000)], {"unknown_0x8000": 0.5}),
+        ("throttle_reasons", [(12, 0)], {}),
+        ("throttle_reasons", [], None),
+        ("energy_j", [(9, 1000), (10.5, 1100), (11.5, 2100), (13, 2101)], 2000),
+        ("energy_j", [(9, 1000), (11, 2000)], None),
+        ("energy_j", [(9, 9), (10.5, 9), (11.5, 2)], None),
+        ("ecc_corrected", [(9, 3), (11, 4), (12, 5)], 2),
+        ("ecc_corrected", [(11, 4), (12, 5)], None),  # not read before the window
+        ("ecc_corrected", [(9, 3), (11, 4)], None),  # the last poll could not read it
+        ("ecc_corrected", [(9, 3), (12, 2)], None),  # the driver was loaded anew
+        ("polls", [(10, 0), (11, 0)], 2),
+    ],
+)
+def test_each_reading_is_that_of_the_window(reading: str, timed: Timed, found: Any) -> None:
+    telemetry = log_of({reading: timed}).cut(10, 12)
+    assert getattr(telemetry, reading) == pytest.approx(found)
+    assert telemetry.unreadable.get(reading) == (NOTHING if found is None else None)
 
 
-def test_the_drivers_samples_go_before_polled_values() -> None:
-    log = GpuLog()
-    fill(log.buffered["utilization"], (10, 0.1), (11, 0.5), (12, 0.7))
-    fill(log.polled["utilization"], (11.5, 0.0))
-    telemetry = cut(log, 10, 12)
-    assert telemetry.utilization == pytest.approx(0.6)
-    later = cut(log, 12, 13)
-    assert later.utilization is None
-    fill(log.polled["utilization"], (12.5, 0.25))
-    assert cut(log, 12, 13).utilization == 0.25
+def test_errors_between_two_windows_are_those_of_the_second() -> None:
+    log, total = GpuLog(), {"ecc_uncorrected": 5.0}
+    assert log.cut(7, 8).ecc_uncorrected is None
+    for time_s, end_s, total["ecc_uncorrected"], new in [(9, 9.1, 5, None), (11.9, 12, 5, 0), (12.1, 0, 6, 0),
+                                                         (14.9, 15, 8, 3), (14.9, 15, 8, 0)]:  # fmt: skip
+        log.add(GpuPoll(time_s, dict(total)))
+        if end_s:
+            assert log.cut(end_s - 2, end_s).ecc_uncorrected == new
+
+
+@rows(
+    ("reasons", "reading", "why"),
+    [
+        ({"energy_j": "Not Supported"}, "energy_j", "Not Supported"),
+        ({"utilization samples": "Unknown Error"}, "utilization", "Unknown Error"),
+        ({"device": "GPU is lost"}, "device", "GPU is lost"),
+        ({}, "idle_power_w", "the GPU was never idle before the first window"),
+    ],
+)
+def test_the_reason_is_the_drivers(reasons: dict[str, str], reading: str, why: str) -> None:
+    assert log_of({}, reasons).cut(10, 12).unreadable[reading] == why
+
+
+@rows(
+    ("end_s", "problem", "why"),
+    [
+        (13.9, "", None),
+        (14.1, "", "the sampler reads nothing any more: its driver may hang"),
+        (11, "the sampler ended", "the sampler ended"),
+    ],
+)
+def test_of_a_window_after_the_last_poll_nothing_is_known(end_s: float, problem: str, why: str | None) -> None:
+    log = log_of({"ecc_uncorrected": [(9, 0), (12, 0)]})
+    log.add(GpuPoll(12, {"ecc_uncorrected": 0.0}, lost="GPU is lost"))
+    telemetry = log.cut(10, end_s, problem)
+    assert (telemetry.unreadable.get("device"), telemetry.lost) == (why, "GPU is lost")
+    assert telemetry.ecc_uncorrected == (None if why else 0)
 
 
 @rows(
@@ -67,187 +104,57 @@ def test_the_drivers_samples_go_before_polled_values() -> None:
         (0.09, 200, None, None, "9 % busy, although it drew 200 W of 400 W"),
         (0.0, 60, None, 0.5, "0 % busy, although 50 % of its SMs worked"),
         (0.0, 60, 600, None, "0 % busy, although it drew 300 W of 400 W"),
-        (0.0, 390, 120, None, ""),  # samples still show the second before the window
-        (0.0, 199, None, 0.49, ""),
-        (0.1, 390, None, 0.9, ""),
+        (0.0, 390, 120, None, None),  # samples still show the second before the window
+        (0.0, 199, None, 0.49, None),
+        (0.1, 390, None, 0.9, None),
     ],
 )
 def test_a_gpu_that_works_is_not_said_to_be_idle(
-    busy: float, watts: float, joules: float | None, sms: float | None, why: str
+    busy: float, watts: float, joules: float | None, sms: float | None, why: str | None
 ) -> None:
-    log = GpuLog(limits={"power_limit_w": 400.0})
-    fill(log.buffered["utilization"], (11, busy), (12, busy))
-    fill(log.buffered["power_w"], (11, watts), (12, watts))
-    fill(log.counters["energy_j"], *([] if joules is None else [(10, 0), (12, joules)]))
-    if sms is not None:
-        log.sm_activity.append(10, 12, sms)
-    telemetry = cut(log, 10, 12)
-    assert telemetry.unreadable.get("utilization", "") == why
+    energy = [] if joules is None else [(10.5, 0.0), (11.5, joules / 2)]
+    activity = [] if sms is None else [(11.0, sms)]
+    found: dict[str, Timed] = {"utilization": [(11, busy)], "power_w": [(11, watts)], "sm_activity": activity}
+    telemetry = log_of({**found, "energy_j": energy, "power_limit_w": [(11, 400)]}).cut(10, 12)
+    assert telemetry.unreadable.get("utilization") == why
     assert (telemetry.utilization is None) == bool(why)
-    assert telemetry.power_w is not None
 
 
-def test_energy_is_the_counters_growth_in_the_window() -> None:
+@rows(
+    ("busy", "power", "watts"),
+    [
+        ([(4, 0), (6, 0), (8, 1)], [(4.5, 60), (5.5, 61), (6.9, 70), (7.5, 300), (8.5, 300)], 61),
+        ([(4, 0), (6, 0), (8, 0.01)], [(7.5, 300)], None),
+        ([(1, 0)], [(7.5, 300)], None),
+    ],
+)
+def test_idle_power_is_that_beside_no_work(busy: Timed, power: Timed, watts: float | None) -> None:
+    assert log_of({"utilization": busy, "power_w": power}).power_while_idle() == watts
+
+
+def test_a_clock_that_is_set_back_costs_no_reading_of_later_windows() -> None:
     log = GpuLog()
-    fill(log.counters["energy_j"], (9, 1000), (11, 1200), (13, 2200))
-    fill(log.buffered["power_w"], (10, 1), (11, 1), (12, 1))
-    telemetry = cut(log, 10, 12)
-    assert telemetry.energy_j == pytest.approx(100 + 500)
+    for total, time_s in enumerate([999.0, 1000.0, 1001.0, 900.0, 901.0, 902.0, 903.0]):
+        values = {"temperature_c": 61.0, "utilization": 0.9, "ecc_corrected": 4.0 + total, "energy_j": 7.0 * total}
+        log.add(GpuPoll(time_s, values))
+    found = log.cut(900.5, 902.5)
+    assert (found.polls, found.temperature_c, found.utilization) == (2, 61, 0.9)
+    assert (found.ecc_corrected, found.energy_j) == (6, 14), "no error is lost"
 
 
-@rows("totals", [[(11, 5), (13, 9)], [(9, 5), (11, 9)], [(9, 5), (11, 9), (13, 2)]],
-                         ids=["begun in the window", "ended in it", "set back in it"])  # fmt: skip
-def test_a_counter_that_does_not_span_the_window_says_nothing(totals: list[tuple[float, float]]) -> None:
-    log = GpuLog()
-    for reading in ("energy_j", "ecc_uncorrected"):
-        fill(log.counters[reading], *totals)
-    telemetry = cut(log, 10, 12)
-    assert (telemetry.energy_j, telemetry.ecc_uncorrected) == (None, None)
-
-
-def test_errors_of_the_polls_around_the_window_count() -> None:
-    log = GpuLog()
-    fill(log.counters["ecc_corrected"], (8, 3), (9, 4), (11, 4), (13, 6), (14, 9))
-    assert cut(log, 10, 12).ecc_corrected == 2
-    assert cut(log, 9, 11).ecc_corrected == 0
-
-
-def test_gpm_means_weigh_as_long_as_they_last() -> None:
-    log = GpuLog()
-    for begin, end, value in [(9.9, 10.0, 0.0), (10.0, 11.5, 0.8), (11.5, 12.5, 0.4)]:
-        log.sm_activity.append(begin, end, value)
-    telemetry = cut(log, 10, 12)
-    assert telemetry.sm_activity == pytest.approx((1.5 * 0.8 + 0.5 * 0.4) / 2)
-
-
-def test_the_link_is_as_bad_as_it_was_seen() -> None:
-    log = GpuLog()
-    fill(log.polled["pcie_width"], (10, 4), (11, 16), (12, 8))
-    fill(log.polled["pcie_generation"], (11, 5), (12, 5))
-    telemetry = cut(log, 10, 12)
-    assert (telemetry.pcie_width, telemetry.pcie_generation) == (8, 5)
-
-
-def test_reasons_are_shares_of_polls_and_no_poll_is_not_no_reason() -> None:
-    assert shares_of_reasons([]) is None
-    assert shares_of_reasons([0.0, 0.0]) == {}
-    assert shares_of_reasons([0x4, 0x4 | 0x40, 0x8, 0x8000]) == {
-        "sw_power_cap": 0.5,
-        "hw_thermal_slowdown": 0.25,
-        "hw_slowdown": 0.25,
-        "unknown_0x8000": 0.25,
-    }
-
-
-def idle_until_10() -> GpuLog:
-    log = GpuLog()
-    fill(log.buffered["utilization"], *((t / 2, 0.0 if t < 20 else 1.0) for t in range(40)))
-    fill(log.buffered["power_w"], *((t / 4, 60.0 if t < 42 else 500.0) for t in range(80)))
-    return log
-
-
-def test_idle_power_is_that_before_the_first_window() -> None:
-    log = idle_until_10()
-    assert cut(log, 14, 15).idle_power_w == 60
-    assert cut(log, 2, 3).idle_power_w == 60  # settled by the first window
-
-
-def test_a_gpu_never_seen_idle_has_no_idle_power() -> None:
-    log = idle_until_10()
-    log.buffered["utilization"] = TimedValues()
-    fill(log.buffered["utilization"], *((t / 2, 0.01) for t in range(40)))
-    found = cut(log, 14, 15)
-    assert found.idle_power_w is None
-    assert "idle" in found.unreadable["idle_power_w"]
-
-
-def test_power_beside_work_is_not_idle_power() -> None:
-    log = GpuLog()
-    fill(log.buffered["utilization"], *((float(t), 0.0) for t in range(1, 6)), (6.0, 1.0), (7.0, 0.0), (8.0, 0.0))
-    fill(log.buffered["power_w"], (4.0, 60.0), (5.5, 300.0), (7.5, 310.0))
-    assert cut(log, 8.5, 9).idle_power_w == 60
-
-
-def series(*items: tuple[float, float]) -> TimedValues:
-    made = TimedValues()
-    fill(made, *items)
-    return made
-
-
-def test_a_sample_at_the_start_belongs_to_the_window_before() -> None:
-    samples = series((1, 10), (2, 20), (3, 30))
-    assert samples.within(1, 2) == [20]
-    assert samples.within(2, 3) == [30]
-    assert samples.within(1, 3) == [20, 30]
-    assert samples.within(3, 9) == []
-
-
-def test_what_was_seen_already_is_not_taken_twice() -> None:
-    assert series((1, 10), (2, 20), (2, 99), (1.5, 99), (3, 30)).items(0, 9) == [(1, 10), (2, 20), (3, 30)]
-
-
-def test_the_oldest_go_by_age() -> None:
-    samples = TimedValues(keep_s=100)
-    for second in range(1000):
-        samples.append(second, second)
-    assert samples.within(899, 999) == list(range(900, 1000))
-    assert len(samples) <= 111
-
-
-def test_the_oldest_go_by_number() -> None:
-    samples = TimedValues(most=50)
-    for number in range(1000):
-        samples.append(number / 1000, number)
-    assert 50 <= len(samples) <= 55
-    assert samples.newest_s == 0.999
-
-
-@rows(("time_s", "value"), [(1, 10), (1.25, 15), (2, 30), (4, 50), (3, 40), (0.999, None), (4.001, None)])
-def test_between_neighbours_values_lie_on_a_line(time_s: float, value: float | None) -> None:
-    assert series((1, 10), (2, 30), (4, 50)).at(time_s) == value
-
-
-def test_nothing_is_known_of_an_empty_series() -> None:
-    assert TimedValues().at(1) is None
-    assert TimedValues().around(1, 2) is None
-    assert TimedValues().newest_s is None
-
-
-def test_a_window_is_enclosed_by_the_values_around_it() -> None:
-    totals = series((1, 10), (2, 20), (3, 30), (4, 40))
-    assert totals.around(2, 3) == [20, 30]
-    assert totals.around(1.9, 3.1) == [10, 20, 30, 40]
-    assert totals.around(0.9, 3) is None
-    assert totals.around(2, 4.1) is None
-
-
-def test_stretches_mostly_outside_the_window_are_left_out() -> None:
-    means = Intervals()
-    for begin, end, value in [(0, 1, 0.1), (1, 2, 0.2), (2, 3, 0.3), (3, 4, 0.4)]:
-        means.append(begin, end, value)
-    assert means.within(1, 3) == [(1, 0.2), (1, 0.3)]
-    assert means.within(0.5, 3.25) == [(0.5, 0.1), (1, 0.2), (1, 0.3)]
-    assert means.within(1.4, 1.6) == []
-    assert means.within(9, 10) == []
-
-
-def test_old_stretches_go() -> None:
-    means = Intervals(keep_s=10)
-    for second in range(100):
-        means.append(second, second + 1, second)
-    assert [value for _, value in means.within(0, 100)] == list(range(89, 100))
-
-
-def test_a_clock_that_is_set_back_costs_no_reading_of_later_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, now = SampledGpu("GPU-played"), [0.0]
-    gpu.log.problem = ""  # there is no NVML here
-    played = {"temperature_c": 61, "utilization": 0.9, "ecc_corrected": 4, "energy_j": 7.0}
-    monkeypatch.setattr(gpu._calls, "ask", lambda reading, *_: played.get(reading))
-    monkeypatch.setattr(sampled_gpu, "time", SimpleNamespace(time=lambda: now[0]))
-    gpu.log.buffered["utilization"].append(1000.5, 0.1)
-    for now[0] in (999.0, 1000.0, 1001.0, 900.0, 901.0, 902.0, 903.0):
-        gpu.poll()
-    found = cut(gpu.log, 900.5, 902.5)
-    assert (found.polls, found.ecc_corrected, found.energy_j) == (2, 0, 0.0)
-    assert found.temperature_c is not None
-    assert found.utilization == 0.9
+def test_no_line_is_lost_where_the_sampler_begins_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "true")
+    path, new = tmp_path / "lines", tmp_path / "new"
+    lines = [msgspec.json.encode([GpuPoll(float(second))]) + b"\n" for second in range(1, 7)]
+    written = b"".join(lines)
+    with closing(Sampler(["GPU-a"], path)) as sampler:
+        for file, part in [(path, written[:25]), (path, written[25:63]), (new, written[63:88]), (path, written[88:])]:
+            with file.open("ab") as opened:
+                opened.write(part)
+            if file == new:
+                new.replace(path)
+            sampler.read() if len(part) == 25 else None
+        assert sampler.process is not None
+        assert sampler.process.wait(5) == 0
+        assert sampler.read() == "the sampler ended with exit code 0"
+    assert sampler.logs["GPU-a"].cut(0, 6).polls == 6

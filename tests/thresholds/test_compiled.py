@@ -28,6 +28,7 @@ from pytest_ddpscale.thresholds.cases import (
     AnyCase,
     cases_for,
     device_type,
+    expected_by,
     nightly_uniformity,
     node_expectation,
     plan_of_cases,
@@ -43,7 +44,7 @@ TABLE = Path(__file__).with_name("compiled.txt")
 USUAL = "2x8"
 Told: TypeAlias = dict[str, list[str]]
 # Not told: what is in the name of a case, is told of its SKU, or is the same for every row here.
-TOLD_ELSEWHERE = ("metric", "check", "requirement", "requirements", "sku", "peers", "is_site", "world_size")
+TOLD_ELSEWHERE = ("metric", "check", "requirement", "requirements", "expected", "peers", "is_site", "world_size")
 
 
 @each_block(TABLE)
@@ -86,7 +87,7 @@ def _told(path: Path, on: str) -> Iterator[tuple[str, list[str]]]:
         plan = plan_of_cases(plan, measurable, PACES[device])
         yield from ((f"{name} trains {one.id}", [arm.name for arm in one.arms]) for one in plan.studies)
         yield f"{name} each night", [case.id for case in nightly_uniformity(cases)]
-        yield f"{name} nodes", list(_facts(node_expectation(sku, plan)))
+        yield f"{name} nodes", list(_facts(expected_by(plan, node_expectation(sku))))
         subject = Subject(Site(Settings(), path.parent, path.parent), file, name)
         yield from ((f"{name} lowered {one.requirement}", list(_facts(one))) for one in subject.lowered)
         yield f"{name} altered", list(subject.altered)

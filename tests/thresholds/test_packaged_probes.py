@@ -15,6 +15,7 @@ from pytest_ddpscale.thresholds.cases import (
     NodeCase,
     cases_for,
     device_type,
+    expected_by,
     nightly_uniformity,
     node_expectation,
     training_cases,
@@ -70,7 +71,7 @@ def test_every_gpu_is_checked_for_all_that_it_has(sku: Sku) -> None:
 
 def test_every_sku_with_a_check_says_what_it_needs() -> None:
     for name, sku in FILE.thresholds.skus.items():
-        node = node_expectation(sku, Plan(name, "cuda", ()))
+        node = node_expectation(sku)
         assert "pcie" not in sku.checks or None not in (node.pcie_width, node.pcie_generation), name
         assert "nvlink" not in sku.checks or node.nvlinks is not None, name
 
@@ -81,7 +82,7 @@ def test_gpus_that_should_be_there_are_those_of_the_file_or_those_asked_for(
 ) -> None:
     """A plan that asks for GPUs which are not there comes from a session, and not from a line of compiled.txt."""
     sku = replace(MEASURED["cpu"], node=Node.model_validate({"gpus": in_file}))
-    assert node_expectation(sku, Plan("cpu", "cpu", (), gpus_asked=asked)).gpus_installed == least
+    assert expected_by(Plan("cpu", "cpu", (), gpus_asked=asked), node_expectation(sku)).gpus_installed == least
 
 
 def test_a_cpu_is_checked_for_what_means_something_there() -> None:

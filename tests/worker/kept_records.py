@@ -43,6 +43,6 @@ def context_on_cpu(
 ) -> RankContext:  # fmt: skip
     """Of a rank whose device nobody samples."""
     sink = sink or KeptRecords()
-    telemetry = GangTelemetry(control, "cpu", sink.append_records, 0)
+    telemetry = GangTelemetry(control, "cpu", sink, 0)
     progress = progress or RankProgress()
     return RankContext(device, control, progress, sink, telemetry, timeout, deadline_unix_s, steered=steered)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock, Value
+from pytest_ddpscale.run.rank_folder import RecordSink
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.telemetry.link import Sampler
+from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
 from tests.builders.telemetry import Telemetry, telemetry_of
@@ -32,26 +34,22 @@ TIMEOUT = timedelta(seconds=20)
 KEY = "weak/r/0/ddp@4"
 BEGAN_UNIX_S = 1.7e9
 Window = tuple[str, float, float]
+Starts = Callable[[Iterable[str], Path], Sampler]
 
 
 class ToldSampler(Sampler):
-    """Answers by heart: a GPU draws as many joules as its number and is half busy; a dead one says nothing."""
+    """Answers by heart: a GPU draws as many joules as its number and is half busy."""
 
-    def __init__(self, uuids: Sequence[str], *, is_dead: bool = False) -> None:
-        self.uuids, self.is_dead, self.is_closed = list(uuids), is_dead, False
-        self.problem = "the sampler ended" if is_dead else ""
-        self.marks = 0
+    def __init__(self, uuids: Iterable[str], path: Path) -> None:
+        self.uuids, self.is_closed, self.waits = list(uuids), False, 0
         self.asked: list[list[Window]] = []
 
     def wait_for_first_poll(self, timeout_s: float = 5.0) -> None:
-        assert self.marks == 0
+        self.waits += 1
 
-    def mark(self) -> None:
-        self.marks += 1
-
-    def cut(self, windows: Sequence[Window], timeout_s: float = 5.0) -> tuple[GpuReadings, ...]:
+    def cut(self, windows: Sequence[Window]) -> tuple[GpuReadings, ...]:
         self.asked.append(list(windows))
-        return () if self.is_dead else tuple(
+        return tuple(
             GpuReadings(
                 started_unix_s=begin, ended_unix_s=end, polls=3, utilization=0.5,
                 energy_j=float(uuid.removeprefix("GPU-")),
@@ -63,22 +61,30 @@ class ToldSampler(Sampler):
         self.is_closed = True
 
 
+class Sink(RecordSink):
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"))
+        self.written: list[Any] = []
+
+    def append_records(self, records: Sequence[Any]) -> None:
+        self.written += records
+
+
 class Rank:
     """One rank of the gang, with what rank 0 writes."""
 
-    def __init__(
-        self, rank: int, store: Store, device_type: DeviceType, sampler: Callable[[Sequence[str]], Sampler]
-    ) -> None:
+    def __init__(self, rank: int, store: Store, device_type: DeviceType, sampler: Starts) -> None:
         self.rank = rank
         self.control = Control(store, rank, rank % PER_NODE, len(RANKS), NODES)
-        self.written: list[TelemetryBlock] = []
         self.samplers: list[Sampler] = []
 
-        def started(uuids: Sequence[str]) -> Sampler:
-            self.samplers.append(sampler(uuids))
+        def started(uuids: Iterable[str], path: Path) -> Sampler:
+            self.samplers.append(sampler(uuids, path))
             return self.samplers[-1]
 
-        self.telemetry = GangTelemetry(self.control, device_type, self.written.extend, 0, started)
+        sink = Sink()
+        self.written: list[TelemetryBlock] = sink.written
+        self.telemetry = GangTelemetry(self.control, device_type, sink, 0, started)
 
     def begin(self, device: str) -> None:
         self.control.say(f"startup/{self.rank}", device)
@@ -86,7 +92,7 @@ class Rank:
 
     def block(self, key: str, ranks: Sequence[int], said: Windows) -> list[TelemetryBlock]:
         """As ranks do it around a timed block. Returns what rank 0 writes."""
-        self.telemetry.mark()
+        self.telemetry.wait_for_first_poll()
         if self.rank in ranks:
             self.control.say(f"{key}/{self.rank}", [list(window) for window in said])
         self.telemetry.tell(key, ranks, self.windows)
@@ -116,9 +122,8 @@ class Gang:
     """All ranks, each in a thread of its own."""
 
     def __init__(
-        self, stores: Sequence[Store], device_type: DeviceType = "cuda",
-        sampler: Callable[[Sequence[str]], Sampler] = ToldSampler,
-    ) -> None:  # fmt: skip
+        self, stores: Sequence[Store], device_type: DeviceType = "cuda", sampler: Starts = ToldSampler
+    ) -> None:
         self.ranks = [Rank(rank, store, device_type, sampler) for rank, store in enumerate(stores)]
 
     def all(self, do: Callable[[Rank], Any]) -> list[Any]:
@@ -205,11 +210,11 @@ def test_all_of_a_block_is_written_and_its_ranks_have_the_essence(stores: list[S
     assert list(map(essence, parts)) == [*((0.5, float(rank)) for rank in RANKS), (None, None)]
 
 
-def test_a_blocks_beginning_is_marked_on_every_node(stores: list[Store]) -> None:
+def test_only_the_first_block_may_wait_for_the_sampler(stores: list[Store]) -> None:
     gang = Gang(stores).begin()
     gang.block()
     gang.block(key="weak/r/1/ddp@4")
-    assert [sampler.marks for sampler in gang.samplers] == [2, 2]
+    assert [sampler.waits for sampler in gang.samplers] == [1, 1]
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 1), (0, 2), (1, 2, 3)])
@@ -218,22 +223,6 @@ def test_only_ranks_that_timed_a_block_are_told_of(stores: list[Store], ranks: t
     assert [one.rank for one in gpus_of(gang.block(ranks=ranks))] == list(ranks)
     windows = [[uuid for asked in sampler.asked for uuid, _, _ in asked] for sampler in gang.samplers]
     assert windows == [[f"GPU-{rank}" for rank in ranks if rank // PER_NODE == node] for node in range(NODES)]
-
-
-def test_a_dead_sampler_leaves_measurements_without_says_so_and_keeps_nobody_waiting(stores: list[Store]) -> None:
-    def dies_on_n2(uuids: Sequence[str]) -> ToldSampler:
-        return ToldSampler(uuids, is_dead="GPU-2" in uuids)
-
-    gang = Gang(stores, sampler=dies_on_n2).begin()
-    began_s = time.monotonic()
-    written = gang.block()
-    assert time.monotonic() - began_s < 10
-    found = gpus_of(written)
-    assert [(one.rank, one.polls, dict(one.unreadable)) for one in found] == [
-        (0, 3, {}), (1, 3, {}), (2, 0, {"device": "the sampler ended"}), (3, 0, {"device": "the sampler ended"}),
-    ]  # fmt: skip
-    parts = with_telemetry([part(rank) for rank in RANKS], written[0])
-    assert list(map(essence, parts)) == [(0.5, 0.0), (0.5, 1.0), (None, None), (None, None)]
 
 
 def test_what_was_told_is_forgotten(stores: list[Store]) -> None:
@@ -280,13 +269,12 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machi
     machine.play([at_work(A100), A100, A100])
     uuids = [uuid_of(1), uuid_of(2), uuid_of(0), "GPU-of-nowhere"]
 
-    def sampler(uuids: Sequence[str]) -> Sampler:
-        return Sampler(uuids, 0.1, machine.environment())
+    def sampler(uuids: Iterable[str], path: Path) -> Sampler:
+        return Sampler(uuids, machine.file.with_name("-".join(uuids)), 0.1, machine.environment())
 
     gang = Gang(stores, sampler=sampler).begin(uuids)
-    now = time.time()
-    for rank in (0, 2):  # the first answer takes an interpreter's start
-        assert gang.ranks[rank].samplers[0].cut([(uuids[rank], now - 1, now)], GENEROUS_S)
+    for rank in (0, 2):  # the first poll takes an interpreter's start
+        gang.ranks[rank].samplers[0].wait_for_first_poll(GENEROUS_S)
     written = gang.block(lambda rank: measured(rank, time.time() - 3 - rank, 1.0))
     gang.all(lambda rank: rank.telemetry.close())
     found = gpus_of(written, uuids)
@@ -301,12 +289,12 @@ def test_errors_of_the_first_block_are_counted_however_long_the_sampler_takes_to
 ) -> None:
     machine.play([at_work(A100), A100])
 
-    def sampler(uuids: Sequence[str]) -> Sampler:
-        return Sampler(uuids, 0.1, machine.environment())
+    def sampler(uuids: Iterable[str], path: Path) -> Sampler:
+        return Sampler(uuids, machine.file.with_name("-".join(uuids)), 0.1, machine.environment())
 
     uuids = [uuid_of(rank % PER_NODE) for rank in RANKS]
     gang = Gang(stores, sampler=sampler).begin(uuids)
-    gang.all(lambda rank: rank.telemetry.mark())
+    gang.all(lambda rank: rank.telemetry.wait_for_first_poll())
     began = time.time()
     wait_until(began + 0.1)
     written = gang.block(lambda rank: [TimedWindow(rank, began, 0.1)])

@@ -133,7 +133,7 @@ def test_a_node_pair_is_as_fast_as_its_slowest_rail() -> None:
     ranks = gang(nodes=3, per_node=2, slow_ranks=(5,))
     _, found = measured(ranks)
     (fault,) = find_link_faults(found, "cpu")
-    assert (fault.host, fault.local_rank, fault.gpu_uuid) == ("n3", 1, "cpu-5")
+    assert (fault.host, fault.place.local_rank, fault.place.uuid) == ("n3", 1, "cpu-5")
 
 
 def test_without_a_fault_each_rank_measures_each_partner_once() -> None:

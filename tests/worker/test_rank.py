@@ -126,7 +126,7 @@ def test_a_node_may_read_who_its_ranks_are_after_they_are_up() -> None:
             if control.local_rank == 0:
                 sampled[rank] = devices([rank, rank + 1])
 
-        telemetry = GangTelemetry(control, "cpu", sinks[rank].append_records, 0)
+        telemetry = GangTelemetry(control, "cpu", sinks[rank], 0)
         telemetry.start = start  # type: ignore[method-assign]
         GangMember(Plan("cpu", "cpu", ()), replace(context, telemetry=telemetry)).announce(who)
         if rank == 3:

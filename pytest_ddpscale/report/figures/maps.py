@@ -218,7 +218,7 @@ def heat_map(values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Drawing | N
         at = bins[host], column[gpu]
         cells[at] = np.fmax(cells[at], factor)
     blamed = {
-        (one.host, None if one.kind == "node" else one.end.number): None
+        (one.host, None if one.kind == "node" else one.place.number): None
         for verdict in verdicts for one in verdict.culprits
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip
@@ -254,14 +254,14 @@ def pair_matrix(values: PairValues, verdicts: Iterable[Verdict] = ()) -> Drawing
     )
     blamed = [
         one for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name for one in verdict.culprits
-        if one.is_certain and one.host in bins and (one.peer_host or one.host) in bins
+        if one.is_certain and all(host in bins for host in one.hosts)
     ]  # fmt: skip
     outlined: dict[tuple[int | None, int | None], None] = {}
     for one in blamed:
-        row, column = bins[one.host], None if one.peer_host in (None, one.host) else bins[one.peer_host or ""]
+        row, column = (*(bins[host] for host in one.hosts), None)[:2]
         outlined |= {(row, column): None, (column, row): None}
     if blamed:
-        names_of = dict.fromkeys(" and ".join(filter(None, (one.host, one.peer_host))) for one in blamed)
+        names_of = dict.fromkeys(" and ".join(one.hosts) for one in blamed)
         said += f"; at fault and outlined: {', '.join(names_of)}"
     shades = np.searchsorted([-share for share in _LESS], -cells / typical, side="right")
     across = [str(i) for i in range(1, len(names) + 1)] if len(names) <= _MOST_TALL else []

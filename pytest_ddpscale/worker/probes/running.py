@@ -131,7 +131,7 @@ class ProbeRounds:
 
     def _measure(self, probe: Arm, number: int, iterations: int) -> None:
         key = f"{self._study.id}/{number}/{probe.name}"
-        self._telemetry.mark()
+        self._telemetry.wait_for_first_poll()
         said = self._blocks.block(probe, key, iterations)
         key = f"{key}/said"
 

@@ -38,7 +38,7 @@ OPTIONS = (
 CONFTEST = """\
 from pytest_ddpscale.plan import planner
 
-planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.5, warmup_s=0.1)
+planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.8, warmup_s=0.1)
 planner.PROBE_BLOCKS_S["cuda"] = 0.15
 """
 
@@ -125,7 +125,8 @@ class EndedSession:
 
     def named(self, name: str) -> set[tuple[str, int | None, str | None]]:
         """Host, GPU and UUID of the culprits of a verdict."""
-        return {(one["host"], one["gpu_index"], one["gpu_uuid"]) for one in self.verdict(name)["culprits"]}
+        places = [one["places"][0] for one in self.verdict(name)["culprits"]]
+        return {(one["host"], one.get("index"), one.get("uuid")) for one in places}
 
     def lines(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Records of a kind."""

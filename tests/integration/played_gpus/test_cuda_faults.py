@@ -54,7 +54,7 @@ def ended(played_libraries: Path, tmp_path: Path) -> Session:
 def named(session: EndedSession) -> set[tuple[str, int | None, str | None]]:
     """Host, GPU and UUID of everybody that any verdict names."""
     culprits = [one for verdict in session.verdicts["verdicts"] for one in verdict["culprits"]]
-    return {(one["host"], one["gpu_index"], one["gpu_uuid"]) for one in culprits}
+    return {(one["host"], one.get("index"), one.get("uuid")) for culprit in culprits for one in culprit["places"]}
 
 
 def headline(session: EndedSession) -> str:

@@ -305,7 +305,7 @@ def test_blocks_that_nobody_watched_say_why(dying: EndedSession) -> None:
     assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == dying.timed_blocks
     lost = [one for one in telemetry if "GPU is lost" in one.unreadable.get("utilization", "")]
     assert {one.device for one in lost} == {uuid_of(1)}
-    silent = [one for one in telemetry if "does not answer in time" in one.unreadable.get("device", "")]
+    silent = [one for one in telemetry if "may hang" in one.unreadable.get("device", "")]
     assert {one.device for one in silent} == {uuid_of(0), uuid_of(1)}
     assert 4 in {one.round for one in silent}
 

@@ -1,0 +1,159 @@
+"""``python -m pytest_ddpscale.telemetry.sampler UUID,… FILE POLL_S PARENT_PID``: the sampler, one process per node.
+
+It polls all GPUs of the node and appends a line per poll to a file in the node's memory, which local rank 0 reads
+(`telemetry.windows`). Nobody waits for it: while a driver hangs, there are no new lines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pynvml
+
+from pytest_ddpscale.telemetry.nvml import NvmlCalls
+from pytest_ddpscale.util.orphans import die_with_parent
+
+# What is asked in each poll, besides the driver's buffers: the counters first, nearest to the time of the poll.
+POLLED = (
+    "energy_j", "ecc_corrected", "ecc_uncorrected", "temperature_c", "pcie_generation", "pcie_width",
+    "throttle_reasons", "power_limit_w", "sm_clock_max_mhz",
+)  # fmt: skip
+# Every driver samples at least once a second; one without samples for this long has no buffer.
+SILENCE_S = 5.0
+# A new file begins after this many bytes, some minutes of eight GPUs; the old one is freed once it has been read.
+MOST_BYTES = 2**24
+# Readings that the driver samples and buffers itself, so that none is lost between two polls: every 20 ms to 1 s,
+# independently of clients; it keeps the last 10 to 20 s. A sample describes the period that ends at its time stamp, in
+# system time. nvmlSamplingType_t, NVML's units in one of the reading, and its least and largest plausible value.
+BUFFERS = {
+    "utilization": (pynvml.NVML_GPU_UTILIZATION_SAMPLES, 100, 0, 1),
+    # a board always draws power, and none draws 100 kW
+    "power_w": (pynvml.NVML_TOTAL_POWER_SAMPLES, 1000, 0.001, 1e5),
+    "sm_clock_mhz": (pynvml.NVML_PROCESSOR_CLK_SAMPLES, 1, 1, 1e5),
+}
+# nvmlValueType_t → the member of nvmlValue_t that holds the value.
+_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+class GpuPoll(msgspec.Struct, frozen=True, array_like=True):
+    """One GPU in one poll; a line has one for each GPU.
+
+    Attributes:
+        unix_s: time of the poll, seconds since 1970 UTC.
+        values: value by reading.
+        samples: by reading, (time, value) new since the last poll: from the driver's buffers, and the mean SM activity
+            since then, at the time of the last poll.
+        reasons: why a reading is missing; ``device`` if the GPU cannot be read at all.
+        lost: the driver's error if the GPU is lost; empty while it is not.
+    """
+
+    unix_s: float
+    values: dict[str, float] = {}
+    samples: dict[str, list[tuple[float, float]]] = {}
+    reasons: dict[str, str] = {}
+    lost: str = ""
+
+
+class SampledGpu:
+    """Reads one GPU. Never raises.
+
+    The GPU is found by UUID, because NVML ignores CUDA_VISIBLE_DEVICES and its indices are not CUDA's.
+
+    Args:
+        uuid: ``GPU-…`` as in NVML, or bare as in torch's ``get_device_properties(i).uuid``.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        full = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+        def device() -> Any:
+            pynvml.nvmlInit()
+            return pynvml.nvmlDeviceGetHandleByUUID(full)
+
+        self._calls = NvmlCalls()
+        self._calls.subject = (self._calls.ask("device", device),)
+        self._seen_us = dict.fromkeys(BUFFERS, 0)
+        self._gpm: list[Any] = []  # the sample before the last, and the last
+        self._gpm_s: float | None = None
+
+    def poll(self) -> GpuPoll:
+        """Read everything."""
+        ask, unix_s = self._calls.ask, time.time()
+        values: dict[str, Any] = {}
+        samples: dict[str, list[tuple[float, float]]] = {}
+        if "device" not in self._calls.reasons:  # no driver, no such GPU, or one that fell off the bus
+            values = {reading: ask(reading) for reading in POLLED}
+            for reading, (_, _, least, most) in BUFFERS.items():
+                # A name of its own, because the current value may still be readable.
+                samples[reading] = ask(f"{reading} samples", partial(self._new_samples, reading)) or []
+                if abs(unix_s - self._seen_us[reading] / 1e6) > SILENCE_S:
+                    value = ask(reading)
+                    values[reading] = value if value is not None and least <= value <= most else None
+            samples["sm_activity"] = ask("sm_activity", self._sm_activity) or []
+        known = {reading: value for reading, value in values.items() if value is not None}
+        return GpuPoll(unix_s, known, samples, self._calls.reasons, self._calls.lost)
+
+    def _new_samples(self, reading: str, handle: Any) -> list[tuple[float, float]]:
+        """(time, value) of the plausible samples in the driver's buffer that are new."""
+        kind, unit, least, most = BUFFERS[reading]
+        try:
+            type_of_value, found = pynvml.nvmlDeviceGetSamples(handle, kind, self._seen_us[reading])
+        except pynvml.NVMLError_NotFound:
+            return []
+        told = [(one.timeStamp, getattr(one.sampleValue, _VALUE_MEMBERS[type_of_value]) / unit) for one in found]
+        sound = sorted((time_us, value) for time_us, value in told if least <= value <= most)
+        self._seen_us[reading] = max([self._seen_us[reading], *(time_us for time_us, _ in sound)])
+        return [(time_us / 1e6, value) for time_us, value in sound]
+
+    def _sm_activity(self, handle: Any) -> list[tuple[float, float]]:
+        """Mean since the last poll, at its time, so that none begins before a window: GPM, Hopper and later.
+
+        Nothing in the first poll, after a failed one, and if it is implausible.
+        """
+        if not self._gpm:
+            if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            self._gpm = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        before_s, self._gpm_s = self._gpm_s, None
+        pynvml.nvmlGpmSampleGet(handle, self._gpm[0])
+        self._gpm.reverse()
+        self._gpm_s = time.time()
+        if before_s is None:
+            return []
+        request = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, 1, *self._gpm)
+        request.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        pynvml.nvmlGpmMetricsGet(request)
+        share = float(request.metrics[0].value / 100)
+        is_sound = request.metrics[0].nvmlReturn == pynvml.NVML_SUCCESS and 0 <= share <= 1  # NaN is not
+        return [(before_s, share)] if is_sound else []
+
+
+def main() -> None:
+    """Sample until the parent ends."""
+    uuids, name, poll_s, parent = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):  # the parent ended while this process was starting
+        return
+    # Ctrl-C reaches the whole process group; the parent ends this process once the last window is cut.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gpus = [SampledGpu(uuid) for uuid in uuids.split(",")]
+    path = Path(name)
+    file = path.open("ab", buffering=0)
+    while True:
+        file.write(msgspec.json.encode([gpu.poll() for gpu in gpus]) + b"\n")
+        if file.tell() > MOST_BYTES:
+            file.close()
+            file = path.with_suffix(".next").open("wb", buffering=0)
+            path.with_suffix(".next").replace(path)
+        time.sleep(float(poll_s))
+
+
+if __name__ == "__main__":
+    main()

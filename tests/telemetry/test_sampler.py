@@ -1,0 +1,216 @@
+"""The sampler on played machines: eight GPUs with something of their own each in one window of load, and its ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpscale.telemetry.windows import LATE_S, Sampler
+from tests.builders.telemetry import Telemetry, flags_of
+from tests.nvml_stand_in.gpus import HW_THERMAL_SLOWDOWN, Ecc
+from tests.nvml_stand_in.machine import (
+    A100,
+    B200,
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    HANG,
+    NOT_SUPPORTED,
+    RTX_PRO_6000_SERVER,
+    UNKNOWN_ERROR,
+    V100,
+    Changing,
+    Failing,
+    PlayedGpu,
+    PlayedMachine,
+    at_work,
+    uuid_of,
+)
+from tests.rows import rows
+from tests.telemetry.sampled import cut, ends_within, sampler_on, wait_until
+
+REST_S, WINDOW_S = 0.3, 1.2
+HEALTHY, NO_BUFFERS, OLD, IMPOSSIBLE, FAULTY, DIES, LOST, STALLED = range(8)
+HANGING = replace(A100, failures={"any": HANG})
+
+
+def node(start: float, end: float) -> list[PlayedGpu]:
+    """What the GPUs do in the window."""
+    middle = (start + end) / 2
+    busy = at_work(B200, (start, end + 60))
+    faulty = replace(
+        busy,
+        clock_event_reasons=Changing(0, [(start, HW_THERMAL_SLOWDOWN)]),
+        sm_clock_mhz=Changing(120, [(start, 600)]),
+        ecc=Ecc(corrected_volatile=Changing(5, [(middle, 8)]), uncorrected_volatile=Changing(0, [(middle, 1)])),
+        pcie=replace(busy.pcie, width=8, generation=5),
+    )
+    old_driver = {
+        "nvmlDeviceGetCurrentClocksEventReasons": FUNCTION_NOT_FOUND,
+        "nvmlDeviceGetTotalEnergyConsumption": NOT_SUPPORTED,
+        "nvmlDeviceGetUtilizationRates": NOT_SUPPORTED,
+    }
+    return [
+        busy,
+        replace(at_work(A100), sample_buffers=()),
+        replace(at_work(V100), failures=old_driver, sample_buffers=(0, 5)),
+        replace(at_work(RTX_PRO_6000_SERVER), utilization_pct=1000),
+        faulty,
+        replace(at_work(A100), failures={"any": Failing(UNKNOWN_ERROR, middle)}),
+        replace(at_work(A100), failures={"any": GPU_IS_LOST}),
+        replace(A100, power_w=Changing(62, [(start, 90)]), utilization_pct=Changing(0, [(start, 100)]),
+                sm_clock_mhz=1410),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpus(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Telemetry]:
+    """The window begins once the sampler has polled, however long that took."""
+    machine = PlayedMachine(nvml_library_directory, tmp_path_factory.mktemp("node") / "machine.json")
+    machine.play(node(time.time() + 3600, time.time() + 3601))
+    uuids = [uuid_of(i) for i in range(8)]
+    # In an order that is not NVML's, as CUDA_VISIBLE_DEVICES may have it.
+    with sampler_on(machine, uuids[::-1], poll_s=0.1) as sampler:
+        start = round(time.time() + REST_S, 1)
+        machine.play(node(start, start + WINDOW_S))
+        wait_until(start + WINDOW_S)
+        return cut(sampler, [(uuid, start, start + WINDOW_S) for uuid in uuids])
+
+
+@rows(
+    ("number", "found"),
+    [
+        (HEALTHY, {"utilization": 0.99, "power_w": 880, "idle_power_w": 190, "throttle_reasons": {"sw_power_cap": 1}}),
+        (HEALTHY, {"energy_j": 880 * WINDOW_S, "sm_activity": 0.85, "ecc_corrected": 0, "ecc_uncorrected": 0}),
+        (HEALTHY, {"unreadable": {}, "lost": "", "power_limit_w": 1000, "pcie_width": 16, "temperature_c": 60}),
+        (NO_BUFFERS, {"power_w": 390, "sm_clock_mhz": 1350, "utilization": 0.99, "power_limit_w": 400}),
+        (OLD, {"utilization": None, "power_w": 265, "throttle_reasons": {}, "energy_j": None, "power_limit_w": 300}),
+        (IMPOSSIBLE, {"utilization": None, "sm_clock_mhz": 2200}),
+        (FAULTY, {"ecc_corrected": 3, "ecc_uncorrected": 1, "pcie_width": 8, "pcie_generation": 5}),
+        (FAULTY, {"throttle_reasons": {"hw_thermal_slowdown": 1}}),
+        (DIES, {"utilization": 0.99, "ecc_uncorrected": None, "lost": ""}),
+        (LOST, {"unreadable": {"device": "GPU is lost"}, "lost": "GPU is lost"}),
+        (STALLED, {"idle_power_w": 62, "utilization": 1}),
+    ],
+)
+def test_each_gpu_is_read_as_it_was_in_the_window(gpus: list[Telemetry], number: int, found: dict[str, Any]) -> None:
+    for name, value in found.items():
+        is_number = isinstance(value, float | int)
+        assert getattr(gpus[number], name) == (pytest.approx(value, rel=0.02) if is_number else value), name
+
+
+@rows(
+    ("number", "reading", "why"),
+    [(OLD, "utilization", "Not Supported"), (OLD, "sm_activity", "Not Supported"), (OLD, "energy_j", "Not Supported"),
+     (DIES, "ecc_uncorrected", "Unknown Error"), (IMPOSSIBLE, "utilization", "no sample in the window")],
+)  # fmt: skip
+def test_what_a_gpu_does_not_say_has_the_drivers_reason(
+    gpus: list[Telemetry], number: int, reading: str, why: str
+) -> None:
+    assert gpus[number].unreadable[reading] == why
+
+
+@rows(("number", "flags"), [(HEALTHY, ()), (FAULTY, ("throttled", "slow_clock")), (STALLED, ("stalled",))])
+def test_what_is_conspicuous_is_flagged(gpus: list[Telemetry], number: int, flags: tuple[str, ...]) -> None:
+    assert flags_of(gpus[number]) == flags
+
+
+def test_between_rare_polls_no_sample_is_lost_nor_taken_twice(machine: PlayedMachine) -> None:
+    start = round(time.time() + 0.5, 1)
+    machine.play([replace(A100, utilization_changes=[(start + 0.35, 80), (start + 0.65, 0)])])
+    bare = uuid_of(0).removeprefix("GPU-")  # as torch has it
+    with sampler_on(machine, [bare], poll_s=0.7) as sampler:
+        wait_until(start + 1.01)
+        windows = [(start, start + 0.5), (start + 0.5, start + 1.0), (start, start + 1.0)]
+        busy = [one.utilization for one in cut(sampler, [(bare, *window) for window in windows])]
+    assert busy == pytest.approx([2 * 0.8 / 5, 0.8 / 5, 3 * 0.8 / 10])
+
+
+def test_without_a_driver_the_reason_is_its_own(machine: PlayedMachine) -> None:
+    machine.play([A100], {"nvmlInit": DRIVER_NOT_LOADED})
+    with sampler_on(machine) as sampler:
+        (found,) = cut(sampler, [(uuid_of(0), time.time() - 1, time.time())])
+    assert found.unreadable == {"device": "Driver Not Loaded"}
+    assert sampler.process is not None
+    assert ends_within(sampler.process.pid, 5)
+
+
+def test_nobody_waits_while_a_driver_hangs(machine: PlayedMachine) -> None:
+    machine.play([A100])
+    with sampler_on(machine) as sampler:
+        machine.play([HANGING])
+        hung_s = time.time()
+        wait_until(hung_s + LATE_S + 1)
+        windows = [(uuid_of(0), hung_s - 0.5, hung_s + 0.5), (uuid_of(0), hung_s, time.time())]
+        began_s = time.monotonic()
+        before, after = sampler.cut(windows)
+        assert time.monotonic() - began_s < 0.2
+    assert "device" not in before.unreadable
+    assert "may hang" in after.unreadable["device"]
+    assert sampler.process is not None
+    assert ends_within(sampler.process.pid, 5)
+
+
+@rows(
+    ("executable", "why"),
+    [("/nowhere/python", "did not start: [Errno 2]"), ("false", "ended with exit code 1")],
+)  # fmt: skip
+def test_a_sampler_that_is_not_there_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str, why: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with closing(Sampler([uuid_of(0)], tmp_path / "lines")) as sampler:
+        sampler.wait_for_first_poll()
+        (found,) = sampler.cut([(uuid_of(0), 1, 2)])
+    assert why in found.unreadable["device"]
+
+
+def test_the_file_does_not_grow_without_end(machine: PlayedMachine, tmp_path: Path) -> None:
+    machine.play([A100])
+    path = tmp_path / "lines"
+    path.touch()
+    program = "import sys; from pytest_ddpscale.telemetry import sampler; sampler.MOST_BYTES = 1; sampler.main()"
+    command = [sys.executable, "-c", program, uuid_of(0), str(path), "0.01", str(os.getpid())]
+    files, deadline_s = [0], time.monotonic() + 30
+    with subprocess.Popen(command, env=machine.environment()) as sampler:
+        while len(files) < 5 and time.monotonic() < deadline_s:
+            files += [now] if (now := path.stat().st_ino) != files[-1] else []
+            assert path.read_bytes().count(b"\n") <= 1
+        sampler.kill()
+    assert len(files) == 5
+
+
+def test_a_sampler_in_a_driver_that_hangs_ends_with_its_parent(machine: PlayedMachine, tmp_path: Path) -> None:
+    machine.play([HANGING])
+    program = """
+import sys, time
+from pathlib import Path
+from pytest_ddpscale.telemetry.windows import Sampler
+sampler = Sampler([sys.argv[1]], Path(sys.argv[2]))
+sampler.wait_for_first_poll(0.7)
+assert "may hang" in sampler.cut([(sys.argv[1], 1, 5)])[0].unreadable["device"]
+print(sampler.process.pid, flush=True)
+time.sleep(60)
+"""
+    command = [sys.executable, "-c", program, uuid_of(0), str(tmp_path / "lines")]
+    with subprocess.Popen(command, env=machine.environment(), stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        assert not ends_within(pid, 0.1)
+        rank.kill()
+    assert ends_within(pid, 10)
+
+
+def test_a_sampler_whose_parent_ended_before_it_began_ends_at_once(machine: PlayedMachine, tmp_path: Path) -> None:
+    machine.play([HANGING])
+    command = [sys.executable, "-m", "pytest_ddpscale.telemetry.sampler", uuid_of(0), str(tmp_path / "lines"), "1", "1"]
+    with subprocess.Popen(command, env=machine.environment()) as sampler:
+        assert sampler.wait(10) == 0
