@@ -231,14 +231,16 @@ def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
         for arm in ("ddp@2", "ddp@8"):
             ratio = partial(_is_ratio, study, arm)
             yield changed(f"{arm} of {study} 8 times faster", partial(_faster, study, arm, 8.0), ratio, spoils=False)
-    hosts = next((one["hosts"] for one in said if one["kind"] == "gang"), ["n1"])
+    ranks: list[Any] = next((one["ranks"] for one in said if one["kind"] == "gang"), [])
+    hosts = [rank["place"]["host"] for rank in ranks] or ["n1"]
     for host in (hosts[0], "another"):
         lost = {"kind": "lost", "hosts": [host], "message": "silent for 30 s"}
         content = b"".join([*lines, json.dumps(lost).encode() + b"\n"])
         yield Mutant("impossible", f"{host} is lost at the end", file, content, nothing, spoils=True)
     for versions in ({}, {"torch": "1.0"}):
         gang = next(one for one in said if one["kind"] == "gang")
-        other = gang | {"gang": 7} | ({"versions": versions} if versions else {})
+        first, *others = gang["ranks"]
+        other = {"kind": "gang", "gang": 7, "ranks": [first | ({"versions": versions} if versions else {}), *others]}
         content = b"".join(
             json.dumps(one | {"gang": 7} if one["kind"] == "timed" and one["round"] % 2 else one).encode() + b"\n"
             for one in [gang, other, *(one for one in said if one is not gang)]
@@ -246,7 +248,7 @@ def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
         yield Mutant(
             "impossible", f"half of the rounds by another gang, {versions}", file, content, nothing, spoils=True
         )
-    split = {"kind": "gang", "versions": [{"torch": str(n)} for n in range(len(hosts))]}
+    split = {"ranks": [rank | {"versions": {"torch": str(n)}} for n, rank in enumerate(ranks)]}
     yield changed("each rank with its own torch", lambda one: one | split if one["kind"] == "gang" else one, nothing,
                   spoils=True)  # fmt: skip
     agreement = lambda verdict: verdict.metric == "replica_agreement"  # noqa: E731

@@ -263,9 +263,9 @@ def post_mortem(run: Files, number: str, index: str, name: str, value: str) -> N
 def software(run: Files, number: str, version: str) -> None:
     """Give a node another version of torch."""
     (gang,) = run.of_kind("gang")
-    versions = [gang["versions"] | {"torch": version} if host == f"node-{number}" else gang["versions"]
-                for host in gang["hosts"]]  # fmt: skip
-    gang["versions"] = versions
+    versions = gang["ranks"][0]["versions"]
+    for one in gang["ranks"]:
+        one["versions"] = versions | ({"torch": version} if one["place"]["host"] == f"node-{number}" else {})
 
 
 def replace(run: Files, rank: str, uuid: str) -> None:
@@ -343,20 +343,20 @@ def lose(run: Files, host: str, study: str, rounds: str) -> None:
     """Lose a node in a round of a study; a new gang of the others measures the later studies that fit a node."""
     end(run, study, rounds, "error", f"{host}_did_not_answer")
     at, (gang,) = run.end_of(study) + 1, run.of_kind("gang")
-    there = [rank for rank, name in enumerate(gang["hosts"]) if name != host]
-    columns = {
-        name: [gang[name][rank] for rank in there] for name in ("hosts", "local_ranks", "devices", "gpu_indices")
-    }
+    there = [rank for rank, one in enumerate(gang["ranks"]) if one["place"]["host"] != host]
     after = [
         line for line in run.lines[at:] if line.get("study") not in (None, "pairs") and line["kind"] != "transport"
     ]
     later = {line["study"] for line in after}
     for line in [*after, *(one for one in run.telemetry if one["study"] in later)]:
-        if "ranks" in line:
+        if line.get("kind") == "seeded_step":
+            of_ranks = {one["rank"]: one for one in line["ranks"]}
+            line |= {"ranks": [of_ranks[rank] | {"rank": i} for i, rank in enumerate(there)], "gang": 1}
+        elif "ranks" in line:
             _only(line, there)
             line |= {"ranks": [there.index(rank) for rank in line["ranks"]], "gang": 1}
     lost = {"kind": "lost", "hosts": [host], "message": f"{host} did not answer"}
-    run.lines[at:] = [lost, gang | columns | {"gang": 1}, *after]
+    run.lines[at:] = [lost, {"kind": "gang", "gang": 1, "ranks": [gang["ranks"][rank] for rank in there]}, *after]
 
 
 def unfit(_: Any, __: str, run: str, thresholds: str) -> dict[str, dict[str, Any]]:

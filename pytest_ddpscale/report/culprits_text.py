@@ -219,7 +219,7 @@ def _done(run: RunDirectory) -> dict[str, set[Done]]:
         if isinstance(record, Survey):
             done.setdefault(record.host, set()).add(_LOOKED_AT)
         elif isinstance(record, Block) and record.study != PAIRS:
-            for host in {gangs[record.gang].hosts[rank] for rank in record.each("ranks").tolist()}:
+            for host in {gangs[record.gang].ranks[rank].place.host for rank in record.each("ranks").tolist()}:
                 done.setdefault(host, set()).add(_what(record))
     return done
 

@@ -123,7 +123,7 @@ class LiveProgress:
         shown = _slowest_and_hottest(per_second, temperature_c)
         rows = []
         for row in shown.tolist():
-            place = gang.place(int(ranks[row]))
+            place = gang.ranks[int(ranks[row])].place
             of_row = [(float(values[row]), decimals) for values, decimals in columns]
             numbers = (ABSENT if np.isnan(value) else f"{value:.{decimals}f}" for value, decimals in of_row)
             rows.append([str(ranks[row]), place.host, place.number, *numbers])

@@ -115,7 +115,7 @@ class _Said:
         """Each rank has its own GPU, else another one was not measured; nodes, which are judged separately, have unique
         names and consecutive ranks."""
         plan, first = self._plan, dict[object, int]()  # rank by GPU, and by host and local rank
-        places = [one.place(rank) for rank in range(one.world_size)]
+        places, hosts = one.places, one.hosts
         for rank, place in enumerate(places):
             if (place.uuid == CPU) != (plan.device_type == CPU):
                 raise _not_planned(f"ranks on {place.uuid!r}", plan.device_type)
@@ -131,7 +131,6 @@ class _Said:
                     "a unique name for every node",
                     "Give the nodes different host names, because results could not be assigned, and measure again.",
                 )
-        hosts = list(dict.fromkeys(place.host for place in places))
         nodes = len(hosts) if plan.nodes > 1 else 1
         self._layouts[one.gang] = layout = Layout(nodes, max(1, len(places) // nodes))
         # The plan of a simulated run may have 1 node with several hosts.

@@ -200,7 +200,7 @@ def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
         if gpu.local_rank is not None
     ]
     gangs = gangs_by_number(records).values()
-    return [*surveyed, *dict.fromkeys(gang.place(rank) for gang in gangs for rank in range(gang.world_size))]
+    return [*surveyed, *dict.fromkeys(place for gang in gangs for place in gang.places)]
 
 
 DIED = "the run died before or while measuring this: its end was not recorded"
@@ -227,7 +227,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
-    simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
+    simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
     refuse_contradictions(run, plan, records, is_imported=is_imported, is_simulated=simulated)
     try:
         training = trained_runs(plan, records)
@@ -317,7 +317,7 @@ def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, Seede
     for line in records:
         if isinstance(line, SeededSteps):
             steps = sorted(line.ranks, key=lambda one: one.rank)
-            found[line.study] = {gangs[line.gang].place(one.rank): one for one in steps}
+            found[line.study] = {gangs[line.gang].ranks[one.rank].place: one for one in steps}
     return found
 
 
@@ -339,7 +339,7 @@ def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
     """Why arms could not be timed on a rank, by name."""
     gangs = gangs_by_number(records)
     return {
-        line.arm: f"{gangs[line.gang].hosts[line.ranks[-1]]}: {each(line.reasons, len(line.ranks))[-1]}"
+        line.arm: f"{gangs[line.gang].ranks[line.ranks[-1]].place.host}: {each(line.reasons, len(line.ranks))[-1]}"
         for line in records
         if isinstance(line, Unsupported)
     }
@@ -354,7 +354,7 @@ def unread_of(records: Sequence[AnyRecord]) -> list[Unread]:
             lacking = [(rank, why) for rank, why in told if why]
             if lacking:
                 rank, why = lacking[0]
-                host = gangs[block.gang].hosts[rank]
+                host = gangs[block.gang].ranks[rank].place.host
                 key = block.study, block.arm, name
                 first = found.get(key, Unread(*key, host, int(rank), why, 0))
                 found[key] = first._replace(blocks=first.blocks + len(lacking))

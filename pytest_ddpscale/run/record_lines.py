@@ -85,7 +85,7 @@ class RecordReader:
             raise ValueError(f"gang {record.gang} was not announced before")
         if isinstance(record, ArmProfile):
             gang.refuse_without(record.rank)
-        elif isinstance(record, SeededSteps | GangTransport):
+        elif isinstance(record, SeededSteps | GangTransport | OfTraining):
             gang.refuse_without(max(one.rank for one in record.ranks))
         else:
             gang.refuse_without(int(np.max(record.ranks)))

@@ -245,9 +245,8 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     places: dict[Place, int] = {}
     of_gangs = {}
     for number in dict.fromkeys(block.gang for block in blocks):
-        gang = gangs[number]
-        theirs = map(gang.place, range(gang.world_size))
-        of_gangs[number] = np.array([places.setdefault(place, len(places)) for place in theirs], np.int64)
+        of_gang = [places.setdefault(place, len(places)) for place in gangs[number].places]
+        of_gangs[number] = np.array(of_gang, np.int64)
     told = {name: _sayings([getattr(block, name) for block in blocks], counts) for name in _TOLD}
     numbers = {}
     for name in sorted({*READINGS} - {*_TOLD}):

@@ -135,7 +135,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
         RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
     """
     record = run.read_run()
-    devices = {device for gang in gangs_by_number(run.read_records()).values() for device in gang.devices}
+    devices = {place.uuid for gang in gangs_by_number(run.read_records()).values() for place in gang.places}
     if record.is_simulated(devices) or record.is_imported:
         what = "imported" if record.is_imported else "simulated"
         raise RunDirectoryError(

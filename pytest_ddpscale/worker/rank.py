@@ -24,13 +24,13 @@ from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
+    Rank,
     RoundEnd,
     SeededStep,
     SeededSteps,
     StudyEnd,
     StudyStart,
     WarmUp,
-    WhoIAm,
 )
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
@@ -79,7 +79,7 @@ class GangMember:
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
-    def announce(self, who: WhoIAm) -> None:
+    def announce(self, who: Rank) -> None:
         """Record host and device of all ranks, and start sampling their GPUs.
 
         The messages stay in the store, a few megabytes for 8,192 ranks: local rank 0 of another node may read them
@@ -89,12 +89,14 @@ class GangMember:
         control.say(f"startup/{control.rank}", who)
 
         def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.device for one in control.hear_all([f"startup/{rank}" for rank in ranks], WhoIAm)]
+            return [one.place.uuid for one in control.hear_all([f"startup/{rank}" for rank in ranks], Rank)]
 
         self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            self._sink.append_record(joined(GangRecord, control.hear_all(keys, WhoIAm), gang=self._gang))
+            told = control.hear_all(keys, Rank)
+            others = (replace(one, versions=None) if one.versions == who.versions else one for one in told[1:])
+            self._sink.append_record(GangRecord(gang=self._gang, ranks=(told[0], *others)))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")

@@ -11,7 +11,6 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
-from pytest_ddpscale.run.strict_json import each
 from tests.builders.tiny_site import tiny_thresholds
 from tests.integration.sites import QUICK, make_site, measured, session, verdicts_of
 
@@ -54,7 +53,7 @@ def test_what_is_interrupted_is_resumed_to_the_end(tmp_path: Path) -> None:
         FIRST: "rounds", SECOND: "interrupted",
     }  # fmt: skip
     assert verdicts_of(site)["outcome"] == "incomplete"
-    ranks = [pid for gang in gangs_by_number(run.read_records()).values() for pid in each(gang.pids, gang.world_size)]
+    ranks = [rank.pid for gang in gangs_by_number(run.read_records()).values() for rank in gang.ranks]
     assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
 
     first = blocks(run, FIRST)

@@ -46,6 +46,12 @@ def steps(*first: float) -> dict[str, str]:
     return {"step_s": base64.b64encode(step_bytes([*first, *[0.08] * (5 * GPUS - len(first))])).decode()}
 
 
+def gang(text: str) -> Change:
+    """Ranks in other places: ``host local_rank gpu, …``."""
+    places = [dict(zip(("host", "local_rank", "uuid"), one.split(), strict=True)) for one in text.split(", ")]
+    return changed("gang", ranks=[{"place": place | {"local_rank": int(place["local_rank"])}} for place in places])
+
+
 def moved(words: str) -> Change:
     """The first such line is by a gang that came later."""
     return after(changed(words, gang=1), lambda lines: more(*second_gang(lines))(lines))
@@ -114,15 +120,14 @@ REFUSED = COPIED | {
     again("timed pairs", turn=1): f"is turn 1 of {REDUCE}",
     again("timed send-recv-256mib@2", turn=7, seconds=1e-3): "is turn 7 of send-recv",
     # Gangs that share GPUs or names, or are not those of the plan.
-    changed("gang", devices=["GPU-0", "GPU-1", "GPU-1", "GPU-3"]): "has rank 2 on GPU-1, as rank 1; expected",
-    changed("gang", devices=["GPU-0", "GPU-1", "GPU-2", "cpu"]): "has ranks on 'cpu', but plan.json plans for cuda",
-    changed("gang", hosts=["n0"] * 4): "two ranks as local rank 0 of n0, on different nodes; expected a unique name",
-    changed("gang", hosts=["n0"] * 4, local_ranks=[0, 1, 2, 3]): "has probes on 1 hosts, but plan.json plans for 2",
-    changed("gang", hosts=["n0", "n0", "n0", "n1"], local_ranks=[0, 1, 2, 0]): "not numbered node by node",
-    changed("gang", local_ranks=[0, 1, 1, 0]): "not numbered node by node",
-    changed("gang", hosts=[*"abcd"], local_ranks=[0] * 4): "has 4 ranks on 4 hosts, but plan.json plans for 4 on 2",
-    changed("gang", hosts=[*"aabb", "b"], local_ranks=[0, 1, 0, 1, 2], devices=[f"GPU-{rank}" for rank in range(5)],
-            gpu_indices=None): "has 5 ranks on 2 hosts, but plan.json plans for 4 on 2",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-1, n1 1 GPU-3"): "has rank 2 on GPU-1, as rank 1; expected a separate",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-2, n1 1 cpu"): "has ranks on 'cpu', but plan.json plans for cuda",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n0 0 GPU-2, n0 1 GPU-3"): "two ranks as local rank 0 of n0, on different nodes",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n0 2 GPU-2, n0 3 GPU-3"): "has probes on 1 hosts, but plan.json plans for 2",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n0 2 GPU-2, n1 0 GPU-3"): "not numbered node by node",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n1 1 GPU-2, n1 0 GPU-3"): "not numbered node by node",
+    gang("a 0 GPU-0, b 0 GPU-1, c 0 GPU-2, d 0 GPU-3"): "has 4 ranks on 4 hosts, but plan.json plans for 4 on 2",
+    gang("a 0 GPU-0, a 1 GPU-1, b 0 GPU-2, b 1 GPU-3, b 2 GPU-4"): "has 5 ranks on 2 hosts, but plan.json plans for 4",
     # Telemetry that would vouch for GPUs that were not watched.
     after(without("timed no_sync@2 9"), without(LAST)): "round 9, which was not measured",
     changed("timed ddp@2", began_unix_s=1.0): "which was measured by other ranks or at another time",
@@ -226,7 +231,6 @@ def test_a_gang_of_fewer_nodes_measures_what_fits_one(tmp_path: Path) -> None:
 
     def lost(lines: Lines) -> Lines:
         own = [line for line in lines if line.get("study") == STUDY.id]
-        who = {name: said[:2] if isinstance(said, list) else said for name, said in lines[1].items()}
-        return [who, *absent("timed", 2, 3)(absent("seeded_step", 2, 3)(own))]
+        return [lines[1] | {"ranks": lines[1]["ranks"][:2]}, *absent("timed", 2, 3)(absent("seeded_step", 2, 3)(own))]
 
     assert read(tmp_path, lost, plan, is_watched=False).errors.keys() == {"pairs"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from itertools import product
 from pathlib import Path
@@ -11,13 +12,11 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES
 from pytest_ddpscale.run.run_opening import RunLock
-from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.verdicts import read_judgement
 from tests.rows import rows
-from tests.run.sound_run import STUDY, after, changed, read, refusal, write
+from tests.run.sound_run import STUDY, changed, read, refusal, write
 
 FILES = ("run.json", "plan.json", "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl")
 KINDS = ("a pipe", "a character device")
@@ -78,14 +77,17 @@ def test_times_that_no_clock_shows_are_refused(tmp_path: Path, moment: str, is_r
 
 
 def test_texts_are_escaped_where_they_are_read(tmp_path: Path) -> None:
-    error = changed(f"study_end {STUDY.id}", reason="error", message="rank 0 failed\n  stack\x1b[A")
-    run = write(tmp_path, after(changed("gang", device_names=NAME), error), noted={NAME: NAME})
-    assert gangs_by_number(run.read_records())[0].device_names == SHOWN
-    assert ended(run.read_records(), "error") == {STUDY.id: "rank 0 failed\n  stack\\x1b[A"}
+    change = changed(f"study_end {STUDY.id}", reason="error", message="rank 0 failed\n  stack\x1b[A")
+    run = write(tmp_path, change, noted={NAME: NAME})
+    assert read_evidence(run).errors == {STUDY.id: "rank 0 failed\n  stack\\x1b[A"}
     assert run.read_run().noted == {SHOWN: SHOWN}
 
 
-def test_a_host_may_be_named_by_a_null_character(tmp_path: Path) -> None:
+@rows(("name", "shown"), [(NAME, SHOWN), ("n\0", r"n\x00")])
+def test_a_host_may_have_any_name(tmp_path: Path, name: str, shown: str) -> None:
     """numpy cuts null characters off the end of a text, so that the host was another one here and there."""
-    evidence = read(tmp_path, changed("gang", hosts=["n\0", "n\0", "n1", "n1"]))
-    assert {*evidence.hosts} == evidence.columns.hosts == {r"n\x00", "n1"}
+    run = write(tmp_path)
+    lines = run.measurements_jsonl.read_text(encoding="utf-8")
+    run.measurements_jsonl.write_text(lines.replace('"n0"', json.dumps(name)), encoding="utf-8")
+    evidence = read_evidence(run)
+    assert {*evidence.hosts} == evidence.columns.hosts == {shown, "n1"}

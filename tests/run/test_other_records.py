@@ -11,16 +11,14 @@ import pytest
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
-from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
+from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
 
-WHO = GangRecord(
-    gang=0, hosts=("n1", "n1", "n2", "n2"), local_ranks=(0, 1, 0, 1), devices=tuple(f"GPU-{rank}" for rank in range(4))
-)
+WHO = gang_on(["n1", "n2"], 2, "GPU-{}")
 TRANSPORT: dict[str, Any] = {
     "kind": "transport", "study": "weak/r", "gang": 0, "ranks": [
         {

@@ -14,12 +14,13 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock, Value
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import RecordSink
-from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
+from tests.builders.records import gang_at
 from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
@@ -169,8 +170,8 @@ def stores(connected: list[TCPStore], request: pytest.FixtureRequest) -> list[St
 
 def gpus_of(written: Sequence[TelemetryBlock], devices: Sequence[str] = UUIDS) -> list[Telemetry]:
     """What was written, GPU by GPU."""
-    hosts, local_ranks = tuple(f"n{rank // PER_NODE + 1}" for rank in RANKS), tuple(rank % PER_NODE for rank in RANKS)
-    return telemetry_of(written, {0: GangRecord(gang=0, hosts=hosts, local_ranks=local_ranks, devices=tuple(devices))})
+    places = [Place(f"n{rank // PER_NODE + 1}", rank % PER_NODE, devices[rank]) for rank in RANKS]
+    return telemetry_of(written, {0: gang_at(places)})
 
 
 def part(rank: int, **changes: Any) -> RankBlock:

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
@@ -22,6 +22,7 @@ from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.judged import Rail, find_link_faults, rails_of
 from tests.builders.probes import pair_evidence
+from tests.builders.records import gang_at
 
 from .kept_records import KeptRecords, context_on_cpu
 
@@ -98,11 +99,7 @@ def measured(ranks: list[Rank]) -> tuple[list[str], Sequence[Rail]]:
     """What each rank returned, and what the first one wrote."""
     ended = [future.result(timeout=60) for future in started(ranks)]
     assert all(not rank.sink.records for rank in ranks[1:]), "only rank 0 writes"
-    hosts = tuple(rank.host for rank in ranks)
-    who = GangRecord(
-        gang=0, hosts=hosts, local_ranks=tuple(rank.control.local_rank for rank in ranks),
-        devices=tuple(rank.device.id for rank in ranks),
-    )  # fmt: skip
+    who = gang_at([Place(rank.host, rank.control.local_rank, rank.device.id) for rank in ranks])
     return ended, rails_of(pair_evidence([who, *ranks[0].sink.records]))
 
 
