@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,14 +19,17 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
+from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
+from pytest_ddpscale.run.rank_columns import Keeping
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    GangRecord,
     RoundEnd,
     SeededStep,
     SeededSteps,
+    StudyEnd,
     WorkloadFlops,
     gangs_by_number,
 )
@@ -34,8 +40,6 @@ from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_o
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import RankTransport, transports_of
-
-T = TypeVar("T")
 
 
 class Unread(NamedTuple):
@@ -54,7 +58,7 @@ class Unread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Keeping):
     """The plan of a run, its measurements and its errors.
 
     Attributes:
@@ -127,37 +131,23 @@ class Evidence:
         All are equal if most ranks could not repeat their own: then the model has an operation without a
         deterministic kernel, and different bits accuse nobody.
         """
-        return self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
+
+        def find_out() -> dict[int, str]:
+            steps, is_repeatable = self.seeded_steps.get(study_id, {}).values(), self.is_repeatable(study_id)
+            return {step.rank: step.checksum if is_repeatable else "not repeatable" for step in steps}
+
+        return self.once(("seeded", study_id), find_out)
 
     def is_repeatable(self, study_id: str) -> bool:
         """Whether most ranks repeated the seeded step of a study, so that their results can be compared."""
         steps = self.seeded_steps.get(study_id, {}).values()
         return 2 * sum(step.repeats for step in steps) > len(steps)
 
+    @cached_property
     def compared_alone(self) -> set[tuple[str, str]]:
         """Host and device of ranks whose own results some study compared, as most of its ranks repeated them."""
-        return self.once("compared alone", self._compared_alone)
-
-    def _compared_alone(self) -> set[tuple[str, str]]:
         studies = (steps for study, steps in self.seeded_steps.items() if self.is_repeatable(study))
         return {(place.host, place.uuid) for steps in studies for place in steps}
-
-    @cached_property
-    def _kept(self) -> dict[Hashable, Any]:
-        return {}
-
-    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
-        """A derived value that many requirements need, computed on first access of its unique key."""
-        if key not in self._kept:
-            self._kept[key] = find_out()
-        found: T = self._kept[key]
-        return found
-
-    def _seeded_checksums(self, study_id: str) -> dict[int, str]:
-        steps = self.seeded_steps.get(study_id, {}).values()
-        if not self.is_repeatable(study_id):
-            return dict.fromkeys((step.rank for step in steps), "not repeatable")
-        return {step.rank: step.checksum for step in steps}
 
 
 def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> Evidence:
@@ -168,39 +158,51 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         columns: the measurements in these records.
         records: all records.
     """
-    gangs = gangs_by_number(records).values()
+    said = defaultdict[type, list[Any]](list)
+    for one in records:
+        said[type(one)].append(one)
+    gangs = gangs_by_number(said[GangRecord])
+    places = {number: gang.places for number, gang in gangs.items()}
+    seeded, timed = dict[str, dict[Place, SeededStep]](), dict[str, dict[int, frozenset[str]]]()
+    for line in said[SeededSteps]:
+        seeded[line.study] = {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
+    for line in said[RoundEnd]:
+        timed.setdefault(line.study, {})[line.round] = frozenset(line.arms)
+    unread: dict[tuple[str, str, str], Unread] = {}
+    for block in said[Block]:
+        for name, reasons in block.unread.items():
+            told = zip(block.ranks.tolist(), each(reasons, len(block.ranks)), strict=True)
+            if lacking := [(rank, why) for rank, why in told if why]:
+                rank, why = lacking[0]
+                key = block.study, block.arm, name
+                first = unread.get(key, Unread(*key, places[block.gang][rank].host, rank, why, 0))
+                unread[key] = first._replace(blocks=first.blocks + len(lacking))
+    surveys, ranks_of_errors = surveys_of(records), dict[Place, None]()
+    if said[GpuErrors]:  # a gang that ended before it was announced had GPUs as surveyed
+        gpus = [(survey.host, gpu) for survey in surveys.values() for gpu in survey.gpus if gpu.local_rank is not None]
+        surveyed = [Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id) for host, gpu in gpus]
+        ranks_of_errors = dict.fromkeys([*surveyed, *chain(*places.values())])
     return Evidence(
         plan,
         columns,
-        ended(records, "error"),
-        flops_of(records),
-        seeded_steps_of(records),
-        timed_arms_of(records),
-        ended(records, "interrupted"),
-        sorted({host for gang in gangs for host in gang.hosts}),
-        unsupported_of(records),
-        surveys_of(records),
+        ended(said[StudyEnd], "error"),
+        {line.study: line.flops_per_sample for line in said[WorkloadFlops]},
+        seeded,
+        timed,
+        ended(said[StudyEnd], "interrupted"),
+        sorted({host for gang in gangs.values() for host in gang.hosts}),
+        {
+            line.arm: f"{places[line.gang][line.ranks[-1]].host}: {each(line.reasons, len(line.ranks))[-1]}"
+            for line in said[Unsupported]
+        },
+        surveys,
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
-        out_of_time=ended(records, "budget"),
-        unread=unread_of(records),
-        gpu_errors=gpu_errors_of(records),
-        ranks_of_errors=_ranks_of_errors(records),
+        out_of_time=ended(said[StudyEnd], "budget"),
+        unread=list(unread.values()),
+        gpu_errors=said[GpuErrors],
+        ranks_of_errors=list(ranks_of_errors),
     )
-
-
-def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
-    """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
-    if not gpu_errors_of(records):
-        return []
-    surveyed = [
-        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
-        for host, survey in surveys_of(records).items()
-        for gpu in survey.gpus
-        if gpu.local_rank is not None
-    ]
-    gangs = gangs_by_number(records).values()
-    return [*surveyed, *dict.fromkeys(place for gang in gangs for place in gang.places)]
 
 
 DIED = "the run died before or while measuring this: its end was not recorded"
@@ -309,53 +311,3 @@ def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
         if study is None or study.arm(one.arm) is None:
             raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
     return found
-
-
-def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, SeededStep]]:
-    """The seeded steps among records, by study and in rank order; the last line of a study counts."""
-    gangs, found = gangs_by_number(records), dict[str, dict[Place, SeededStep]]()
-    for line in records:
-        if isinstance(line, SeededSteps):
-            steps = sorted(line.ranks, key=lambda one: one.rank)
-            found[line.study] = {gangs[line.gang].ranks[one.rank].place: one for one in steps}
-    return found
-
-
-def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:
-    """Floating-point operations per sample of forward and backward pass, by study, if counted."""
-    return {one.study: one.flops_per_sample for one in records if isinstance(one, WorkloadFlops)}
-
-
-def timed_arms_of(records: Sequence[AnyRecord]) -> dict[str, dict[int, frozenset[str]]]:
-    """Names of the arms that each finished round timed, by study and round number."""
-    found: dict[str, dict[int, frozenset[str]]] = {}
-    for record in records:
-        if isinstance(record, RoundEnd):
-            found.setdefault(record.study, {})[record.round] = frozenset(record.arms)
-    return found
-
-
-def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Why arms could not be timed on a rank, by name."""
-    gangs = gangs_by_number(records)
-    return {
-        line.arm: f"{gangs[line.gang].ranks[line.ranks[-1]].place.host}: {each(line.reasons, len(line.ranks))[-1]}"
-        for line in records
-        if isinstance(line, Unsupported)
-    }
-
-
-def unread_of(records: Sequence[AnyRecord]) -> list[Unread]:
-    """Expected readings that blocks among the records lack, in the order of the first of each arm and reading."""
-    gangs, found = gangs_by_number(records), dict[tuple[str, str, str], Unread]()
-    for block in (one for one in records if isinstance(one, Block)):
-        for name, reasons in block.unread.items():
-            told = zip(block.ranks, each(reasons, len(block.ranks)), strict=True)
-            lacking = [(rank, why) for rank, why in told if why]
-            if lacking:
-                rank, why = lacking[0]
-                host = gangs[block.gang].ranks[rank].place.host
-                key = block.study, block.arm, name
-                first = found.get(key, Unread(*key, host, int(rank), why, 0))
-                found[key] = first._replace(blocks=first.blocks + len(lacking))
-    return list(found.values())

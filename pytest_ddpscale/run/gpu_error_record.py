@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pytest_ddpscale.run.strict_json import Count, Positive, Record
 
 
@@ -40,8 +38,3 @@ class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_er
     ranks: Positive
     errors: tuple[RankGpuError, ...]
     studies: tuple[str, ...] = ()
-
-
-def gpu_errors_of(records: Iterable[object]) -> list[GpuErrors]:
-    """All of them, in order."""
-    return [record for record in records if isinstance(record, GpuErrors)]
