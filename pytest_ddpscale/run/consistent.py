@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -20,18 +22,24 @@ from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import IntArray
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.place import CPU
+from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.run.run_record import studies_measured
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
 # What there is once for each arm and turn of a round, round or study.
-_ONCE = {Block: "block", RoundEnd: "round", SeededSteps: "seeded step", WorkloadFlops: "count of operations"}
+_ONCE = {
+    Block: "block", RoundEnd: "round", SeededSteps: "seeded step", WorkloadFlops: "count of operations",
+    TelemetryBlock: "telemetry",
+}  # fmt: skip
 
 
 def refuse_contradictions(
@@ -50,9 +58,9 @@ def refuse_contradictions(
         RunDirectoryError: the message has the line.
     """
     said = _Said(plan, records, is_imported, is_simulated)
-    for line, one in enumerate(records, 1):
+    for check, (line, one) in product((said.refuse, said.refuse_telemetry), enumerate(records, 1)):
         try:
-            said.refuse(line, one)
+            check(line, one)
         except ValueError as error:
             found, *expected = error.args
             if not expected:
@@ -74,11 +82,14 @@ class _Said:
         self._first: dict[tuple[object, ...], int] = {}  # line of what there is once
         self._gang_of: dict[str, int] = {}  # the first that measured a study
         self._launch_of: dict[int, int] = {}  # the first that a gang measured
-        self._worked = defaultdict[tuple[str, int], set[tuple[str, int]]](set)  # arms and turns, by study and round
+        self._worked = defaultdict[tuple[str, int], dict[tuple[str, int], Block]](
+            dict
+        )  # by study and round, arm and turn
+        self._measured = studies_measured(records)
         self._unable = defaultdict[str, set[int]](set)  # ranks, by probe
         for one in records:
             if isinstance(one, Block):
-                self._worked[one.study, one.round].add((one.arm, one.turn))
+                self._worked[one.study, one.round].setdefault((one.arm, one.turn), one)
             elif isinstance(one, Unsupported) and one.study == PROBES:
                 self._unable[one.arm].update(one.ranks)
 
@@ -89,7 +100,7 @@ class _Said:
             round_, turn = getattr(one, "round", 0), getattr(one, "turn", 0)
             if (first := self._first.setdefault((name, of, round_, turn), line)) != line:
                 raise ValueError(f"is another {name} {round_} of {of} than line {first}")
-        if isinstance(one, Block | Unsupported | RoundEnd):
+        if isinstance(one, Block | Unsupported | RoundEnd | ArmProfile):
             for arm in one.arms if isinstance(one, RoundEnd) else (one.arm,):
                 if (one.study, arm) not in self._arms:
                     raise ValueError(f"has {arm} of {one.study}, which plan.json does not plan")
@@ -110,6 +121,21 @@ class _Said:
             planned, ranks = np.full(layout.world_size, -1), np.array([step.rank for step in one.ranks])
             planned[list(study.ranks(study.arms, layout) if study else ())] = 0
             self._compare(planned, ranks, np.zeros_like(ranks), f"the seeded step of {one.study}")
+
+    def refuse_telemetry(self, line: int, one: AnyRecord) -> None:
+        """Telemetry is of a block with its ranks and times, or of one that its study has not finished: it is written
+        before the block."""
+        if not isinstance(one, TelemetryBlock):
+            return
+        of = f"is telemetry of {one.study}, {one.arm}, round {one.round}"
+        blocks = [block for (arm, _), block in self._worked[one.study, one.round].items() if arm == one.arm]
+        if not blocks:
+            if one.study in self._measured or (one.study, one.arm) not in self._arms:
+                raise ValueError(f"{of}, which was not measured")
+            return
+        timed, told = [(block.ranks, block.began_unix_s) for block in blocks], [(one.ranks, one.started_unix_s)]
+        if blocks[0].gang != one.gang or not np.array_equal(_times(timed), _times(told)):
+            raise ValueError(f"{of}, which was measured by other ranks or at another time")
 
     def _refuse_gang(self, one: GangRecord) -> None:
         """Each rank has its own GPU, else another one was not measured; nodes, which are judged separately, have unique
@@ -166,7 +192,7 @@ class _Said:
         timed, worked, unable = {*one.arms}, self._worked[one.study, one.round], self._unable.keys()
         due = {(arm, turn) for arm in timed for turn in range(turns[arm])}
         early = turns.keys() - timed - unable if one.round < FEWEST_ROUNDS else set()
-        absent = {arm for arm, _ in due - worked} - unable
+        absent = {arm for arm, _ in due - worked.keys()} - unable
         for arms, why in (
             (early, f"without {{}}, which has no {FEWEST_ROUNDS} rounds yet"),
             (() if self._is_simulated else absent, "of which {} was not recorded"),  # or all its ranks are missing
@@ -239,6 +265,13 @@ class _Said:
         absent[ranks] = False
         if absent.any() and not self._is_simulated:
             raise ValueError(f"lacks rank {_named(np.flatnonzero(absent))} of {what}")
+
+
+def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
+    """Ranks and start times of all turns, in order, (2, ranks)."""
+    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
+    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
+    return times[:, np.lexsort(times)]
 
 
 @lru_cache(maxsize=256)

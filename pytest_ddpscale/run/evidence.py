@@ -10,13 +10,10 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.gpu_error_record import GpuErrors
@@ -34,7 +31,7 @@ from pytest_ddpscale.run.records import (
     gangs_by_number,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
+from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
@@ -225,24 +222,24 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
-    ids = plan.study_ids
+    ids = [study.id for study in (*plan.timed, *plan.training_runs)]
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
     refuse_contradictions(run, plan, records, is_imported=is_imported, is_simulated=simulated)
+    blocks = [one for one in records if isinstance(one, Block)]
+    measured = {block.key for block in blocks}  # telemetry is written before its block, which may be missing
+    told = [one for one in records if isinstance(one, TelemetryBlock) and (one.study, one.arm, one.round) in measured]
     try:
-        training = trained_runs(plan, records)
-    except ValueError as error:
-        raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records, run.read_telemetry()), gangs)
-    try:
-        columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
-            evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan), training=training
+            evidence_of(plan, columns_of(blocks, gangs.values()), records),
+            training=trained_runs(plan, records),
+            telemetry=telemetry_columns_of(told, gangs),
+            profiles=latest_profiles(one for one in records if isinstance(one, ArmProfile)),
         )
     except ValueError as error:
-        raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
+        raise broken_file(run.measurements_jsonl, str(error)) from None
     if not is_imported:
         ended = ends_of(records)
         unfinished = {study: died for study in ids if study not in ended}
@@ -253,61 +250,3 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         else:
             evidence = replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)
     return evidence
-
-
-def _telemetry_of_blocks(
-    run: RunDirectory, plan: Plan, records: Sequence[AnyRecord], telemetry: Sequence[TelemetryBlock]
-) -> list[TelemetryBlock]:
-    """The telemetry of measured blocks.
-
-    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
-
-    Args:
-        run: its directory, for the message.
-        plan: what should have been measured.
-        records: its measurements.
-        telemetry: all lines of telemetry.jsonl.
-
-    Raises:
-        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
-            line.
-    """
-    timed: dict[tuple[str, str, int], list[Block]] = {}
-    for block in records:
-        if isinstance(block, Block):
-            timed.setdefault(block.key, []).append(block)
-    ended = studies_measured(records)
-    found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(telemetry, start=1):
-        key = one.study, one.arm, one.round
-        of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
-        if blocks is None:
-            if one.study in ended or plan.arm(one.study, one.arm) is None:
-                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
-            continue
-        measured = [(block.ranks, block.began_unix_s) for block in blocks]
-        if blocks[0].gang != one.gang or not np.array_equal(
-            _times(measured), _times([(one.ranks, one.started_unix_s)])
-        ):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
-        if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
-        found[key] = one
-    return list(found.values())
-
-
-def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
-    """Ranks and start times of all turns, in order, (2, ranks)."""
-    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
-    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
-    return times[:, np.lexsort(times)]
-
-
-def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
-    """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
-    found = latest_profiles(run.read_profiles())
-    for one in found:
-        study = plan.study(one.study)
-        if study is None or study.arm(one.arm) is None:
-            raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
-    return found

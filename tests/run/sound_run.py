@@ -27,7 +27,6 @@ Lines = list[Any]
 Change = Callable[[Lines], Lines]
 GPUS, ROUNDS = 4, FEWEST_ROUNDS + 2
 DIGITS = 16  # of a checksum
-FILES = ("measurements.jsonl", "telemetry.jsonl")
 
 
 @cache
@@ -46,12 +45,11 @@ ARMS = [arm.name for arm in STUDY.arms]
 
 
 @cache
-def _written(gpus: int) -> dict[str, str]:
+def _written(gpus: int) -> str:
     with TemporaryDirectory() as folder:
         run, cluster = RunDirectory.create(Path(folder) / "run"), _cluster(gpus)
         write_simulated_run(run, cluster, SimulatedRun(plan_of(gpus), cluster.performance, faults(gpus=gpus), 1))
-        texts = {name: (run.path / name).read_text("utf-8") for name in FILES}
-    return {name: text.replace("SIM-", "GPU-").replace("simulated-", "n") for name, text in texts.items()}
+        return run.measurements_jsonl.read_text("utf-8").replace("SIM-", "GPU-").replace("simulated-", "n")
 
 
 def write(
@@ -62,10 +60,9 @@ def write(
     run = RunDirectory.create(Path(mkdtemp(dir=folder)) / "run")
     run.write_json(run.run_json, as_json(run_record(sku=plan.sku)) | run_json)
     run.write_json(run.plan_json, plan)
-    for name in FILES[: 1 + is_watched]:
-        lines = [json.loads(line) for line in _written(plan.world_size)[name].splitlines()]
-        text = "".join(json.dumps(line) + "\n" for line in (change(lines) if name == FILES[0] else lines))
-        (run.path / name).write_text(text, encoding="utf-8")
+    lines = change([json.loads(line) for line in _written(plan.world_size).splitlines()])
+    said = [line for line in lines if is_watched or not is_line(line, "telemetry")]
+    run.measurements_jsonl.write_text("".join(json.dumps(line) + "\n" for line in said), encoding="utf-8")
     return run
 
 

@@ -92,7 +92,7 @@ def test_the_latest_profiles_of_planned_arms_are_evidence(tmp_path: Path) -> Non
     run.append_records([first, again])
     assert read_evidence(run).profiles == (again,)
     run.append_records([ArmProfile(study=STUDY.id, arm="ddp@64", gang=0, rank=0, problem="c")])
-    with pytest.raises(RunDirectoryError, match=r"profiles\.jsonl: has ddp@64 of weak/resnet152"):
+    with pytest.raises(RunDirectoryError, match="has ddp@64 of weak/resnet152-fp16, which plan"):
         read_evidence(run)
 
 

@@ -18,7 +18,7 @@ from pytest_ddpscale.run.verdicts import read_judgement
 from tests.rows import rows
 from tests.run.sound_run import STUDY, changed, read, refusal, write
 
-FILES = ("run.json", "plan.json", "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl")
+FILES = ("run.json", "plan.json", "measurements.jsonl")
 KINDS = ("a pipe", "a character device")
 NAME, SHOWN = "\x1b[2Jn\n1\u202e", r"\x1b[2Jn\n1\u202e"
 
