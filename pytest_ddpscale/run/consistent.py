@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.place import CPU
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.readings import STEP_S
@@ -82,9 +81,8 @@ class _Said:
         self._first: dict[tuple[object, ...], int] = {}  # line of what there is once
         self._gang_of: dict[str, int] = {}  # the first that measured a study
         self._launch_of: dict[int, int] = {}  # the first that a gang measured
-        self._worked = defaultdict[tuple[str, int], dict[tuple[str, int], Block]](
-            dict
-        )  # by study and round, arm and turn
+        # Blocks of each study and round, by arm and turn.
+        self._worked = defaultdict[tuple[str, int], dict[tuple[str, int], Block]](dict)
         self._measured = studies_measured(records)
         self._unable = defaultdict[str, set[int]](set)  # ranks, by probe
         for one in records:
@@ -96,14 +94,14 @@ class _Said:
     def refuse(self, line: int, one: AnyRecord) -> None:
         """All checks of a line; all earlier lines have passed theirs."""
         if name := _ONCE.get(type(one)):
-            of = ", ".join(getattr(one, part) for part in ("study", "arm") if hasattr(one, part))
-            round_, turn = getattr(one, "round", 0), getattr(one, "turn", 0)
+            study, arm, round_, turn = (getattr(one, part, 0) for part in ("study", "arm", "round", "turn"))
+            of = f"{study}, {arm}" if arm else study
             if (first := self._first.setdefault((name, of, round_, turn), line)) != line:
                 raise ValueError(f"is another {name} {round_} of {of} than line {first}")
         if isinstance(one, Block | Unsupported | RoundEnd | ArmProfile):
-            for arm in one.arms if isinstance(one, RoundEnd) else (one.arm,):
-                if (one.study, arm) not in self._arms:
-                    raise ValueError(f"has {arm} of {one.study}, which plan.json does not plan")
+            for timed in one.arms if isinstance(one, RoundEnd) else (one.arm,):
+                if (one.study, timed) not in self._arms:
+                    raise ValueError(f"has {timed} of {one.study}, which plan.json does not plan")
         if isinstance(one, RoundEnd):
             self._refuse_round(one)
         elif isinstance(one, Block):
@@ -133,8 +131,10 @@ class _Said:
             if one.study in self._measured or (one.study, one.arm) not in self._arms:
                 raise ValueError(f"{of}, which was not measured")
             return
-        timed, told = [(block.ranks, block.began_unix_s) for block in blocks], [(one.ranks, one.started_unix_s)]
-        if blocks[0].gang != one.gang or not np.array_equal(_times(timed), _times(told)):
+        timed = np.concatenate([(block.ranks, block.each("began_unix_s")) for block in blocks], axis=1)
+        told = np.stack([np.asarray(one.ranks), np.broadcast_to(one.started_unix_s, len(one.ranks))])
+        in_order, its = (times[:, np.lexsort(times)] for times in (timed, told))
+        if blocks[0].gang != one.gang or not np.array_equal(in_order, its):
             raise ValueError(f"{of}, which was measured by other ranks or at another time")
 
     def _refuse_gang(self, one: GangRecord) -> None:
@@ -265,13 +265,6 @@ class _Said:
         absent[ranks] = False
         if absent.any() and not self._is_simulated:
             raise ValueError(f"lacks rank {_named(np.flatnonzero(absent))} of {what}")
-
-
-def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
-    """Ranks and start times of all turns, in order, (2, ranks)."""
-    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
-    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
-    return times[:, np.lexsort(times)]
 
 
 @lru_cache(maxsize=256)
