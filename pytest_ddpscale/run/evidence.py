@@ -176,8 +176,8 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
                 unread[key] = first._replace(blocks=first.blocks + len(lacking))
     surveys, ranks_of_errors = surveys_of(records), dict[Place, None]()
     if said[GpuErrors]:  # a gang that ended before it was announced had GPUs as surveyed
-        gpus = [(survey.host, gpu) for survey in surveys.values() for gpu in survey.gpus if gpu.local_rank is not None]
-        surveyed = [Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id) for host, gpu in gpus]
+        seen = [(survey.host, gpu) for survey in surveys.values() for gpu in survey.gpus]
+        surveyed = [gpu.on(host) for host, gpu in seen if gpu.local_rank is not None]
         ranks_of_errors = dict.fromkeys([*surveyed, *chain(*places.values())])
     return Evidence(
         plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Count, Positive, Record
 
 
@@ -9,16 +10,14 @@ class RankGpuError(Record, frozen=True, kw_only=True):
     """One rank.
 
     Attributes:
-        device: UUID of its GPU; empty if the rank could not tell it.
+        place: without UUID and index if the rank could not tell them.
         error: ``CUDA error: unspecified launch failure``.
         study: that it measured; None between studies, like `arm`.
         peers: number of other ranks that did the same work at the same time.
     """
 
-    host: str
-    local_rank: Count
+    place: Place
     error: str
-    device: str = ""
     study: str | None = None
     arm: str | None = None
     peers: Count = 0

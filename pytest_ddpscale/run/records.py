@@ -109,13 +109,11 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
         arm: name of the arm.
         first_block_s: from the construction of the arm to the end of its first steps: compilation, cuDNN's choice of
             algorithms, NCCL's connections. Kept apart from steady state.
-        steps_per_block: number of steps in its timed blocks.
     """
 
     study: str
     arm: str
     first_block_s: Seconds
-    steps_per_block: Positive
 
 
 class SeededStep(Record, frozen=True, kw_only=True):
@@ -144,11 +142,10 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
-    """Floating-point operations per sample of forward and backward pass of a study's model, and their counter."""
+    """Floating-point operations per sample of forward and backward pass of a study's model."""
 
     study: str
     flops_per_sample: Annotated[float, Meta(gt=0, le=1e18)]
-    counter: str
 
 
 class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):

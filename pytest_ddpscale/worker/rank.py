@@ -283,9 +283,7 @@ class GangMember:
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
             steps = steps_for_block(_usual_step_s(latest), study.block_s, steps_at_once(study, arm))
-            self._sink.append_record(
-                WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s, steps_per_block=steps)
-            )
+            self._sink.append_record(WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s))
             self._control.say(f"{key}/steps", steps)
 
 

@@ -81,8 +81,6 @@ def test_the_gpu_is_at_rest_and_nobody_elses(surveyed: SurveyedGpu) -> None:
     assert surveyed.processes == ()
     assert surveyed.temperature_c is not None
     assert 10 <= surveyed.temperature_c <= 90
-    assert surveyed.sm_clock_max_mhz is not None
-    assert 500 <= surveyed.sm_clock_max_mhz <= 5000
     assert surveyed.power_limit_w is not None
     assert 50 <= surveyed.power_limit_w <= 2000
 
