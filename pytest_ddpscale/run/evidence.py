@@ -305,8 +305,7 @@ def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
     """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
     found = latest_profiles(run.read_profiles())
     for one in found:
-        study = plan.study(one.study)
-        if study is None or study.arm(one.arm) is None:
+        if plan.study(one.study) is None or plan.arm(one.study, one.arm) is None:
             raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
     return found
 
