@@ -25,8 +25,7 @@ from msgspec import Struct
 from pytest_ddpscale.judge.rounds import GIGA, TERA
 from pytest_ddpscale.judge.values import Missing, Values, Why, why_broken
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.rank_pairs import Ranks
+from pytest_ddpscale.plan.layout import Layout, Ranks
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence

@@ -101,8 +101,8 @@ def find_link_faults(rails: Sequence[Rail], device_type: DeviceType, excused: Se
     standings = told.standings
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
-    found = [told.node_fault(node) for node in standings.suspect_nodes if standings.is_confirmed_node(node)]
-    found += [told.link_fault(pair) for pair in standings.suspect_links if standings.is_confirmed_link(pair)]
+    found = [told.node_fault(node) for node in standings.confirmed_nodes]
+    found += [told.link_fault(pair) for pair in standings.confirmed_links]
     slow = [fault for _, fault in sorted(found, key=lambda one: (one[1].kind != "node", one[0], one[1].hosts))]
     return slow + [told.stalling_node(node) for node in standings.stalls.named]
 
@@ -170,11 +170,11 @@ class _NodePairs:
         ]
         self.standings = Standings(results, slow_share)
         self._results = results
-        self._fast = [result for result in results if self.standings.is_fast(result)]
+        self._fast = [result for result in results if result.gbps >= self.standings.slow_below_gbps]
 
     def node_fault(self, node: int) -> tuple[float, Culprit]:
         """Median GB/s of the slow results of a node, and the node as a culprit."""
-        slow, partners = self.standings.with_good_partners(node), self.standings.partners(node)
+        slow, partners = self.standings.with_good[node], self.standings.partners[node]
         end, rails = self._slow_end(slow, node)
         among = [result.gbps for result in self._fast if partners.issuperset(result.nodes)]
         between = f"with {_listed([self._hosts[partner] for partner in sorted(partners)])}"
@@ -188,7 +188,7 @@ class _NodePairs:
 
     def link_fault(self, pair: NodePair) -> tuple[float, Culprit]:
         """Median GB/s of the slow results of a link, and the link as a culprit."""
-        slow = self.standings.of_pair(pair)
+        slow = self.standings.of_pair[pair]
         (end, rails), (peer, _) = (self._slow_end(slow, node) for node in pair)
         slow_gbps = statistics.median(result.gbps for result in slow)
         evidence = (

@@ -112,8 +112,9 @@ def margin_text(verdict: Verdict) -> str:
 
     A count, such as the nodes that pass a check, cannot exceed its bound, so a margin of zero is left out.
     """
-    margin = verdict.margin
-    if margin is None or (margin == 0 and not METRICS[verdict.metric].errs_by_chance):
+    margin, definition = verdict.margin, METRICS[verdict.metric]
+    is_count = definition.subject in ("check", "node") or definition.only_bound is not None
+    if margin is None or (margin == 0 and is_count):
         return ABSENT
     decimals = 1
     if margin < 0:

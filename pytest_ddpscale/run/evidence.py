@@ -233,11 +233,14 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         training = trained_runs(plan, records)
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
-            evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan), training=training
+            evidence_of(plan, columns, records),
+            telemetry=telemetry,
+            profiles=latest_profiles(one for one in records if isinstance(one, ArmProfile)),
+            training=training,
         )
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
@@ -253,9 +256,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     return evidence
 
 
-def _telemetry_of_blocks(
-    run: RunDirectory, plan: Plan, records: Sequence[AnyRecord], telemetry: Sequence[TelemetryBlock]
-) -> list[TelemetryBlock]:
+def _telemetry_of_blocks(run: RunDirectory, plan: Plan, records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
     """The telemetry of measured blocks.
 
     Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
@@ -263,8 +264,7 @@ def _telemetry_of_blocks(
     Args:
         run: its directory, for the message.
         plan: what should have been measured.
-        records: its measurements.
-        telemetry: all lines of telemetry.jsonl.
+        records: all lines.
 
     Raises:
         RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
@@ -276,20 +276,22 @@ def _telemetry_of_blocks(
             timed.setdefault(block.key, []).append(block)
     ended = studies_measured(records)
     found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(telemetry, start=1):
+    for line, one in enumerate(records, start=1):
+        if not isinstance(one, TelemetryBlock):
+            continue
         key = one.study, one.arm, one.round
         of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
         if blocks is None:
             if one.study in ended or plan.arm(one.study, one.arm) is None:
-                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+                raise broken_file(run.measurements_jsonl, f"{of}, which was not measured")
             continue
         measured = [(block.ranks, block.began_unix_s) for block in blocks]
         if blocks[0].gang != one.gang or not np.array_equal(
             _times(measured), _times([(one.ranks, one.started_unix_s)])
         ):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
+            raise broken_file(run.measurements_jsonl, f"{of}, which was measured by other ranks or at another time")
         if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
+            raise broken_file(run.measurements_jsonl, f"{of}, which an earlier line has already")
         found[key] = one
     return list(found.values())
 
@@ -299,16 +301,6 @@ def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
     began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
     times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
     return times[:, np.lexsort(times)]
-
-
-def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
-    """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
-    found = latest_profiles(run.read_profiles())
-    for one in found:
-        study = plan.study(one.study)
-        if study is None or study.arm(one.arm) is None:
-            raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
-    return found
 
 
 def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, SeededStep]]:

@@ -16,6 +16,7 @@ from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import (
     Count,
+    Positive,
     Record,
     Seconds,
     UnixSeconds,
@@ -190,3 +191,25 @@ def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
         raise ValueError(
             f"ranks has {len(ranks)} values, but {len(ranks) - twice} different ones; expected each rank once"
         )
+
+
+class RankMemory(Record, frozen=True, kw_only=True):
+    """Peak memory of one rank, in bytes.
+
+    Attributes:
+        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
+            CUDA's context. CPU: peak resident set minus shared pages.
+        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
+        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
+    """
+
+    own_bytes: Count
+    shared_bytes: Count = 0
+    total_bytes: Positive | None = None
+
+
+class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
+    """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
+
+    study: str
+    ranks: tuple[RankMemory, ...]

@@ -1,4 +1,4 @@
-"""Telemetry of GPUs while an arm was timed: its quantities, the lines of telemetry.jsonl, and columns in memory.
+"""Telemetry of GPUs while an arm was timed: its quantities, its records, and columns in memory.
 
 `GpuReadings` declares each quantity once; its type says what the quantity is and what values are possible.
 """
@@ -81,8 +81,8 @@ class GpuReadings(Record, frozen=True, kw_only=True):
 READINGS = GpuReadings.__struct_fields__
 
 
-class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
-    """Telemetry of one arm, or of one probe, in one round: a line of telemetry.jsonl.
+class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", tag="telemetry"):
+    """Telemetry of one arm, or of one probe, in one round; written before its blocks.
 
     Attributes:
         study: id of the study.

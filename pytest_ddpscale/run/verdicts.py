@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
@@ -15,6 +16,7 @@ from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.run_directory import broken_file, read_file
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
@@ -294,6 +296,8 @@ class Judgement:
             a reference passed, or if any shows such a loss.
         not_selected: number of the SKU's requirements that no selected test item judges.
         unfinished: whether measuring was interrupted or killed, so that ``--ddp-resume`` can measure the rest.
+        requirements: those that the verdicts rest on, compiled, in JSON types (`thresholds.cases`).
+        requirements_sha256: their digest.
         causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
@@ -316,12 +320,18 @@ class Judgement:
     not_selected: int = 0
     unfinished: bool = False
     causes: tuple[CauseRecord, ...] = ()
+    requirements: tuple[dict[str, Any], ...] = ()
+    requirements_sha256: str = ""
     schema_version: Literal[7] = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
         blockers = (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
         object.__setattr__(self, "blockers", blockers)
+        digest = hashlib.sha256(strict_json(self.requirements).encode()).hexdigest()
+        if self.requirements_sha256 not in ("", digest):
+            raise ValueError("requirements changed since they were judged by")
+        object.__setattr__(self, "requirements_sha256", digest)
 
     @property
     def accepts(self) -> bool:

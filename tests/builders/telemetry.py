@@ -31,10 +31,10 @@ class Telemetry(GpuReadings, frozen=True):
     device: str
 
 
-def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
+def telemetry_of(records: Iterable[object], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
     """Records GPU by GPU."""
     found = []
-    for block in blocks:
+    for block in (one for one in records if isinstance(one, TelemetryBlock)):
         columns = [each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
             at = gangs[block.gang].ranks[rank].place

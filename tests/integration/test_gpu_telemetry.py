@@ -60,9 +60,8 @@ def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> Telemetry
 
 def training(gpu_run: GpuRun) -> list[Telemetry]:
     """Telemetry of the blocks in which a model was trained."""
-    run = gpu_run.directory
-    gangs = gangs_by_number(run.read_records())
-    found = [one for one in telemetry_of(run.read_telemetry(), gangs) if one.study.startswith("weak/")]
+    records = gpu_run.directory.read_records()
+    found = [one for one in telemetry_of(records, gangs_by_number(records)) if one.study.startswith("weak/")]
     assert len(found) == len(gpu_run.plan.studies) * 2 * ROUNDS
     return found
 
@@ -107,7 +106,7 @@ def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: Torch
     run = gpu_run.directory
     trained = [(one.study, one.arm, one.round, one.rank) for one in measurements_in(run)]
     probed = [(one.study, one.probe, one.round, one.rank) for one in probes_of(run.read_records())]
-    telemetry = telemetry_of(run.read_telemetry(), gangs_by_number(run.read_records()))
+    telemetry = telemetry_of(run.read_records(), gangs_by_number(run.read_records()))
     assert trained
     assert probed
     assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == sorted(trained + probed)

@@ -77,7 +77,7 @@ class Stage:
         stage = self
 
         def measures(record: AnyRecord) -> None:
-            for kept in owner.keep(b"measurements.jsonl " + line_of(record)):
+            for kept in owner.keep(line_of(record)):
                 owner.hear(kept)
 
         class Scripted:
@@ -218,11 +218,9 @@ def test_what_is_no_record_is_kept_and_passed_over(stage: Stage) -> None:
     """The judge refuses it later, and says which line it is."""
     supervisor = Supervisor(Launch(slurm(), {}), stage.run, Limits())
     end = StudyEnd("weak/r", "rounds")
-    lines = b'measurements.jsonl garbage\ntelemetry.jsonl {"kind":"telemetry"}\nmeasurements.jsonl [1]\nodd.json {}\n'
-    assert supervisor.keep(lines + b"measurements.jsonl " + line_of(end)) == [end]
-    assert stage.run.measurements_jsonl.read_bytes() == b"garbage\n[1]\n" + line_of(end)
-    assert stage.run.telemetry_jsonl.read_bytes() == b'{"kind":"telemetry"}\n'
-    assert not (stage.run.path / "odd.json").exists()
+    lines = b'garbage\n{"kind":"telemetry"}\n[1]\n' + line_of(end)
+    assert supervisor.keep(lines) == [end]
+    assert stage.run.measurements_jsonl.read_bytes() == lines
 
 
 def test_only_agents_that_do_not_share_our_environment_are_told_of_it(stage: Stage, monkeypatch: Any) -> None:

@@ -145,8 +145,13 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     ),
     "a broken baseline": (with_file("measured/baseline.json", "[" * 100_000), JUDGE, ("measured/baseline.json: ",)),
     "an unknown key": (
-        with_thresholds("bound: 0.96", "buond: 0.96"), JUDGE,
-        (f"/thresholds.yaml:{WEAK_8_LINE}: ", "unknown key", "did you mean 'bound'"),
+        with_thresholds("bound: 0.96", "buond: 0.96"), f"{JUDGE} --thresholds=thresholds.yaml",
+        (f"thresholds.yaml:{WEAK_8_LINE}: ", "unknown key", "did you mean 'bound'"),
+    ),
+    "other thresholds than the run began with": (
+        with_thresholds("bound: 0.96", "bound: 0.95"), JUDGE,
+        ("/thresholds.yaml: is gone or has changed since the run began; expected the same file (sha256 ",
+         "Restore it, or name the file to judge by with --thresholds."),
     ),
     "a folder of thresholds": (
         as_it_is, "--gpu-sku=tested --thresholds=acceptance",

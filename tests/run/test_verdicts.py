@@ -54,6 +54,15 @@ def test_json_has_a_schema_version() -> None:
     assert as_json(Judgement("cpu", "partial", "", ()))["schema_version"] == 7
 
 
+def test_a_requirement_that_was_edited_is_told(tmp_path: Path) -> None:
+    data = as_json(Judgement("cpu", "partial", "", (), requirements=({"bound": 0.96},)))
+    data["requirements"][0]["bound"] = 0.9
+    file = tmp_path / "verdicts.json"
+    file.write_text(strict_json(data), encoding="utf-8")
+    with pytest.raises(RunDirectoryError, match="requirements changed since they were judged by"):
+        read_judgement(file)
+
+
 @rows(
     ("bound", "value", "margin"),
     [
