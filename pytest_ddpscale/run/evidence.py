@@ -16,7 +16,7 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
+from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -184,17 +184,17 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         post_mortems=post_mortems_of(records),
         out_of_time=ended(records, "budget"),
         unread=unread_of(records),
-        gpu_errors=gpu_errors_of(records),
+        gpu_errors=[record for record in records if isinstance(record, GpuErrors)],
         ranks_of_errors=_ranks_of_errors(records),
     )
 
 
 def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
     """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
-    if not gpu_errors_of(records):
+    if not any(isinstance(record, GpuErrors) for record in records):
         return []
     surveyed = [
-        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        gpu.on(host)
         for host, survey in surveys_of(records).items()
         for gpu in survey.gpus
         if gpu.local_rank is not None

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import field
 
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Record, UnixSeconds, decode
 
 STUDY_ID = "survey"
@@ -102,6 +103,10 @@ class SurveyedGpu(Record, frozen=True):
     nvlinks: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
+
+    def on(self, host: str) -> Place:
+        """Its place."""
+        return Place(host, self.local_rank, self.uuid, self.index, self.pci_bus_id)
 
 
 class InfiniBandPort(Record, frozen=True):

@@ -56,6 +56,7 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
     return telemetry_columns_of(blocks, gangs)
 
 
-def flags_of(window: Telemetry) -> tuple[str, ...]:
-    """What is conspicuous about a window, in order."""
+def flags_of(readings: GpuReadings) -> tuple[str, ...]:
+    """What is conspicuous about a GPU, in order."""
+    window = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-0", **{name: getattr(readings, name) for name in READINGS})
     return tuple(flag for flag, raised in devices.flags(columns_of_telemetry([window])).items() if raised[0])

@@ -25,6 +25,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -242,10 +243,9 @@ def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(s
 
 
 def gpu_error(study: str | None, arm: str | None = None) -> GangEnd:
-    error = RankGpuError(
-        host="n2", local_rank=1, device="GPU-7", error="CUDA error: unspecified launch failure", study=study, arm=arm
-    )
-    return GangEnd(None, "rank 3 on n2, GPU 7 (GPU-7), failed", gpu_errors=(error,))
+    place, error = Place("n2", 1, "GPU-7"), "CUDA error: unspecified launch failure"
+    ended = RankGpuError(place=place, error=error, study=study, arm=arm)
+    return GangEnd(None, "rank 3 on n2, GPU 7 (GPU-7), failed", gpu_errors=(ended,))
 
 
 def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage) -> None:
@@ -256,7 +256,7 @@ def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage
     )
     found = [one for one in stage.run.read_records() if isinstance(one, GpuErrors)]
     assert [(one.gang, one.ranks, one.studies) for one in found] == [(0, 6, ("weak/r",)), (1, 6, ("strong/r",))]
-    assert [(error.device, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
+    assert [(error.place.uuid, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
 
 
 def test_a_gang_that_a_gpu_ends_before_its_first_study_is_tried_once_more(stage: Stage) -> None:

@@ -17,6 +17,7 @@ from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
@@ -155,7 +156,7 @@ class TestSetAside:
         }
 
     def test_moves_errors_of_gpus_which_may_have_been_replaced(self, run: RunDirectory) -> None:
-        error = RankGpuError(host="n1", local_rank=0, error="CUDA error: unspecified launch failure")
+        error = RankGpuError(place=Place("n1", 0), error="CUDA error: unspecified launch failure")
         run.append_record(GpuErrors(gang=0, ranks=2, errors=(error,), studies=("weak/missing",)))
         read_resumption(run).set_aside()
         assert not any(isinstance(record, GpuErrors) for record in run.read_records())
