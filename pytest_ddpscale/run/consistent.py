@@ -26,10 +26,12 @@ from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedRun
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
+_BY_ONE_GANG = Block | SeededSteps | OfTraining
 _MOST_NAMED = 4  # ranks in one message
 
 
@@ -86,7 +88,7 @@ class _Said:
                 self._layouts[one.gang] = Layout(nodes, max(1, one.world_size // nodes))
             if isinstance(one, OfRanks):
                 self._launch_of.setdefault(one.gang, plan.launch_of(one.study))
-            if isinstance(one, Block | SeededSteps):
+            if isinstance(one, _BY_ONE_GANG):
                 self._gang_of.setdefault(one.study, one.gang)
             if isinstance(one, Block):
                 self._worked[one.study, one.round].add((one.arm, one.turn))
@@ -193,6 +195,9 @@ class _Said:
     def by_gangs(self, one: AnyRecord) -> None:
         """One gang measures all rounds of a study, because others may have other software, devices or memory placement,
         and it measures one launch. A study whose gang ended is measured from its first round again, or not at all."""
+        if isinstance(one, _BY_ONE_GANG) and self._gang_of[one.study] != one.gang:
+            first = self._gang_of[one.study]
+            raise ValueError(f"has {one.study} measured by gang {one.gang}, as well as by gang {first}")
         if not isinstance(one, OfRanks):
             return
         hosts, launch = self._layouts[one.gang].nodes, self._plan.launch_of(one.study)
@@ -201,9 +206,6 @@ class _Said:
         if self._launch_of[one.gang] != launch and not self._is_simulated:
             found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}"
             raise ValueError(f"{found}, which measured launch {self._launch_of[one.gang]}")
-        first = self._gang_of.get(one.study)
-        if isinstance(one, Block | SeededSteps) and first != one.gang:
-            raise ValueError(f"has {one.study} measured by gang {one.gang}, as well as by gang {first}")
 
     def by_ranks(self, one: AnyRecord) -> None:
         """The planned groups of ranks worked; steps are there, checksums of replicas, and whether data was right."""
@@ -267,7 +269,9 @@ def _key(one: AnyRecord) -> tuple[str, str, int, int] | None:
         return "block", f"{one.study}, {one.arm}", one.round, one.turn
     if isinstance(one, RoundEnd):
         return "round", one.study, one.round, 0
-    return (type(one).__name__, one.study, 0, 0) if isinstance(one, SeededSteps | WorkloadFlops) else None
+    if isinstance(one, SeededSteps | WorkloadFlops | TrainedRun | LaunchTime):
+        return type(one).__name__, one.study, 0, 0
+    return None
 
 
 @lru_cache(maxsize=256)
