@@ -21,9 +21,8 @@ from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
-from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judged
 
 Recorded = Literal["added", "replaced", "known"]
 

@@ -25,10 +25,9 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.run_opening import open_judged, read_judged
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
