@@ -13,10 +13,10 @@ import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import as_json
-from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
     GangRecord,
+    GpuErrors,
     Lost,
     RoundEnd,
     SeededSteps,

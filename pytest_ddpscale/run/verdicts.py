@@ -16,7 +16,7 @@ from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.run_directory import JUDGED, RunDirectory, broken_file, read_file
-from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
+from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.waiver import Waiver
 
@@ -147,8 +147,7 @@ class Verdict:
         units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
         object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
         if self.value is not None:
-            difference = self.value - self.bound_value
-            better = difference if "at_least" in self.bound else -difference
+            better = self.value - self.bound_value if "at_least" in self.bound else self.bound_value - self.value
             object.__setattr__(self, "margin", better / self.bound_value)
 
     @property
@@ -327,12 +326,6 @@ class Judgement:
     def other_notes(self) -> tuple[str, ...]:
         """The run's notes without that one, which reports show elsewhere."""
         return tuple(note for note in self.notes if note != self.unseen_loss)
-
-    @property
-    def notes_of_judging(self) -> dict[str, str]:
-        """Notes by key of the session that judged an earlier run, such as who did."""
-        noted = (key for key in self.basis if key.startswith(JUDGED_NOTE))
-        return {key.removeprefix(JUDGED_NOTE): self.basis[key] for key in noted}
 
     @property
     def waived(self) -> list[Verdict]:
