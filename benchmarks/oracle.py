@@ -46,7 +46,6 @@ from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
 from oracle_runs import edit, measure_as_sessions_do, unfit
 
 ROOT = Path(__file__).resolve().parents[1]
-THRESHOLDS = ROOT / "thresholds.yaml"
 DATA = ROOT / "benchmarks" / "oracle"
 LAB_YAML = str(DATA / "thresholds" / "lab.yaml")
 LAB = f"--thresholds={LAB_YAML} --gpu-sku"
@@ -56,7 +55,7 @@ CHAINS = [dict(line.split(maxsplit=1) for line in chain.splitlines()) for chain 
 RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
 SIMULATED = ("-16-nodes", "-lost-gpu", "-simulated")
-MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json", "suite.json")
+MEASURED = ("plan.json", "run.json", "measurements.jsonl", "baseline.json", "suite.json")
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|\+00:00|Z)?", "TIME"),
     (r"\b\d{4}-\d\d-\d\d\b", "DAY"),
@@ -99,11 +98,11 @@ def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
         unpack(name)
-        record = json.loads(Path(name, "run.json").read_text())
-        today = hashlib.sha256(THRESHOLDS.read_bytes()).hexdigest()  # they are judged by, whatever the run began with
-        Path(name, "run.json").write_text(
-            json.dumps(record | {"thresholds": {"path": str(THRESHOLDS), "sha256": today}})
-        )
+        file = Path(name, "run.json")
+        record = json.loads(file.read_text())
+        sha256 = hashlib.sha256((ROOT / "thresholds.yaml").read_bytes()).hexdigest()
+        record["thresholds"] |= {"path": f"{ROOT}/thresholds.yaml", "sha256": sha256}  # its own file is gone
+        file.write_text(json.dumps(record))
         return
     command, *edits = RUNS[name].split(" | ")
     before = partial(measure_as_sessions_do, Path(f"{name}.looks")) if command.startswith("session") else None

@@ -254,7 +254,8 @@ def _one_gpu(study: Study) -> Literal["alone", "ddp"]:
 
 def _compared(blank: ComparedRequirement, a: _Reached, b: _Reached, why_not: str = "") -> ComparedRequirement:
     metric = METRICS[blank.metric]
-    is_ratio = metric.compared_scale == "factors"
+    # By difference if it may be 0: a share, or a difference of two arms.
+    is_ratio = metric.scale == "factors" or (metric.unit != "fraction" and metric.baseline is None)
     reasons = (f"{run}: {one.why_not}" for one, run in ((a, "A"), (b, "B")) if one.why_not)
     limits = [_limits(one, is_ratio=is_ratio) for one in (a, b)]
     found = replace(

@@ -61,7 +61,7 @@ class GangOwner(Protocol):
     """The owner of a gang: keeps its records and answers its questions."""
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        """Write rank 0's records, in `RecordSink`'s format, to their files. Returns those of measurements.jsonl.
+        """Write rank 0's lines to the run's file. Returns the records.
 
         Raises:
             WritingError: they cannot be written.

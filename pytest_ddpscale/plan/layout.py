@@ -1,17 +1,25 @@
-"""Layout of ranks: numbering over nodes, meaning of world sizes, and the groups that time an arm."""
+"""Layout of ranks: numbering over nodes, meaning of world sizes, and the groups that time an arm.
+
+Of pairs of ranks within a node all are measured, turn by turn, on every node at once. Between nodes that would take
+N - 1 turns, so nodes form a ring: each node with the next, the last with the first, and equal local ranks paired, so
+that all rails of a node are busy at once. Each node is in two pairs, which distinguishes a slow node from a slow link,
+and the ring takes two turns, or three for an odd number of nodes. Nobody is in two pairs at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.rank_pairs import Ranks, pair_turns
 from pytest_ddpscale.plan.words import refuse_below_one
 
 # As in a thresholds file: a number of ranks, ``node`` (all of one node), ``2 nodes``, or ``all`` (of several nodes).
 WorldSize: TypeAlias = int | str
+Ranks = tuple[int, ...]
+Pair = tuple[int, int]  # smaller number first
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Layout:
 
     def judged_by_node(self, arms: Iterable[Arm]) -> bool:
         """Whether each of several nodes gives its own result, all of which have to meet a bound."""
-        return self.nodes > 1 and all(self.fits_node(arm) for arm in arms)
+        return self.nodes > 1 and all(map(self.fits_node, arms))
 
     def takes_turns(self, arm: Arm) -> bool:
         """Whether a node's ranks, divided into groups of the arm's size, train it one group after the other.
@@ -58,7 +66,7 @@ class Layout:
 
     def turns(self, arm: Arm) -> int:
         """Turns within a round: for send-recv until all pairs of ranks had theirs, else 1."""
-        return len(self._pairs(arm)) if arm.kind.startswith("send-recv-") else 1
+        return len(_pair_turns(self, arm.world_size)) if arm.kind.startswith("send-recv-") else 1
 
     def groups(self, arm: Arm, turn: int = 0) -> tuple[Ranks, ...]:
         """The groups of ranks that work together in an arm at the same time.
@@ -69,7 +77,7 @@ class Layout:
         crews = self.crews(arm, turn)
         if arm.is_probe and arm.operation.is_single_device:
             return tuple((rank,) for crew in crews for rank in crew)
-        return self._pairs(arm)[turn] if arm.kind.startswith("send-recv-") else crews
+        return _pair_turns(self, arm.world_size)[turn] if arm.kind.startswith("send-recv-") else crews
 
     def groups_of_round(self, arm: Arm) -> tuple[Ranks, ...]:
         """The groups of all turns within a round, in ascending order. Raises as `crews`."""
@@ -86,23 +94,58 @@ class Layout:
         Raises:
             ValueError: there are fewer ranks than the arm needs.
         """
-        if arm.world_size > self.world_size:
-            raise ValueError(f"{arm.name} needs {arm.world_size} ranks; {self.nodes} nodes have {self.world_size}")
-        if arm.is_probe and arm.operation.is_single_device:
-            firsts = range(0, self.world_size, self.ranks_per_node)
-            return tuple(tuple(range(first, first + self.ranks_per_node)) for first in firsts)
+        size = self.ranks_per_node if arm.is_probe and arm.operation.is_single_device else arm.world_size
+        if size > self.world_size:
+            raise ValueError(f"{arm.name} needs {size} ranks; {self.nodes} nodes have {self.world_size}")
         if self.fits_node(arm):
-            first_of_node = turn - turn % arm.world_size if self.takes_turns(arm) else 0
+            first_of_node = turn - turn % size if self.takes_turns(arm) else 0
             firsts = range(first_of_node, self.world_size, self.ranks_per_node)
-            return tuple(tuple(range(first, first + arm.world_size)) for first in firsts)
+            return tuple(tuple(range(first, first + size)) for first in firsts)
         if arm.placement == "packed":
-            return (tuple(range(arm.world_size)),)
-        dealt = ((i % self.nodes) * self.ranks_per_node + i // self.nodes for i in range(arm.world_size))
-        return (tuple(sorted(dealt)),)
+            return (tuple(range(size)),)
+        return (tuple(sorted(i % self.nodes * self.ranks_per_node + i // self.nodes for i in range(size))),)
 
     def ranks(self, arms: Iterable[Arm], turn: int = 0) -> tuple[int, ...]:
         """All ranks with a part in any of the arms at that turn, in ascending order. Raises as `crews`."""
         return tuple(sorted({rank for arm in arms for crew in self.crews(arm, turn) for rank in crew}))
 
-    def _pairs(self, arm: Arm) -> tuple[tuple[Ranks, ...], ...]:
-        return pair_turns(arm.world_size, self.nodes, self.ranks_per_node)
+
+@lru_cache(maxsize=16)
+def _pair_turns(layout: Layout, size: int) -> tuple[tuple[Pair, ...], ...]:
+    """The pairs of ranks of each turn, for the first `size` ranks of each node or of all nodes."""
+    rails, nodes = layout.ranks_per_node, -(-size // layout.ranks_per_node)
+    if nodes == 1:
+        firsts = range(0, layout.world_size, rails)
+        return tuple(tuple((first + i, first + j) for first in firsts for i, j in turn) for turn in all_pairs(size))
+    path, last = [(node, node + 1) for node in range(nodes - 1)], [(0, nodes - 1)] * (nodes > 2)
+    ring = (path[::2], path[1::2] + last[nodes % 2 :], last[: nodes % 2])
+    return tuple(
+        tuple(
+            (one * rails + rail, other * rails + rail)
+            for one, other in turn
+            for rail in range(rails)
+            if other * rails + rail < size
+        )
+        for turn in ring
+        if turn
+    )
+
+
+def all_pairs(count: int) -> tuple[tuple[Pair, ...], ...]:
+    """Every pair once, by the circle method of round-robin tournaments: N - 1 turns for an even number N, N for an odd
+    one, where one sits out."""
+    circle = (count - 1) | 1
+    return tuple(
+        tuple(
+            sorted(
+                in_order((turn + i) % circle, (turn - i) % circle if i else count - 1)
+                for i in range(count % 2, circle // 2 + 1)
+            )
+        )
+        for turn in range(circle)
+    )
+
+
+def in_order(one: int, other: int) -> Pair:
+    """A pair, smaller number first."""
+    return (one, other) if one < other else (other, one)

@@ -16,17 +16,14 @@ from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import Scaling
 from pytest_ddpscale.plan.workload import Family
 
-# Of samples, which each family names by its own unit (`Metric.unit_of`), or of anything else.
-Unit = Literal["samples/s", "fraction", "x", "GiB", "ms", "TFLOPS", "GB/s", "samples/J"]
 # Errors of rates and ratios are relative; those of shares of time, memory and time differences are absolute.
 Scale = Literal["factors", "differences"]
-# What a requirement is about: the training of a workload, a probe, a check of the nodes, or all results of a node.
-Subject = Literal["workload", "probe", "check", "node"]
 RangeKind = Literal["plausible", "credible", "possible"]
 # A larger efficiency means that the measurement or its baseline was disturbed.
 MOST_EFFICIENCY = 1.1
-# Generous: from a thousand times slower than today's slowest machine to ten times faster than the fastest.
-_PLAUSIBLE: dict[Unit, tuple[float, float]] = {
+# Smallest and largest meaningful bound by unit, generous: from a thousand times slower than today's slowest machine to
+# ten times faster than the fastest. Each family names its samples by a unit of its own (`Metric.unit_of`).
+_PLAUSIBLE = {
     "samples/s": (0.001, 1e6),
     "fraction": (0.001, 1.0),
     "x": (0.001, 1000.0),
@@ -44,7 +41,7 @@ class Metric:
 
     Attributes:
         name: as in thresholds.yaml.
-        unit: of values and bounds. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
+        unit: of values and bounds, one of `_PLAUSIBLE`. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
         title: heading for reports.
         meaning: one sentence for a stakeholder.
         formula: its value in one round, for docs/metrics.md; t is an arm's throughput per GPU and k the ranks.
@@ -63,12 +60,12 @@ class Metric:
         scale: whether errors of its per-round values are relative or absolute.
         carries_acceptance: whether meeting a bound on it can justify acceptance: not for metrics that only compare
             ranks or measure overheads, which a uniformly slow machine meets, or that are measured without training.
-        subject: what a requirement on it is about.
+        subject: what a requirement on it is about: the training of a workload, a probe, a check of the nodes, or all
+            results of a node.
         plausible: smallest and largest meaningful bound; None for those of its unit.
-        credible: smallest and largest credible value of a measurement on GPUs; beyond, it or its baseline was
-            disturbed.
-        possible: smallest and largest value possible without disturbance; intervals are cut there.
-        grows_with_ranks: whether the upper ends of all three are per rank.
+        least_credible: the smallest credible value of a measurement on GPUs; below, it or its baseline was disturbed.
+        most: the largest value possible without disturbance.
+        grows_with_ranks: whether largest values are per rank.
         only_bound: the only meaningful bound; None if there are others.
         slowed_by_one_rank: whether one slow rank lowers it for all: under DDP all ranks wait, and of independent ranks
             the slowest counts.
@@ -80,7 +77,7 @@ class Metric:
     """
 
     name: str
-    unit: Unit
+    unit: str
     title: str
     meaning: str
     formula: str
@@ -97,10 +94,10 @@ class Metric:
     upper_bound: bool = False
     scale: Scale = "factors"
     carries_acceptance: bool = False
-    subject: Subject = "workload"
+    subject: Literal["workload", "probe", "check", "node"] = "workload"
     plausible: tuple[float, float] | None = None
-    credible: tuple[float, float] = (-math.inf, math.inf)
-    possible: tuple[float, float] = (0.0, math.inf)
+    least_credible: float = -math.inf
+    most: float = math.inf
     grows_with_ranks: bool = False
     only_bound: float | None = None
     slowed_by_one_rank: bool = False
@@ -116,20 +113,13 @@ class Metric:
     @property
     def probes(self) -> tuple[str, ...]:
         """Kinds of probes that measure it."""
-        if self.compares_places:
-            return tuple(kind for kind, one in KINDS.items() if one.peers)
-        return tuple(kind for kind, one in KINDS.items() if one.metric == self.name)
+        by_peers = self.compares_places
+        return tuple(kind for kind, one in KINDS.items() if (one.peers if by_peers else one.metric == self.name))
 
     @property
     def bound_key(self) -> Literal["at_most", "at_least"]:
         """Key of its bound in a thresholds file."""
         return "at_most" if self.upper_bound else "at_least"
-
-    @property
-    def compared_scale(self) -> Scale:
-        """How to compare values of two runs: by ratio, or by difference for shares and differences, which may be 0."""
-        may_be_nothing = self.unit == "fraction" or self.baseline is not None
-        return "differences" if self.scale == "differences" and may_be_nothing else "factors"
 
     @property
     def reads_folder(self) -> bool:
@@ -147,11 +137,6 @@ class Metric:
         is_of_speed = self.carries_acceptance or (self.subject == "probe" and not self.compares_places)
         return self.scale == "factors" and is_of_speed
 
-    @property
-    def errs_by_chance(self) -> bool:
-        """Whether its rounds scatter, so that a bound may be missed by chance; not for counts and exact comparisons."""
-        return self.subject in ("workload", "probe") and self.only_bound is None
-
     def times_one_gpu(self, *, is_of_one: bool) -> bool:
         """Whether it times one GPU, alone or under DDP depending on the source of the bound.
 
@@ -165,19 +150,22 @@ class Metric:
         return is_of_one if self.baseline is None else self.baseline == "alone" and not is_of_one
 
     def range_at(self, world_size: int, of: RangeKind = "plausible") -> tuple[float, float]:
-        """The smallest and the largest value of one of its three ranges; a bound that is not plausible is meaningless.
+        """The smallest and the largest value of a kind.
 
-        What is credible is so of a measurement on GPUs.
+        A bound that is not plausible is meaningless; of a measurement on GPUs that is not credible it or its baseline
+        was disturbed; intervals are cut at what is possible.
         """
-        least, most = getattr(self, of) or _PLAUSIBLE[self.unit]
+        ranges: dict[RangeKind, tuple[float, float]] = {
+            "plausible": self.plausible or _PLAUSIBLE[self.unit],
+            "credible": (self.least_credible, self.most),
+            "possible": (0.0, self.most),
+        }
+        least, most = ranges[of]
         return least, most * (world_size if self.grows_with_ranks else 1)
 
 
 _SHARE = (0.0, 1.0)
-_MOST_1: dict[str, Any] = {"credible": (-math.inf, 1.0), "possible": _SHARE}
-_EFFICIENCY: dict[str, Any] = {
-    "plausible": (0.001, MOST_EFFICIENCY), "credible": (-math.inf, MOST_EFFICIENCY), "possible": (0.0, MOST_EFFICIENCY),
-}  # fmt: skip
+_EFFICIENCY: dict[str, Any] = {"plausible": (0.001, MOST_EFFICIENCY), "most": MOST_EFFICIENCY}
 _SCALING: dict[str, Any] = {"minimum_world_size": 2, "baseline": "alone", "slowed_by_one_rank": True, **_EFFICIENCY}
 _UNIFORMITY: dict[str, Any] = {
     "minimum_world_size": 2, "upper_bound": True, "slowed_by_one_rank": True, "plausible": (1.0, 1000.0),
@@ -191,16 +179,15 @@ _OF_DEVICE: dict[str, Any] = {"maximum_world_size": 1, "subject": "probe"}
 _OF_RANKS: dict[str, Any] = {"minimum_world_size": 2, "subject": "probe"}
 
 
-def _inference_latency(per_cent: int) -> Metric:
-    return Metric(
+INFERENCE_LATENCIES = {
+    per_cent: Metric(
         f"inference_latency_p{per_cent}", "ms", f"{per_cent}th percentile of the inference latency",
         f"{per_cent} % of forward passes of a batch, on any rank, finish within this time.",
         f"{per_cent}th percentile over all ranks' forward passes of a batch, in infer@k",
         measured="infer", upper_bound=True, slowed_by_one_rank=True,
-    )  # fmt: skip
-
-
-INFERENCE_LATENCIES = {per_cent: _inference_latency(per_cent) for per_cent in (50, 95, 99)}
+    )
+    for per_cent in (50, 95, 99)
+}  # fmt: skip
 _ALL = (
     THROUGHPUT_PER_GPU := Metric(
         "throughput_per_gpu", "samples/s", "Throughput per GPU",
@@ -245,7 +232,7 @@ _ALL = (
         "exposed_communication", "fraction", "Exposed communication",
         "Share of a step spent on communication that computation does not hide.",
         "1 − step time of no_sync@k ÷ that of ddp@k",
-        **_COMMUNICATION, plausible=_SHARE, credible=(-0.1, math.inf), possible=_SHARE,
+        **_COMMUNICATION, plausible=_SHARE, least_credible=-0.1, most=1.0,
     ),
     COMPUTATION_TIME := Metric(
         "computation_time", "ms", "Computation time",
@@ -257,14 +244,14 @@ _ALL = (
         "communication_time", "ms", "Communication time",
         "Extra time of a training step due to communication that computation does not hide.",
         "step time of ddp@k − that of no_sync@k",
-        **_COMMUNICATION, credible=(-10.0, math.inf),
+        **_COMMUNICATION, least_credible=-10.0,
     ),
     Metric(
         "ddp_overhead", "fraction", "DDP overhead",
         "Relative extra time of a step on one GPU under DistributedDataParallel.",
         "step time of ddp@1 ÷ that of alone − 1",
         maximum_world_size=1, baseline="alone", upper_bound=True, scale="differences", plausible=_SHARE,
-        credible=(-0.1, math.inf),
+        least_credible=-0.1,
     ),
     Metric(
         "step_time_p95", "ms", "95th percentile of the step time",
@@ -282,14 +269,14 @@ _ALL = (
         "device_utilization", "fraction", "Device utilization",
         "Share of time in which the least busy device was busy (NVML; on a CPU the process's CPU share).",
         "utilization of the least busy rank",
-        scale="differences", reads_utilization=True, **_MOST_1, carries_acceptance=True,
+        scale="differences", reads_utilization=True, most=1.0, carries_acceptance=True,
     ),
     Metric(
         "model_flops_utilization", "fraction", "Model FLOPs utilization",
         "Floating-point operations per second that the model needs, relative to the data sheet's peak.",
         "t × FLOPs per image (torch's counter, forward and backward) ÷ the data sheet's dense peak",
         origin="PaLM (Chowdhery et al., arXiv 2204.02311, appendix B)", takes_peak=True, slowed_by_one_rank=True,
-        **_MOST_1, carries_acceptance=True,
+        most=1.0, carries_acceptance=True,
     ),
     GENERATION_RATIO := Metric(
         "generation_ratio", "x", "Generation ratio",
@@ -307,13 +294,13 @@ _ALL = (
         "memory_spread", "fraction", "Memory spread",
         "Difference between the largest and the smallest peak memory of the ranks, relative to the largest.",
         "(largest − smallest) ÷ largest peak memory over the ranks",
-        minimum_world_size=2, upper_bound=True, scale="differences", plausible=_SHARE, possible=_SHARE,
+        minimum_world_size=2, upper_bound=True, scale="differences", plausible=_SHARE, most=1.0,
     ),
     REPLICA_AGREEMENT := Metric(
         "replica_agreement", "fraction", "Replica agreement",
         "Share of ranks whose parameters, and result of one seeded step, match the others bit for bit.",
         "share of ranks whose parameters after the block, and whose own seeded step, match the others bit for bit",
-        minimum_world_size=2, scale="differences", compares_results=True, only_bound=1.0, possible=_SHARE,
+        minimum_world_size=2, scale="differences", compares_results=True, only_bound=1.0, most=1.0,
     ),
     IMAGES_PER_JOULE := Metric(
         "images_per_joule", "samples/J", "Images per joule",
@@ -390,5 +377,3 @@ _ALL = (
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
-# Measured by training a workload.
-TRAINING_METRICS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.subject == "workload"}

@@ -32,13 +32,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.rank_pairs import Pair, all_pairs, in_order, other_end
+from pytest_ddpscale.plan.layout import Pair, all_pairs, in_order
 from pytest_ddpscale.plan.words import DeviceType, refuse_below_one
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def find_stalling_nodes(results: Sequence[tuple[Pair, bool]]) -> StallSuspects:
     """
     nodes = len({node for pair, _ in results for node in pair})
     left, named = list(results), list[int]()
-    while nodes > 2 and len(named) < nodes // 2 and any(is_stalled for _, is_stalled in left):
+    while nodes > 2 and len(named) < nodes // 2:
         found = _likeliest(left)
         if not found or found[0][0] * nodes > ALPHA:
             return StallSuspects(tuple(named), tuple(sorted(node for _, node in found)))
@@ -103,19 +104,18 @@ def _likeliest(results: Sequence[tuple[Pair, bool]]) -> list[tuple[float, int]]:
     Fisher (1922), "On the interpretation of χ² from contingency tables, and the calculation of P", Journal of the Royal
     Statistical Society 85.
     """
-    partners, stalled_with = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for pair, is_stalled in results:
-        for node in pair:
-            partners[node].append(other_end(pair, node))
-            if is_stalled:
-                stalled_with[node].append(other_end(pair, node))
+    met = defaultdict[int, list[tuple[int, bool]]](list)
+    for (one, other), is_stalled in results:
+        met[one].append((other, is_stalled))
+        met[other].append((one, is_stalled))
     all_stalled, found = sum(is_stalled for _, is_stalled in results), list[tuple[float, int]]()
-    for node, stalled in stalled_with.items():
-        count, measured, with_whom = len(stalled), len(partners[node]), len(set(stalled))
-        if count < LEAST_SHARE * measured:
+    for node, own in met.items():
+        stalled_with = [partner for partner, is_stalled in own if is_stalled]
+        count, measured, partners = len(stalled_with), len(own), len(set(stalled_with))
+        if not count or count < LEAST_SHARE * measured:
             continue
         chance = 1.0
-        if count >= FEWEST_STALLED and with_whom > 1 and 2 * with_whom > len(set(partners[node])):
+        if count >= FEWEST_STALLED and partners > 1 and 2 * partners > len(dict(own)):
             sound = len(results) - all_stalled
             ways = (math.comb(all_stalled, i) * math.comb(sound, measured - i) for i in range(count, measured + 1))
             chance = sum(ways) / math.comb(len(results), measured)
@@ -192,67 +192,55 @@ class Standings:
     nodes, the cause is the network's structure (racks behind a thin spine) or a noisy machine, and no link is suspect.
 
     Attributes:
+        of_pair: results of each pair of nodes, in order.
         nodes: number of measured nodes.
         slow_below_gbps: the limit between slow and fast.
         fast_pairs: pairs of nodes that were fast at least once.
         good: nodes that were fast at least once.
-        suspect_nodes: nodes that were never fast.
+        with_good: results of each node with good partners, in order.
+        partners: those good partners, by node.
+        suspect_nodes: nodes that were never fast, in order.
+        confirmed_nodes: those that were slow often enough, with enough good partners, to be named.
         stalls: good nodes whose messages stall, by their results with each other: a slow node's are long anyway.
         suspect_links: pairs of good nodes that were never fast with each other, unless stalls of an end explain it.
+        confirmed_links: those that were slow often enough to be named.
     """
 
     def __init__(self, results: Sequence[PairResult], slow_share: float) -> None:
-        self._of_pair: dict[NodePair, list[PairResult]] = defaultdict(list)
-        self._of_node: dict[int, list[PairResult]] = defaultdict(list)
+        self.of_pair, of_node = defaultdict[NodePair, list[PairResult]](list), defaultdict[int, list[PairResult]](list)
         for result in results:
-            self._of_pair[result.nodes].append(result)
+            self.of_pair[result.nodes].append(result)
             for node in result.nodes:
-                self._of_node[node].append(result)
-        self.nodes = len(self._of_node)
-        best = sorted(max(result.gbps for result in own) for own in self._of_node.values())[self.nodes // 2 :]
-        self.slow_below_gbps = slow_share * (statistics.median(best) if best else 0.0)
-        self.fast_pairs = {result.nodes for result in results if self.is_fast(result)}
-        self.good = frozenset(node for pair in self.fast_pairs for node in pair)
-        self.suspect_nodes = tuple(sorted(set(self._of_node) - self.good))
-        counting = [(one.nodes, one.is_stalled) for one in results if self.good.issuperset(one.nodes)]
-        self.stalls = find_stalling_nodes(counting)
-        able = self.good.difference(self.stalls.named)
-        slow_links = sorted(
-            pair for pair in self._of_pair if self.good.issuperset(pair) and pair not in self.fast_pairs
-        )
-        if len(slow_links) > self.nodes // 2:
-            slow_links = []
-        self.suspect_links = tuple(
-            pair for pair in slow_links if able.issuperset(pair) and all(map(self._mostly_fast, pair))
-        )
-
-    def of_pair(self, pair: NodePair) -> Sequence[PairResult]:
-        """Results of a node pair, in order."""
-        return self._of_pair.get(pair, ())
-
-    def with_good_partners(self, node: int) -> list[PairResult]:
-        """Results of a node with good partners, in order."""
-        return [result for result in self._of_node[node] if other_end(result.nodes, node) in self.good]
-
-    def partners(self, node: int) -> set[int]:
-        """Good nodes that a node was measured with."""
-        return {other_end(result.nodes, node) for result in self.with_good_partners(node)}
-
-    def is_confirmed_node(self, node: int) -> bool:
-        """Whether a suspect node was slow often enough, with enough good partners, to be named."""
-        return len(self.with_good_partners(node)) > CONFIRMATIONS and len(self.partners(node)) >= 2
-
-    def is_confirmed_link(self, pair: NodePair) -> bool:
-        """Whether a suspect link was slow often enough to be named."""
-        return len(self.of_pair(pair)) > CONFIRMATIONS
-
-    def is_fast(self, result: PairResult) -> bool:
-        """Whether a result is fast."""
-        return result.gbps >= self.slow_below_gbps
-
-    def _mostly_fast(self, node: int) -> bool:
-        partners = self.partners(node)
-        return 2 * sum(in_order(node, other) in self.fast_pairs for other in partners) >= len(partners)
+                of_node[node].append(result)
+        self.nodes = len(of_node)
+        best = sorted(max(result.gbps for result in own) for own in of_node.values())[self.nodes // 2 :]
+        self.slow_below_gbps = slow_share * statistics.median(best or [0.0])
+        self.fast_pairs = {one.nodes for one in results if one.gbps >= self.slow_below_gbps}
+        self.good = {node for pair in self.fast_pairs for node in pair}
+        self.with_good = {
+            node: [one for one in own if self.good.issuperset({*one.nodes} - {node})] for node, own in of_node.items()
+        }
+        self.partners = {
+            node: {end for one in own for end in one.nodes} - {node} for node, own in self.with_good.items()
+        }
+        self.suspect_nodes = sorted(of_node.keys() - self.good)
+        self.confirmed_nodes = [
+            node
+            for node in self.suspect_nodes
+            if len(self.with_good[node]) > CONFIRMATIONS and len(self.partners[node]) >= 2
+        ]
+        among_good = [one for one in results if self.good.issuperset(one.nodes)]
+        self.stalls = find_stalling_nodes([(one.nodes, one.is_stalled) for one in among_good])
+        mostly_fast = {
+            node
+            for node in self.good.difference(self.stalls.named)
+            if 2 * sum(in_order(node, other) in self.fast_pairs for other in self.partners[node])
+            >= len(self.partners[node])
+        }
+        slow_links = sorted({one.nodes for one in among_good} - self.fast_pairs)
+        are_few = len(slow_links) <= self.nodes // 2
+        self.suspect_links = [pair for pair in slow_links if are_few and mostly_fast.issuperset(pair)]
+        self.confirmed_links = [pair for pair in self.suspect_links if len(self.of_pair[pair]) > CONFIRMATIONS]
 
 
 def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> tuple[NodePair, ...]:
@@ -264,95 +252,77 @@ def next_round(nodes: int, results: Sequence[PairResult], slow_share: float) -> 
     if number >= most_rounds(nodes):
         return ()
     standings = Standings(results, slow_share)
-    confirming = _confirming(standings, results, len(first))
-    confirming += _with_open_stalls(standings, confirming)
-    return (*confirming, *_companions(standings, confirming, number)) if confirming else ()
+    chosen = _confirming(nodes, results, standings)
+    # Nodes whose messages may stall with good nodes, whose messages do not if there are such.
+    free = standings.good.difference(standings.stalls.named, *chosen)
+    for node in standings.stalls.open:
+        if node in free and (others := free - {node}):
+            partner = _least_met(standings, node, others.difference(standings.stalls.open) or others)
+            free -= {node, partner}
+            chosen.append(in_order(node, partner))
+    if not chosen:
+        return ()
+    # Idle nodes known to be fast, so that the load equals that of other rounds.
+    taken, fast = {node for pair in chosen for node in pair}, sorted(standings.fast_pairs)
+    start = number % len(fast)
+    for pair in fast[start:] + fast[:start]:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            chosen.append(pair)
+    return tuple(chosen)
 
 
 def is_undecided(nodes: int, results: Sequence[PairResult], slow_share: float) -> bool:
     """Whether a slow node or link still should be measured again. Stalls alone leave nothing undecided."""
-    return bool(_confirming(Standings(results, slow_share), results, len(first_rounds(nodes))))
+    return bool(_confirming(nodes, results, Standings(results, slow_share)))
 
 
+@cache
 def first_rounds(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
-    """The fixed first rounds: at most 15, or 2⌈log2 N⌉ + 2 for more than 16 nodes."""
-    return all_pairs(nodes) if nodes <= ALL_PAIRS_UP_TO else powers_of_two_apart(nodes)
+    """The fixed first rounds: all pairs, at most 15 rounds; or, for more than 16 nodes, every pair 1, 2, 4 … apart in a
+    circle once, each in the first round in which both are free: at most 2⌈log2 N⌉ + 2."""
+    if nodes <= ALL_PAIRS_UP_TO:
+        return all_pairs(nodes)
+    rounds, busy = defaultdict[int, list[NodePair]](list), defaultdict[int, set[int]](set)
+    distances = [2**power for power in range((nodes - 1).bit_length())]  # ⌈log2 N⌉ of them
+    pairs = [in_order(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
+    for one, other in dict.fromkeys(pairs):
+        number = next(number for number in count() if number not in busy[one] | busy[other])
+        rounds[number].append((one, other))
+        busy[one].add(number)
+        busy[other].add(number)
+    return tuple(map(tuple, rounds.values()))
 
 
 def most_rounds(nodes: int) -> int:
     """The limit of rounds including confirmations: 2⌈log2 N⌉ + 4 after the first ones."""
-    return len(first_rounds(nodes)) + 2 * _log2(nodes) + 4 if nodes > 1 else 0
+    return len(first_rounds(nodes)) + 2 * (nodes - 1).bit_length() + 4 if nodes > 1 else 0
 
 
-@cache
-def powers_of_two_apart(nodes: int) -> tuple[tuple[NodePair, ...], ...]:
-    """Every pair of nodes 1, 2, 4 … apart in a circle once, each in the first round in which both are free."""
-    rounds: list[tuple[list[NodePair], set[int]]] = []
-    distances = [2**power for power in range(_log2(nodes))]
-    pairs = [in_order(node, (node + distance) % nodes) for distance in distances for node in range(nodes)]
-    for pair in dict.fromkeys(pairs):
-        chosen = next((one for one in rounds if one[1].isdisjoint(pair)), None)
-        if chosen is None:
-            rounds.append(chosen := ([], set()))
-        chosen[0].append(pair)
-        chosen[1].update(pair)
-    return tuple(tuple(pairs) for pairs, _ in rounds)
-
-
-def _confirming(standings: Standings, results: Sequence[PairResult], first: int) -> tuple[NodePair, ...]:
+def _confirming(nodes: int, results: Iterable[PairResult], standings: Standings) -> list[NodePair]:
     """Suspect links, and suspect nodes with good partners, as many as can be measured at once."""
-    if sum(map(standings.is_confirmed_node, standings.suspect_nodes)) > standings.nodes // 2:
-        return ()
-    again = [result.nodes for result in results if result.round >= first]
-    times_of_pair, times_of_node = Counter(again), Counter(node for pair in again for node in pair)
-    free = set(standings.good)
-    chosen: list[NodePair] = []
-    for pair in sorted(standings.suspect_links, key=lambda pair: (times_of_pair[pair], pair)):
+    if len(standings.confirmed_nodes) > standings.nodes // 2:
+        return []
+    first = len(first_rounds(nodes))
+    times_of_pair = Counter(result.nodes for result in results if result.round >= first)
+    times_of_node = Counter(node for pair in times_of_pair.elements() for node in pair)
+    free, chosen = set(standings.good), list[NodePair]()
+    for pair in sorted(standings.suspect_links, key=times_of_pair.__getitem__):
         if times_of_pair[pair] < CONFIRMATIONS and free.issuperset(pair):
             free.difference_update(pair)
             chosen.append(pair)
-    for node in sorted(standings.suspect_nodes, key=lambda node: (times_of_node[node], node)):
-        if free and (times_of_node[node] < CONFIRMATIONS or not standings.is_confirmed_node(node)):
+    for node in sorted(standings.suspect_nodes, key=times_of_node.__getitem__):
+        if free and (times_of_node[node] < CONFIRMATIONS or node not in standings.confirmed_nodes):
             partner = _least_met(standings, node, free)
             free.remove(partner)
             chosen.append(in_order(node, partner))
-    return tuple(chosen)
-
-
-def _with_open_stalls(standings: Standings, busy: Iterable[NodePair]) -> tuple[NodePair, ...]:
-    """Nodes whose messages may stall with good nodes, whose messages do not if there are such."""
-    suspects = set(standings.stalls.open)
-    free = set(standings.good).difference(standings.stalls.named, *busy)
-    chosen: list[NodePair] = []
-    for node in standings.stalls.open:
-        others = free - {node}
-        if node in free and others:
-            partner = _least_met(standings, node, (others - suspects) or others)
-            free -= {node, partner}
-            chosen.append(in_order(node, partner))
-    return tuple(chosen)
+    return chosen
 
 
 def _least_met(standings: Standings, node: int, free: Set[int]) -> int:
     """The free good partner paired least often with a node; among equals the next one in a circle, to spread them."""
 
     def meetings(partner: int) -> tuple[int, int]:
-        return len(standings.of_pair(in_order(node, partner))), (partner - node) % standings.nodes
+        return len(standings.of_pair.get(in_order(node, partner), ())), (partner - node) % standings.nodes
 
     return min(free, key=meetings)
-
-
-def _companions(standings: Standings, busy: Iterable[NodePair], number: int) -> Iterator[NodePair]:
-    """Pairs of idle nodes known to be fast, so that the load equals that of other rounds."""
-    taken = {node for pair in busy for node in pair}
-    fast = sorted(standings.fast_pairs)
-    start = number % len(fast) if fast else 0
-    for pair in fast[start:] + fast[:start]:
-        if taken.isdisjoint(pair):
-            taken.update(pair)
-            yield pair
-
-
-def _log2(nodes: int) -> int:
-    """⌈log2⌉ without floating point."""
-    return (nodes - 1).bit_length()

@@ -133,7 +133,6 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
     every = [arm for wanted in arms.values() for arm in wanted]
-    asked = _largest(every)
     takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
     ranks_per_node, layout = empty.ranks_per_node if takes_all else None, None
     if empty.nodes > 1:
@@ -143,23 +142,24 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         ranks_per_node = layout.ranks_per_node
         _add_whole_nodes(arms, layout)
     _add_each(arms, layout)
-    turns = _turns(arms, asked, ranks_per_node or asked)
-    compared = {
-        key: max((arm.world_size for arm in some if arm.kind == "each"), default=0) for key, some in arms.items()
-    }
-    studies = []
-    for scaling, workload in sorted(arms, key=compared.__getitem__, reverse=True):
+    turns = _turns(arms, _largest(every), ranks_per_node or _largest(every))
+    uncompared, studies = min(pace.rounds, pace.uncompared_rounds), []
+
+    def compared(key: tuple[Scaling, Workload]) -> int:
+        return max((arm.world_size for arm in arms[key] if arm.kind == "each"), default=0)
+
+    for scaling, workload in sorted(arms, key=compared, reverse=True):
         wanted = arms[scaling, workload]
         timed = tuple(sorted(wanted, key=lambda arm: (arm.world_size, arm.kind, arm.placement, arm.variant.name)))
-        taken = turns if any(arm.world_size < turns for arm in timed) else 1
-        rounds = _rounds(timed, pace)
+        taken = turns if timed[0].world_size < turns else 1
+        rounds = pace.rounds if timed[0].world_size == 1 else uncompared
         studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
     return replace(
         empty,
         studies=tuple(studies),
         ranks_per_node=ranks_per_node,
         pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
-        probes=ProbeStudy(probed, _rounds((), pace), PROBE_BLOCKS_S[empty.device_type]) if probed else None,
+        probes=ProbeStudy(probed, uncompared, PROBE_BLOCKS_S[empty.device_type]) if probed else None,
     )
 
 
@@ -210,8 +210,8 @@ def _add_each(arms: Wanted, layout: Layout | None) -> None:
     largest = max(sizes.values(), default=1)
     ranks = _ranks_compared(every, layout, largest)
     candidates = [key for key, size in sizes.items() if key[0] == "weak" and size == largest]
-    has_it = any(arm.kind == "each" and arm.world_size == ranks for arm in every)
-    if candidates and not has_it and (layout is not None or ranks > 1):
+    is_there = ("each", ranks) in {(arm.kind, arm.world_size) for arm in every}
+    if candidates and not is_there and (layout is not None or ranks > 1):
         # Chosen by name, independently of the order of questions.
         key = min(candidates, key=lambda candidate: candidate[1].name)
         arms[key].add(Arm("each", ranks, key[1].batch_size))
@@ -226,7 +226,3 @@ def _ranks_compared(arms: Iterable[Arm], layout: Layout | None, largest: int) ->
     if layout is None:
         return largest
     return layout.ranks_per_node if all(map(layout.fits_node, arms)) else layout.world_size
-
-
-def _rounds(arms: Iterable[Arm], pace: Pace) -> int:
-    return pace.rounds if any(arm.world_size == 1 for arm in arms) else min(pace.rounds, pace.uncompared_rounds)

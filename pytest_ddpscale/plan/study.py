@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from pytest_ddpscale.plan.arm import Arm
@@ -198,16 +199,19 @@ class Plan:
     @property
     def unit(self) -> str:
         """Unit of the samples that are trained, for headings: ``img``; of several families ``img or tok``."""
-        return " or ".join(dict.fromkeys(one.family.unit for one in self._workloads))
+        return self._of_families("unit")
 
     @property
     def samples(self) -> str:
         """The samples that are trained, for headings: ``images``; of several families ``images or tokens``."""
-        return " or ".join(dict.fromkeys(one.family.samples for one in self._workloads))
+        return self._of_families("samples")
+
+    def _of_families(self, name: str) -> str:
+        return " or ".join(dict.fromkeys(getattr(one.workload.family, name) for one in self._trained))
 
     @property
-    def _workloads(self) -> list[Workload]:
-        return [one.workload for one in self.studies] + [one.workload for one in self.training_runs]
+    def _trained(self) -> list[Study | TrainingRun]:
+        return [*self.studies, *self.training_runs]
 
     @property
     def layout(self) -> Layout:
@@ -216,8 +220,7 @@ class Plan:
 
     @property
     def _most_ranks(self) -> int:
-        trained = [one.world_size for one in self.studies] + [one.world_size for one in self.training_runs]
-        return max([*trained, self.probes.world_size if self.probes else 0])
+        return max([one.world_size for one in self._trained] + [self.probes.world_size if self.probes else 0])
 
     def joined(self, other: Plan) -> Plan:
         """This plan with the studies of another one on the same nodes, measured by another launch."""
@@ -233,48 +236,45 @@ class Plan:
     @property
     def study_ids(self) -> tuple[str, ...]:
         """Ids of all studies, in the order of measurement."""
-        measured = sorted(self.timed, key=lambda one: one.launch)
-        return tuple(one.id for one in (*measured, *sorted(self.training_runs, key=lambda run: run.launch)))
+        measured = sorted(self._by_id.values(), key=lambda one: (isinstance(one, TrainingRun), one.launch))
+        return tuple(one.id for one in measured)
 
     @property
     def timed(self) -> tuple[AnyStudy, ...]:
         """All that is timed in rounds, probes first and pairs last."""
         return tuple(one for one in (self.probes, *self.studies, self.pairs) if one is not None)
 
-    def _of(self, study_id: str) -> AnyStudy | TrainingRun | None:
-        return next((one for one in (*self.timed, *self.training_runs) if one.id == study_id), None)
+    @cached_property
+    def _by_id(self) -> dict[str, AnyStudy | TrainingRun]:
+        return {one.id: one for one in (*self.timed, *self.training_runs)}
 
     def study(self, study_id: str) -> Study | None:
         """The study of that id, or None."""
-        return found if isinstance(found := self._of(study_id), Study) else None
+        return found if isinstance(found := self._by_id.get(study_id), Study) else None
 
     def training_run(self, study_id: str) -> TrainingRun | None:
         """The whole run of that id, or None."""
-        return found if isinstance(found := self._of(study_id), TrainingRun) else None
+        return found if isinstance(found := self._by_id.get(study_id), TrainingRun) else None
 
     def arm(self, study_id: str, name: str) -> Arm | None:
         """The arm of that name in any study, the probes or the pairs; None if there is none."""
-        arms = (arm for study in self.timed if study.id == study_id for arm in study.arms)
-        return next((arm for arm in arms if arm.name == name), None)
+        return next((arm for arm in getattr(self._by_id.get(study_id), "arms", ()) if arm.name == name), None)
 
     def launch_of(self, study_id: str) -> int:
         """The launch in which a study, the probes or the pairs are measured, from 1."""
-        found = self._of(study_id)
-        return 1 if found is None else found.launch
+        return self._by_id[study_id].launch if study_id in self._by_id else 1
 
     def environment_of(self, study_id: str) -> dict[str, str]:
         """Extra environment variables of the ranks that measure it."""
-        study = self.study(study_id)
-        return {} if study is None else dict(study.environment)
+        return dict(getattr(self._by_id.get(study_id), "environment", ()))
 
     def layout_of(self, study_id: str) -> Layout:
         """Layout of the gang that measures it; a whole run has a gang of its own size."""
-        run = self.training_run(study_id)
-        return self.layout if run is None else run.layout
+        return getattr(self._by_id.get(study_id), "layout", self.layout)
 
     def fits_nodes(self, study_id: str) -> bool:
         """Whether each node measures that study by itself, so that the others can do so after a node is lost."""
-        found = self._of(study_id)
+        found = self._by_id.get(study_id)
         if isinstance(found, TrainingRun):
             return found.nodes == 1
         return isinstance(found, Study | ProbeStudy) and all(map(self.layout.fits_node, found.arms))

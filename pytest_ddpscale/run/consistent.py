@@ -21,6 +21,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
@@ -101,7 +102,7 @@ class _Said:
 
     def planned(self, one: AnyRecord) -> None:
         """All that is timed is in the plan."""
-        if not isinstance(one, Block | Unsupported | RoundEnd):
+        if not isinstance(one, Block | Unsupported | RoundEnd | ArmProfile):
             return
         if isinstance(one, Unsupported) and one.study != PROBES:  # its rounds could be left out
             raise ValueError(f"has {one.arm} of {one.study} as unsupported, which only a probe can be")

@@ -16,7 +16,7 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
+from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -184,17 +184,17 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         post_mortems=post_mortems_of(records),
         out_of_time=ended(records, "budget"),
         unread=unread_of(records),
-        gpu_errors=gpu_errors_of(records),
+        gpu_errors=[record for record in records if isinstance(record, GpuErrors)],
         ranks_of_errors=_ranks_of_errors(records),
     )
 
 
 def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
     """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
-    if not gpu_errors_of(records):
+    if not any(isinstance(record, GpuErrors) for record in records):
         return []
     surveyed = [
-        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        gpu.on(host)
         for host, survey in surveys_of(records).items()
         for gpu in survey.gpus
         if gpu.local_rank is not None
@@ -233,11 +233,14 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         training = trained_runs(plan, records)
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
-            evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan), training=training
+            evidence_of(plan, columns, records),
+            telemetry=telemetry,
+            profiles=latest_profiles(one for one in records if isinstance(one, ArmProfile)),
+            training=training,
         )
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
@@ -253,9 +256,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     return evidence
 
 
-def _telemetry_of_blocks(
-    run: RunDirectory, plan: Plan, records: Sequence[AnyRecord], telemetry: Sequence[TelemetryBlock]
-) -> list[TelemetryBlock]:
+def _telemetry_of_blocks(run: RunDirectory, plan: Plan, records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
     """The telemetry of measured blocks.
 
     Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
@@ -263,8 +264,7 @@ def _telemetry_of_blocks(
     Args:
         run: its directory, for the message.
         plan: what should have been measured.
-        records: its measurements.
-        telemetry: all lines of telemetry.jsonl.
+        records: all lines.
 
     Raises:
         RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
@@ -276,20 +276,22 @@ def _telemetry_of_blocks(
             timed.setdefault(block.key, []).append(block)
     ended = studies_measured(records)
     found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(telemetry, start=1):
+    for line, one in enumerate(records, start=1):
+        if not isinstance(one, TelemetryBlock):
+            continue
         key = one.study, one.arm, one.round
         of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
         if blocks is None:
             if one.study in ended or plan.arm(one.study, one.arm) is None:
-                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+                raise broken_file(run.measurements_jsonl, f"{of}, which was not measured")
             continue
         measured = [(block.ranks, block.began_unix_s) for block in blocks]
         if blocks[0].gang != one.gang or not np.array_equal(
             _times(measured), _times([(one.ranks, one.started_unix_s)])
         ):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
+            raise broken_file(run.measurements_jsonl, f"{of}, which was measured by other ranks or at another time")
         if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
+            raise broken_file(run.measurements_jsonl, f"{of}, which an earlier line has already")
         found[key] = one
     return list(found.values())
 
@@ -299,16 +301,6 @@ def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
     began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
     times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
     return times[:, np.lexsort(times)]
-
-
-def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
-    """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
-    found = latest_profiles(run.read_profiles())
-    for one in found:
-        study = plan.study(one.study)
-        if study is None or study.arm(one.arm) is None:
-            raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
-    return found
 
 
 def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, SeededStep]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Count, Positive, Record
 
 
@@ -11,16 +10,14 @@ class RankGpuError(Record, frozen=True, kw_only=True):
     """One rank.
 
     Attributes:
-        device: UUID of its GPU; empty if the rank could not tell it.
+        place: without UUID and index if the rank could not tell them.
         error: ``CUDA error: unspecified launch failure``.
         study: that it measured; None between studies, like `arm`.
         peers: number of other ranks that did the same work at the same time.
     """
 
-    host: str
-    local_rank: Count
+    place: Place
     error: str
-    device: str = ""
     study: str | None = None
     arm: str | None = None
     peers: Count = 0
@@ -40,8 +37,3 @@ class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_er
     ranks: Positive
     errors: tuple[RankGpuError, ...]
     studies: tuple[str, ...] = ()
-
-
-def gpu_errors_of(records: Iterable[object]) -> list[GpuErrors]:
-    """All of them, in order."""
-    return [record for record in records if isinstance(record, GpuErrors)]

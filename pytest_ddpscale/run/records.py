@@ -109,13 +109,11 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
         arm: name of the arm.
         first_block_s: from the construction of the arm to the end of its first steps: compilation, cuDNN's choice of
             algorithms, NCCL's connections. Kept apart from steady state.
-        steps_per_block: number of steps in its timed blocks.
     """
 
     study: str
     arm: str
     first_block_s: Seconds
-    steps_per_block: Positive
 
 
 class SeededStep(Record, frozen=True, kw_only=True):
@@ -144,11 +142,10 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
-    """Floating-point operations per sample of forward and backward pass of a study's model, and their counter."""
+    """Floating-point operations per sample of forward and backward pass of a study's model."""
 
     study: str
     flops_per_sample: Annotated[float, Meta(gt=0, le=1e18)]
-    counter: str
 
 
 class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):
@@ -194,3 +191,25 @@ def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
         raise ValueError(
             f"ranks has {len(ranks)} values, but {len(ranks) - twice} different ones; expected each rank once"
         )
+
+
+class RankMemory(Record, frozen=True, kw_only=True):
+    """Peak memory of one rank, in bytes.
+
+    Attributes:
+        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
+            CUDA's context. CPU: peak resident set minus shared pages.
+        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
+        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
+    """
+
+    own_bytes: Count
+    shared_bytes: Count = 0
+    total_bytes: Positive | None = None
+
+
+class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
+    """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
+
+    study: str
+    ranks: tuple[RankMemory, ...]

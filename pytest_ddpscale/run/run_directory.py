@@ -18,26 +18,19 @@ from typing import IO, Any, TypeVar
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.no_run import no_run
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
-from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse_irregular, size_text
 
 T = TypeVar("T")
 LOCK_NAME = "run.lock"  # lock file against other writers, see run_opening.py
-MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
 # Files that verdicts rest on, by the key of their digest in verdicts.json.
-JUDGED = {
-    "measurements_sha256": MEASUREMENTS, "telemetry_sha256": TELEMETRY, "plan_sha256": "plan.json",
-    "run_sha256": "run.json",
-}  # fmt: skip
+JUDGED = {"measurements_sha256": "measurements.jsonl", "plan_sha256": "plan.json", "run_sha256": "run.json"}
 # A block of 8,192 ranks with 1,000 steps each has 42 MiB.
 MOST_LINE_BYTES = 2**27
-AnyLine = AnyRecord | TelemetryBlock | ArmProfile
 
 
 class _Name(str):
@@ -56,13 +49,11 @@ class RunDirectory:
     """
 
     path: Path
-    _read: dict[Path, tuple[Any, list[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     run_json = _Name("run.json")  # who, when, where, with what versions
     plan_json = _Name("plan.json")  # the planned studies
-    measurements_jsonl = _Name(MEASUREMENTS)  # one line per arm and round
-    telemetry_jsonl = _Name(TELEMETRY)  # of GPUs, one line per arm and round
-    profiles_jsonl = _Name(PROFILES)  # of arms, by torch.profiler after the timed rounds
+    measurements_jsonl = _Name("measurements.jsonl")  # all records, one line each
     baseline_json = _Name("baseline.json")  # values of these nodes in earlier runs, from the site's history
     superseded_jsonl = _Name("superseded.jsonl")  # earlier records of studies that were measured again
     verdicts_json = _Name("verdicts.json")  # verdicts and outcome, the source of all reports
@@ -171,30 +162,15 @@ class RunDirectory:
         Raises:
             RunDirectoryError: another line is not a record; the message has its number.
         """
-        return self._read_once(self.measurements_jsonl, RecordReader().read)
-
-    def read_telemetry(self) -> list[TelemetryBlock]:
-        """All telemetry records, in order; may be empty. Raises RunDirectoryError."""
-        reader = RecordReader()
-        reader.know(self.read_records())
-        return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
-
-    def read_profiles(self) -> list[ArmProfile]:
-        """All profiles, in order; may be empty. Raises RunDirectoryError."""
-        reader = RecordReader()
-        reader.know(self.read_records())
-        return self._read_once(self.profiles_jsonl, reader.read_profile)
-
-    def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
-        stamp = _stamp(path)
-        if path not in self._read or self._read[path][0] != stamp:
-            self._read[path] = stamp, list(_records(path, read))
-        found: list[T] = self._read[path][1]
+        stamp = _stamp(self.measurements_jsonl)
+        if self._read.get("stamp") != stamp:
+            self._read.update(stamp=stamp, records=list(_records(self.measurements_jsonl)))
+        found: list[AnyRecord] = self._read["records"]
         return found
 
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl."""
-        return self._sha256(MEASUREMENTS)
+        return self._sha256("measurements.jsonl")
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files that verdicts rest on, by key in their basis; that of no bytes if one is missing."""
@@ -216,39 +192,37 @@ class RunDirectory:
             raise unreadable(path, error) from None
 
     def cut_torn_line(self) -> None:
-        """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
+        """Remove an incomplete last line left by a kill, before further records are appended. No rank may be writing.
 
         Raises:
-            WritingError: a file cannot be changed.
+            WritingError: the file cannot be changed.
         """
-        for path in (self.measurements_jsonl, self.telemetry_jsonl, self.profiles_jsonl):
-            try:
-                _cut_torn_line(path)
-            except OSError as error:
-                raise self.unwritten(path, error) from None
+        try:
+            _cut_torn_line(self.measurements_jsonl)
+        except OSError as error:
+            raise self.unwritten(self.measurements_jsonl, error) from None
 
-    def append_record(self, record: AnyLine) -> None:
+    def append_record(self, record: AnyRecord) -> None:
         """Append one record, which then survives a kill of this process. Raises like `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[AnyLine]) -> None:
-        """Append records, opening files once, because on a shared file system opening may cost more than writing.
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
+        """Append records, opening the file once, because on a shared file system opening may cost more than writing.
 
         Raises:
             WritingError: the disk is full, read-only or broken; earlier records stay, and no part of these is written.
         """
-        lines = [(file_of(record), checked_line(record)) for record in records]
-        for name in dict.fromkeys(name for name, _ in lines):
-            self.append_lines(name, b"".join(line for of, line in lines if of == name))
+        if records:
+            self.append_lines(b"".join(map(checked_line, records)))
 
-    def append_lines(self, name: str, lines: bytes) -> None:
-        """Append lines to a file unchanged. Raises like `append_records`."""
+    def append_lines(self, lines: bytes) -> None:
+        """Append lines unchanged. Raises like `append_records`."""
         try:
-            append_whole(self.path / name, lines)
+            append_whole(self.measurements_jsonl, lines)
         except OSError as error:
-            raise self.unwritten(self.path / name, error) from None
+            raise self.unwritten(self.measurements_jsonl, error) from None
 
-    def set_aside(self, is_superseded: Callable[[AnyLine], bool]) -> None:
+    def set_aside(self, is_superseded: Callable[[AnyRecord], bool]) -> None:
         """Move records to superseded.jsonl. No rank may be writing.
 
         A crash in between leaves records in both files but loses none.
@@ -256,20 +230,18 @@ class RunDirectory:
         Raises:
             OSError: a file cannot be written.
         """
-        files = (MEASUREMENTS, self.read_records), (TELEMETRY, self.read_telemetry), (PROFILES, self.read_profiles)
-        for name, read in files:
-            if not (self.path / name).exists():
-                continue
-            superseded: list[bytes] = []
-            kept: list[bytes] = []
-            with open_regular(self.path / name) as lines:  # keep lines as written; the last one may be incomplete
-                for record, line in zip(read(), lines, strict=False):
-                    (superseded if is_superseded(record) else kept).append(line)
-            _cut_torn_line(self.superseded_jsonl)
-            append_whole(self.superseded_jsonl, b"".join(superseded))
-            with self.superseded_jsonl.open("rb") as file:
-                os.fsync(file.fileno())
-            write_atomically(self.path / name, b"".join(kept))
+        superseded: list[bytes] = []
+        kept: list[bytes] = []
+        if not self.measurements_jsonl.exists():
+            return
+        with open_regular(self.measurements_jsonl) as lines:  # keep lines as written; the last one may be incomplete
+            for record, line in zip(self.read_records(), lines, strict=False):
+                (superseded if is_superseded(record) else kept).append(line)
+        _cut_torn_line(self.superseded_jsonl)
+        append_whole(self.superseded_jsonl, b"".join(superseded))
+        with self.superseded_jsonl.open("rb") as file:
+            os.fsync(file.fileno())
+        write_atomically(self.measurements_jsonl, b"".join(kept))
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
         """The error for a file of the run, or of a judgement on another one, that cannot be written."""
@@ -279,11 +251,6 @@ class RunDirectory:
             str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
             f"Earlier measurements are kept. Free space or repair the file system, then {then}.",
         )  # fmt: skip
-
-
-def file_of(record: AnyLine) -> str:
-    """Name of the file of a run with records of this kind."""
-    return {TelemetryBlock: TELEMETRY, ArmProfile: PROFILES}.get(type(record), MEASUREMENTS)
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
@@ -327,10 +294,11 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
+def _records(path: Path) -> Iterator[AnyRecord]:
     """Records of the complete lines, one by one, because files of large runs do not fit into memory."""
     if not path.exists():
         return
+    read = RecordReader().read
     try:
         with open_regular(path) as file:
             for number in count(1):

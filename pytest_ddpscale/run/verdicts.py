@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
+from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.run_directory import broken_file, read_file
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
 from pytest_ddpscale.run.strict_json import strict_json
@@ -32,15 +32,15 @@ Flag = Literal[
     "interrupted",  # its study was interrupted, so that --ddp-resume measures it
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
-WRONG_DATA: Literal["wrong-data"] = "wrong-data"
-THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
-PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+WRONG_DATA: Final = "wrong-data"
+THIS_LAUNCH_ONLY: Final = "this-launch-only"
+PARTLY_KNOWN: Final = "partly-known"
 CALIBRATE = "calibrate (`ddpscale calibrate`)"  # how the remark on a loss that no bound sees ends
 POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
 LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION: Literal[7] = 7
+VERDICTS_SCHEMA_VERSION = 7
 
 
 @dataclass(frozen=True)
@@ -190,34 +190,13 @@ class Verdict:
     @property
     def is_open(self) -> bool:
         """Whether further rounds may decide it, or fail further places."""
-        may_be_decided = self.outcome == "inconclusive" and not self._is_beyond_rounds
-        return may_be_decided or "undecided" in self.flags
-
-    @property
-    def half_width(self) -> float | None:
-        """Distance of the value from the farther end of its interval, in `unit`; None without an interval."""
-        if self.value is None or self.interval is None:
-            return None
-        low, high = self.interval
-        return max(self.value - low, high - self.value)
-
-    @property
-    def _is_beyond_rounds(self) -> bool:
-        """Whether further rounds cannot decide it."""
-        return not {"host-bound", "implausible"}.isdisjoint(self.flags)
+        may_be_decided = {"host-bound", "implausible"}.isdisjoint(self.flags)
+        return (self.outcome == "inconclusive" and may_be_decided) or "undecided" in self.flags
 
     @property
     def bound_value(self) -> float:
         """The bound's number."""
         return next(iter(self.bound.values()))
-
-
-def is_routine(note: str) -> bool:
-    """Whether a note stands on sound machines too, or repeats a reason; a terminal shows it only with ``-v``.
-
-    Places may be named before it (`judge.combining`).
-    """
-    return note.startswith((LOW_UTILIZATION, JUDGED_FROM)) or note.endswith(("host-bound", POWER_UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -235,7 +214,7 @@ class Blocker:
     kind: Literal["requirement", "test", "run"]
     name: str
     reason: str
-    cause: CauseId | Literal[""] = ""
+    cause: CauseId = ""
 
 
 @dataclass(frozen=True)
@@ -322,7 +301,7 @@ class Judgement:
     causes: tuple[CauseRecord, ...] = ()
     requirements: tuple[dict[str, Any], ...] = ()
     requirements_sha256: str = ""
-    schema_version: Literal[7] = VERDICTS_SCHEMA_VERSION
+    schema_version: int = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
@@ -346,13 +325,13 @@ class Judgement:
     @property
     def other_notes(self) -> tuple[str, ...]:
         """The run's notes without that one, which reports show elsewhere."""
-        return tuple(note for note in self.notes if not note.endswith(CALIBRATE))
+        return tuple(note for note in self.notes if note != self.unseen_loss)
 
     @property
     def notes_of_judging(self) -> dict[str, str]:
         """Notes by key of the session that judged an earlier run, such as who did."""
-        noted = ((key.partition(JUDGED_NOTE), said) for key, said in self.basis.items())
-        return {key: said for (before, prefix, key), said in noted if prefix and not before}
+        noted = (key for key in self.basis if key.startswith(JUDGED_NOTE))
+        return {key.removeprefix(JUDGED_NOTE): self.basis[key] for key in noted}
 
     @property
     def waived(self) -> list[Verdict]:

@@ -93,7 +93,7 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
         ecc_enabled=expected.ecc is not False,
         ecc_corrected=0,
         ecc_uncorrected=_UNCORRECTABLE if is_bad else 0,
-        remapped_rows=RemappedRows(0, 0, pending=False, failed=False),
+        remapped_rows=RemappedRows(0, pending=False, failed=False),
         throttle_reasons=(HELD_DOWN_BY,) if rank in faults.bad_gpus("clock") else (),
         pcie_generation=generation,
         pcie_generation_max=generation,

@@ -18,17 +18,18 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
 from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.rank_folder import RankMemory, StudyMemory
 from pytest_ddpscale.run.readings import READINGS, STEP_S, WAITED_S
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
     Rank,
+    RankMemory,
     RoundEnd,
     SeededStep,
     SeededSteps,
     StudyEnd,
+    StudyMemory,
     StudyStart,
     WarmUp,
 )
@@ -192,7 +193,7 @@ class GangMember:
         """Record the peak memory of every rank, before it is freed."""
 
         def join(parts: list[RankMemory]) -> None:
-            self._sink.append_memory(StudyMemory(study=study.id, ranks=tuple(parts)))
+            self._sink.append_record(StudyMemory(study=study.id, ranks=tuple(parts)))
 
         everybody = range(self._control.world_size)
         self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)
@@ -282,9 +283,7 @@ class GangMember:
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
             steps = steps_for_block(_usual_step_s(latest), study.block_s, steps_at_once(study, arm))
-            self._sink.append_record(
-                WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s, steps_per_block=steps)
-            )
+            self._sink.append_record(WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s))
             self._control.say(f"{key}/steps", steps)
 
 

@@ -24,7 +24,7 @@ WATCHED_BY = {
     "test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told",
     "kill-not-sent": "node/test_processes.py::test_who_ignores_sigterm_is_gone",
     "environment-leaked": "launch/test_environment.py::test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed",
-    "node-order": "plan/test_layout.py::test_four_ranks_spread_over_three_nodes",
+    "node-order": "plan/test_layout.py::test_groups_are_of_the_arms_size_share_no_rank_and_lie_where_they_should",
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
     "torn-line": "run/test_run_directory.py::TestMeasurements::test_a_killed_run_keeps_every_finished_measurement",
     "duplicates": REFUSED,

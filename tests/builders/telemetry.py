@@ -31,10 +31,10 @@ class Telemetry(GpuReadings, frozen=True):
     device: str
 
 
-def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
+def telemetry_of(records: Iterable[object], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
     """Records GPU by GPU."""
     found = []
-    for block in blocks:
+    for block in (one for one in records if isinstance(one, TelemetryBlock)):
         columns = [each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
             at = gangs[block.gang].ranks[rank].place
@@ -56,6 +56,7 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
     return telemetry_columns_of(blocks, gangs)
 
 
-def flags_of(window: Telemetry) -> tuple[str, ...]:
-    """What is conspicuous about a window, in order."""
+def flags_of(readings: GpuReadings) -> tuple[str, ...]:
+    """What is conspicuous about a GPU, in order."""
+    window = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-0", **{name: getattr(readings, name) for name in READINGS})
     return tuple(flag for flag, raised in devices.flags(columns_of_telemetry([window])).items() if raised[0])

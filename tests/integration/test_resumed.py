@@ -28,8 +28,8 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 append_lines = RunDirectory.append_lines
 
 
-def append_and_interrupt(run, file, lines):
-    append_lines(run, file, lines)
+def append_and_interrupt(run, lines):
+    append_lines(run, lines)
     blocks = [line for line in lines.splitlines() if b'"kind":"timed"' in line and b'"study":"strong/tiny"' in line]
     if blocks and os.environ.pop("INTERRUPTED", ""):
         os.kill(os.getpid(), signal.SIGINT)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.arm import Arm, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.metric_catalogue import METRICS, TRAINING_METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import (
@@ -40,7 +40,7 @@ PACE = Pace(rounds=32, block_s=1.5, warmup_s=2.0, uncompared_rounds=16)
 EMPTY = Plan("a100", "cuda", ())
 QUESTIONS = st.builds(
     Question,
-    st.sampled_from([metric for metric in TRAINING_METRICS.values() if not metric.maximum_world_size]),
+    st.sampled_from([one for one in METRICS.values() if one.subject == "workload" and not one.maximum_world_size]),
     st.sampled_from([ONE, TWO]),
     st.sampled_from([2, 4, 8, 16, 24]),
     st.sampled_from(["packed", "spread"]),

@@ -61,7 +61,7 @@ def judged(site: Site, scenario: Scenario) -> tuple[Path, str]:
     write_simulated_run(run, cluster, simulated, ["pytest", "--gpu-sku=tested-gpu"])
     if not scenario.is_marked:
         edit_json(run.run_json, simulated=False, status="finished", simulation=None, notes=None)
-        for file in (run.run_json, run.path / "measurements.jsonl", run.path / "telemetry.jsonl"):
+        for file in (run.run_json, run.measurements_jsonl):
             text = file.read_text(encoding="utf-8")
             for of_simulated, of_measured in AS_IF_MEASURED.items():
                 text = text.replace(of_simulated, of_measured)

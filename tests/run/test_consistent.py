@@ -255,7 +255,7 @@ def test_pairs_of_ranks_take_their_turns(tmp_path: Path, turns: Sequence[int], f
                   began_unix_s=1.7e9, seconds=0.1, readings={"is_correct": True})
         )  # fmt: skip
     if found:
-        assert found in refusal(tmp_path, lambda sound: records, plan)
+        assert found in refusal(tmp_path, lambda sound: records, plan, is_watched=False)
     else:
         assert len(read(tmp_path, lambda sound: records, plan, is_watched=False).probes) == 1
 

@@ -18,7 +18,7 @@ from tests.builders.json_types import as_json, run_record
 from tests.builders.records import gang_on
 from tests.run.sound_run import PLAN, sound
 
-FILES = ("run.json", "plan.json", "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl")
+FILES = ("run.json", "plan.json", "measurements.jsonl")
 SOON_S = 2.0
 
 

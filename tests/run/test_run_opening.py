@@ -343,7 +343,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     [
         ("measurements.jsonl", r'(?s)\{"kind":"study_end.*', ""),
         ("measurements.jsonl", "(?s).+", ""),
-        ("telemetry.jsonl", "^", "{}"),
         ("plan.json", '"nodes":1', '"nodes": 1'),
         ("run.json", "abab", "cdcd"),
     ],

@@ -103,7 +103,7 @@ class TestRunJson:
         finish_run(run, "finished")
         assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0)
         for first_block_s in (2.5, 0.5):
-            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s, steps_per_block=9))
+            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s))
         finish_run(run, "finished")
         assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0, first_step_s=2.5)
 

@@ -39,7 +39,7 @@ LOSS = np.array([1, 1, 1, np.nan], "<f4").tobytes()
 
 def read_again(record: AnyRecord) -> AnyRecord:
     reader = RecordReader()
-    reader.know([gang_of(RUN)])
+    reader.read(checked_line(gang_of(RUN)))
     return reader.read(checked_line(record))
 
 

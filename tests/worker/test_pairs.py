@@ -115,14 +115,14 @@ def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:
 def test_a_record_says_who_was_measured_and_the_bandwidth_of_the_slower_end() -> None:
     _, found = measured(gang(nodes=2, slow_ranks=(1,)))
     (pair,) = found
-    assert (pair.round, pair.ranks, pair.hosts) == (0, (0, 1), ("n1", "n2"))
-    assert (pair.local_ranks, pair.devices) == ((0, 0), ("cpu-0", "cpu-1"))
+    assert (pair.round, pair.ends) == (0, (Place("n1", 0, "cpu-0"), Place("n2", 0, "cpu-1")))
     assert pair.gbps == pytest.approx(4096 / SLOW_S / 1e9)
 
 
 def test_all_ranks_of_a_node_are_measured_at_once_each_with_its_like() -> None:
     _, found = measured(gang(nodes=2, per_node=2, slow_ranks=(3,)))
-    assert [(pair.round, pair.ranks, pair.local_ranks) for pair in found] == [(0, (0, 2), (0, 0)), (0, (1, 3), (1, 1))]
+    ends = [(pair.round, [(end.host, end.local_rank) for end in pair.ends]) for pair in found]
+    assert ends == [(0, [("n1", 0), ("n2", 0)]), (0, [("n1", 1), ("n2", 1)])]
     assert found[0].gbps > 10 * found[1].gbps
 
 

@@ -66,7 +66,7 @@ def normalised(rank: int) -> str:
 
 def epochs_of(lines: list[bytes]) -> list[TrainedEpoch]:
     reader = RecordReader()
-    reader.know([gang_on(["n1"], 4)])
+    reader.read(line_of(gang_on(["n1"], 4)))
     return [one for one in map(reader.read, lines) if isinstance(one, TrainedEpoch)]
 
 

@@ -6,8 +6,7 @@ import torch.distributed as dist
 from msgspec import field
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.rank_pairs import Ranks
+from pytest_ddpscale.plan.layout import Layout, Ranks
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.strict_json import Count, Record
 from pytest_ddpscale.worker.device import Device, Timing

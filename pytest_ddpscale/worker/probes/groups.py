@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.rank_pairs import Ranks
+from pytest_ddpscale.plan.layout import Ranks
 from pytest_ddpscale.worker.process_groups import new_group
 from pytest_ddpscale.worker.rank_context import RankContext
 

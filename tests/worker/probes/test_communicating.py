@@ -117,7 +117,7 @@ def _within_limit(rank: int) -> tuple[list[bytes], list[float]]:
 def test_messages_larger_than_one_that_takes_too_long_are_not_even_tried(tmp_path: Path) -> None:
     answers = on_ranks(_within_limit, tmp_path, RANKS)
     reader = RecordReader()
-    reader.know([WHO])
+    reader.read(line_of(WHO))
     records = [reader.read(line) for line in answers[0][0]]
     assert {record.arm for record in records if isinstance(record, Block)} == {SMALL.name, MEDIUM.name}
     unsupported = {record.arm: record for record in records if isinstance(record, Unsupported)}
@@ -136,7 +136,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Why each rank ended, and what it wrote."""
     answers = on_ranks(_probe, tmp_path_factory.mktemp("probes"), RANKS)
     reader = RecordReader()
-    reader.know([WHO])
+    reader.read(line_of(WHO))
     return [ended for ended, _ in answers], [[reader.read(line) for line in lines] for _, lines in answers]
 
 
