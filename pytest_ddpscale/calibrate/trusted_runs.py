@@ -11,8 +11,8 @@ from pytest_ddpscale.history.recording import started_at_of, versions_by_host
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.run_record import why_not_one_machine
+from pytest_ddpscale.run.verdicts import read_judged
 from pytest_ddpscale.util.listing import first_few
 
 FEWEST_NODES = 3

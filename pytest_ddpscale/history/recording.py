@@ -21,9 +21,8 @@ from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
-from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judged
 
 Recorded = Literal["added", "replaced", "known"]
 
@@ -196,8 +195,8 @@ def _judged_at(judgement: Judgement, started_at: str) -> str:
 
 def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
     """Software versions on each host of the run, from its ranks and, such as the driver's, from its survey."""
-    everywhere, named = record.versions, [one.host for one in record.hosts]
-    found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
+    everywhere = record.versions
+    found = {host: dict(everywhere) for host in (*sorted(evidence.columns.hosts), *evidence.hosts)}
     for gang in gangs_by_number(records).values():
         for rank, place in enumerate(gang.places):
             found[place.host] |= known_versions(gang.versions_of(rank))

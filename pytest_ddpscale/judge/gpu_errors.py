@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.verdicts import Verdict
 
 GANGS_FOR_CERTAIN, GANGS_FOR_CERTAIN_OF_TWO = 2, 3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_ddpscale.node.protocol import Failed
-from pytest_ddpscale.run.gpu_error_record import RankGpuError
 from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
+from pytest_ddpscale.run.records import RankGpuError
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 
 

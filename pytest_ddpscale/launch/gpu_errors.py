@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import Failed
-from pytest_ddpscale.run.gpu_error_record import RankGpuError
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import RankGpuError
 
 # Errors after which a context is unusable, as cudaGetErrorString says them (CUDA Runtime API, "CUDA error types"), and
 # those of libraries whose kernels failed. Lack of memory, of a driver or of kernels is none of the GPU's.

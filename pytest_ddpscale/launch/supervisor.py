@@ -28,10 +28,9 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.rank_folder import Assignment, WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
-from pytest_ddpscale.run.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import EndReason, GpuErrors, Lost, RankGpuError, RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import strict_json

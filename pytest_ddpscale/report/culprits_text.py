@@ -25,10 +25,9 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.run_opening import open_judged, read_judged
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
@@ -105,15 +104,16 @@ def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
         RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
     """
     run, judged = open_judged(path)
-    record, judgement = run.read_run(), read_judged(run, judged)
-    began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
+    record, judgement, gangs = run.read_run(), read_judged(run, judged), gangs_by_number(run.read_records()).values()
+    aside = _set_aside(record, judgement, [place.uuid for gang in gangs for place in gang.places])
+    began, why_not = int(record.began.timestamp()), _why_no_return(record)
     if rehearses:
         if aside != WATERMARK:
             raise OptionError("--rehearse", f"found {path}, a run of a real machine", "simulated runs")
         record, aside = structs.replace(record, status="finished"), None
     if aside is not None:
         return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
-    done, hosts = _done(run), [host.host for host in record.hosts]
+    done, hosts = _done(run), sorted({host for gang in gangs for host in gang.hosts})
     if record.status != "finished":
         unfinished = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
         named = [*_lost(run, hosts), *_accused(replace(judgement, outcome="incomplete"))]
@@ -182,9 +182,8 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
         yield "\t".join(text.one_line(field) or NOBODY for field in fields)
 
 
-def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
+def _set_aside(record: RunRecord, judgement: Judgement, devices: Sequence[str]) -> str | None:
     """Why nothing follows from a run for any host; None if something can."""
-    devices = [place.uuid for verdict in judgement.verdicts for one in verdict.culprits for place in one.places]
     if judgement.simulated or record.is_simulated(devices):
         return WATERMARK
     if record.is_imported:

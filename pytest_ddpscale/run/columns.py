@@ -21,7 +21,6 @@ from pytest_ddpscale.run.rank_columns import NOBODY, Index, Keeping, RankColumns
 from pytest_ddpscale.run.records import GangRecord
 
 StepArray: TypeAlias = npt.NDArray[np.float32]
-_OF_A_ROW = ("numbers", "turn", "node")
 # Quantities that every block has, by the type of their arrays.
 _OF_A_CELL = {
     "present": "?", "groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "began_unix_s": "f8", "digest": "i8",
@@ -103,7 +102,7 @@ class ArmColumns:
 
     def of(self, rows: Index, columns: Index = slice(None)) -> ArmColumns:
         """Some rows of some ranks."""
-        of_rows = {name: getattr(self, name)[rows] for name in _OF_A_ROW}
+        of_rows = {name: getattr(self, name)[rows] for name in ("numbers", "turn", "node")}
         return self.changed(lambda values: values[rows][:, columns], ranks=self.ranks.of(columns), **of_rows)
 
     def side_by_side(self, nodes: IntArray) -> ArmColumns:
@@ -205,10 +204,10 @@ class GrowingColumns:
     def _arm(self, study: str, arm: str) -> ArmColumns:
         numbers, blocks = zip(*sorted(self._blocks[study, arm].items()), strict=True)
         rounds, turns = np.array(numbers, np.int64).T
-        ranks = np.sort(blocks[0].each("ranks"))
-        if not all(np.array_equal(np.sort(block.each("ranks")), ranks) for block in blocks):  # turns, or one is missing
-            ranks = np.unique(np.concatenate([block.each("ranks") for block in blocks]))
-        at = [np.searchsorted(ranks, block.each("ranks")) for block in blocks]
+        ranks = np.sort(blocks[0].ranks)
+        if not all(np.array_equal(np.sort(block.ranks), ranks) for block in blocks):  # turns, or one is missing
+            ranks = np.unique(np.concatenate([block.ranks for block in blocks]))
+        at = [np.searchsorted(ranks, block.ranks) for block in blocks]
         places = ranks_in_one_place({block.gang: self._gangs[block.gang] for block in blocks}, ranks)
         before = self._laid_out.get((study, arm))
         if before is not None and before.ranks.is_same(places):

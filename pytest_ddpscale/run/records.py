@@ -179,6 +179,39 @@ class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
     message: str
 
 
+class RankGpuError(Record, frozen=True, kw_only=True):
+    """One rank.
+
+    Attributes:
+        place: without UUID and index if the rank could not tell them.
+        error: ``CUDA error: unspecified launch failure``.
+        study: that it measured; None between studies, like `arm`.
+        peers: number of other ranks that did the same work at the same time.
+    """
+
+    place: Place
+    error: str
+    study: str | None = None
+    arm: str | None = None
+    peers: Count = 0
+
+
+class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_errors"):
+    """The ranks of one gang, which may have ended before it was announced.
+
+    Attributes:
+        gang: its number.
+        ranks: of the gang.
+        errors: those that an error of their own GPU ended.
+        studies: that the end of the gang left without a result.
+    """
+
+    gang: Count
+    ranks: Positive
+    errors: tuple[RankGpuError, ...]
+    studies: tuple[str, ...] = ()
+
+
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
     """The gangs among records, by number."""
     return {record.gang: record for record in records if isinstance(record, GangRecord)}

@@ -58,7 +58,11 @@ def _json_types(value: Any) -> Any:
 
 
 def parse_strict_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for malformed text, including NaN and Infinity."""
+    """Parse JSON, also with half pairs of surrogates, as in a command line that is not UTF-8.
+
+    Raises:
+        ValueError: it is malformed, such as NaN and Infinity.
+    """
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
@@ -70,8 +74,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
+    if math.isinf(number := float(digits)):
         raise ValueError(f"{digits} is out of range")
     return number
 

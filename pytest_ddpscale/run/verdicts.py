@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
-from pytest_ddpscale.run.run_directory import broken_file, read_file
-from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
+from pytest_ddpscale.run.run_directory import JUDGED, RunDirectory, broken_file, read_file
+from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.waiver import Waiver
 
@@ -146,8 +147,7 @@ class Verdict:
         units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
         object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
         if self.value is not None:
-            difference = self.value - self.bound_value
-            better = difference if "at_least" in self.bound else -difference
+            better = self.value - self.bound_value if "at_least" in self.bound else self.bound_value - self.value
             object.__setattr__(self, "margin", better / self.bound_value)
 
     @property
@@ -328,12 +328,6 @@ class Judgement:
         return tuple(note for note in self.notes if note != self.unseen_loss)
 
     @property
-    def notes_of_judging(self) -> dict[str, str]:
-        """Notes by key of the session that judged an earlier run, such as who did."""
-        noted = (key for key in self.basis if key.startswith(JUDGED_NOTE))
-        return {key.removeprefix(JUDGED_NOTE): self.basis[key] for key in noted}
-
-    @property
     def waived(self) -> list[Verdict]:
         """Failed requirements with a waiver."""
         return [verdict for verdict in self.verdicts if verdict.is_waived]
@@ -364,4 +358,51 @@ def read_judgement(path: Path) -> Judgement:
     if judgement.outcome not in possible:
         by_all = " or ".join(sorted(possible))
         raise broken_file(path, f"says {judgement.outcome}, but is {by_all} by its verdicts and blockers")
+    return judgement
+
+
+def open_judged(path: Path) -> tuple[RunDirectory, RunDirectory]:
+    """The directories of a run's measurements and of its verdicts and reports; the latter may have none yet.
+
+    Args:
+        path: a run directory, or one that ``--ddp-judge`` made, such as ``RUN/judged-2``.
+
+    Raises:
+        RunDirectoryError: it is neither, is broken, or the judged run is missing or has changed.
+    """
+    judged = RunDirectory(path)
+    if judged.run_json.is_file() or not judged.verdicts_json.is_file():
+        return RunDirectory.open(path), judged
+    basis = read_judgement(judged.verdicts_json).basis
+    named = Path(basis.get("measurements_path", "")).parent
+    # As typed, relative to where pytest was started; inside the run itself; or next to it, if both were moved.
+    for place in (named, path.parent, path.parent / named.name):
+        run = RunDirectory(place)
+        if run.run_json.is_file() and run.measurements_sha256() == basis.get("measurements_sha256"):
+            return RunDirectory.open(place), judged
+    raise RunDirectoryError(
+        str(path), f"holds verdicts on {named}, which is missing or has changed", "the judged run, unchanged",
+        f"Judge the run again with `pytest --ddp-judge={named}`, or start from the directory that contains it.",
+    )  # fmt: skip
+
+
+def read_judged(run: RunDirectory, judged: RunDirectory) -> Judgement:
+    """The verdicts in `judged` on the measurements in `run`.
+
+    Those of a run that still measures, or was killed, are on a part of it, and accept and reject nothing.
+
+    Raises:
+        RunDirectoryError: it was never judged, verdicts.json is broken, or the run has changed since.
+    """
+    if not judged.verdicts_json.exists():
+        judge = f"Judge it with `pytest --ddp-judge={run.path}`."
+        raise RunDirectoryError(str(run.path), "was never judged", "verdicts", judge)
+    judgement = read_judgement(judged.verdicts_json)
+    changed = [JUDGED[key] for key, digest in run.digests().items() if judgement.basis.get(key) != digest]
+    if changed and not (judgement.outcome == "incomplete" and judgement.unfinished):
+        raise RunDirectoryError(
+            str(judged.verdicts_json), f"was made from another {', '.join(changed)} than {run.path} has now",
+            "unchanged files",
+            f"Restore them from a copy, or measure again; `pytest --ddp-judge={run.path}` judges them as they are.",
+        )  # fmt: skip
     return judgement

@@ -10,11 +10,9 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
-from pytest_ddpscale.run.run_directory import RunDirectory, broken_file, not_writable
-from pytest_ddpscale.run.run_opening import RunLock
+from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file, not_writable
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey

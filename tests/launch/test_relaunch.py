@@ -24,10 +24,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
-from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GpuErrors, RankGpuError, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.launches import slurm

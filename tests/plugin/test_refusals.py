@@ -13,8 +13,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_opening import RunLock
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_record import start_run
 from tests.plugin.site import WEAK_8, Site, assert_refused, edit_json, output_of, thresholds_with
 from tests.rows import rows
@@ -137,8 +136,8 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "no run": (as_it_is, "--ddp-judge=nowhere", ("ERROR: nowhere: does not exist. `ddpscale runs` lists runs.",)),
     "a run that may not be looked at": (as_it_is, f"--ddp-judge={'x' * 300}", ("run.json: File name too long.",)),
     "an older run": (
-        of_schema("run.json", 1), JUDGE,
-        ("measured/run.json: has schema_version 1; expected 2", "measure again, or judge with the version"),
+        of_schema("run.json", 2), JUDGE,
+        ("measured/run.json: has schema_version 2; expected 3, which", "finish it with the version that began it."),
     ),
     "an impossible measurement": (
         with_an_impossible_measurement, JUDGE, ("measured/measurements.jsonl: line 42 is not a record",),
