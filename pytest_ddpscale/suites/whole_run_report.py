@@ -141,7 +141,7 @@ def skipped_text(one: RunRecords) -> str:
 def _deadline_s(runs: Sequence[RunRecords], name: str) -> float | None:
     """The time bound of a data set's largest size, used as a deadline that smaller sizes may also meet."""
     largest = max((one.run for one in runs if one.run.name == name), key=lambda run: run.world_size)
-    return largest.bounds.most_s
+    return largest.most_s
 
 
 def _required(verdicts: Sequence[RunVerdict]) -> SuiteSection:

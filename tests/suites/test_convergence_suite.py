@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.plan.training_run import TrainingRun, learning_rate_at, loss_reached
+from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.training_record import TrainedEpoch, trained_runs
 from pytest_ddpscale.suites.convergence_report import convergence_report, time_to_loss
+from pytest_ddpscale.suites.training_options import learning_rate_at
 from tests.approved import assert_approved
 from tests.builders.whole_runs import plan_of, records_of, suite_of, training_run
 from tests.suites.conftest import MeasuredAndTold
