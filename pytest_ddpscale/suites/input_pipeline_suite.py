@@ -23,7 +23,7 @@ from pytest_ddpscale.suites.inference_suite import classification_model
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.datasets.dataset_record import DatasetRecord
+    from pytest_ddpscale.run.dataset_record import DatasetRecord
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 SYNTHETIC = Variant(data="synthetic")
@@ -94,7 +94,7 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
 
 def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord | None:
     """make-dataset's record of the folder, if it has one and this machine can read it. Raises OptionError."""
-    from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
+    from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
 
     if is_here and not (folder / "train").is_dir():
         raise OptionError("--folder", f"{folder} has no folder train", "train/CLASS/IMAGE (see ddpscale make-dataset)")

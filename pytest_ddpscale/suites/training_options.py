@@ -177,7 +177,7 @@ def mnist_set(folder: Path) -> SampleSet:
 
 def folder_set(folder: Path) -> SampleSet:
     """The data set in a folder, by make-dataset's record or else by its files. Raises OptionError."""
-    from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
+    from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
 
     path = folder.expanduser().absolute()
     try:

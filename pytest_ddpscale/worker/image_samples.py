@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
 
-from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
 from pytest_ddpscale.plan.workload import Split
+from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
 from pytest_ddpscale.util.orphans import die_with_parent
 
 IMAGE_TIMEOUT_S = 120.0

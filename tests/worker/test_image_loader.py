@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 from torch.distributed import HashStore
 
-from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.plan.workload import ImageFolderData
+from pytest_ddpscale.run.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.image_loader import ImageLoader, LoaderSettings, open_samples
