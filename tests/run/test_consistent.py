@@ -16,6 +16,7 @@ from tests.rows import rows
 from tests.run.sound_run import (
     ARMS,
     GPUS,
+    PER_NODE,
     PLAN,
     ROUNDS,
     STUDY,
@@ -25,6 +26,8 @@ from tests.run.sound_run import (
     after,
     again,
     changed,
+    is_line,
+    lines_of,
     more,
     plan_of,
     read,
@@ -36,7 +39,7 @@ from tests.run.sound_run import (
 LAUNCHED = replace(STUDY, arms=STUDY.arms[2:], launch=2)  # arms in which no ranks take turns
 TWO_LAUNCHES = replace(PLAN, studies=(STUDY, LAUNCHED), launches=2)
 ONE_NODE = replace(PLAN, nodes=1, ranks_per_node=None, pairs=None)
-LAST = f"round_end {STUDY.id} {ROUNDS - 1}"
+LAST = f"round_end weak/resnet152-fp16 {ROUNDS - 1}"
 TURNS = "timed send-recv-256mib@3 0"  # of three GPUs on a node
 REDUCE, GATHER = "all-reduce-32mib@2", "all-gather-8gib@2"  # of pairs of nodes, of ranks of a node
 
@@ -101,16 +104,16 @@ REFUSED = COPIED | {
     changed("timed ddp@2", series={}): "has no step times (step_s) of ddp@2",
     changed("timed pairs", series={}): f"has no step times (step_s) of {REDUCE}",
     # Cut: arms, turns and ranks that are missing, one of which could be slow or wrong.
-    changed(f"round_end {STUDY.id} 2", arms=ARMS[:-1]): f"2 of {STUDY.id}, without no_sync@2, which has no 8 rounds",
-    changed(LAST, arms=ARMS[:-1]): f"ends round 9 of {STUDY.id}, without no_sync@2, which was measured",
-    without("timed ddp@2 2"): f"ends round 2 of {STUDY.id}, of which ddp@2 was not recorded",
+    changed("round_end weak/resnet152-fp16 2", arms=ARMS[:-1]): "without no_sync@2, which has no 8 rounds",
+    changed(LAST, arms=ARMS[:-1]): "ends round 9 of weak/resnet152-fp16, without no_sync@2, which was measured",
+    without("timed ddp@2 2"): "ends round 2 of weak/resnet152-fp16, of which ddp@2 was not recorded",
     absent("timed matmul-bf16 0", 0): "lacks rank 0 of matmul-bf16 of probes, round 0",
     after(unable("probes", "matmul-bf16", 1), absent("timed matmul-bf16", 0)): "lacks rank 0 of matmul-bf16",
-    after(unable(STUDY.id, "ddp@2", 3), absent("timed ddp@2", 3)): f"lacks rank 3 of ddp@2 of {STUDY.id}, round 0",
+    after(unable(STUDY.id, "ddp@2", 3), without("timed ddp@2 2")): "round 2 of weak/resnet152-fp16, of which ddp@2 was",
     absent("seeded_step", 0): "lacks rank 0 of the seeded step of weak/resnet152-fp16",
     changed("timed ddp@2", digests=f"{1:016x}" * 3 + NO_CHECKSUM): "has a replica without a checksum (digests)",
     # Groups that are not planned, whose speed would count for others, or hide a slow rank.
-    changed("timed alone", ranks=[0, 2]): f"has ranks 0 as a group of alone of {STUDY.id}, round 0, but",
+    changed("timed alone", ranks=[0, 2]): "has ranks 0 as a group of alone of weak/resnet152-fp16, round 0, but",
     changed("timed send-recv-256mib@2", groups=0): "has ranks 0, 1, 2 and 1 more as a group of send-recv-256mib@2",
     changed("timed send-recv-256mib@2", groups=[0, 0, 1, 2]): "has ranks 3 as a group of send-recv-256mib@2",
     changed(f"timed {GATHER}", groups=[0, 1, 0, 1]): "probes, round 0, but plan.json plans for ranks 0, 1",
@@ -129,7 +132,7 @@ REFUSED = COPIED | {
     gang("a 0 GPU-0, b 0 GPU-1, c 0 GPU-2, d 0 GPU-3"): "has 4 ranks on 4 hosts, but plan.json plans for 4 on 2",
     gang("a 0 GPU-0, a 1 GPU-1, b 0 GPU-2, b 1 GPU-3, b 2 GPU-4"): "has 5 ranks on 2 hosts, but plan.json plans for 4",
     # Telemetry that would vouch for GPUs that were not watched.
-    again("telemetry ddp@2"): f"is another telemetry 0 of {STUDY.id}, ddp@2 than line",
+    again("telemetry ddp@2"): "is another telemetry 0 of weak/resnet152-fp16, ddp@2 than line",
     moved("telemetry ddp@2"): "which was measured by other ranks or at another time",
     after(without("timed no_sync@2 9"), without(LAST)): "round 9, which was not measured",
     changed("timed ddp@2", began_unix_s=1.0): "which was measured by other ranks or at another time",
@@ -229,10 +232,5 @@ def test_imported_pairs_have_times_of_messages_too(tmp_path: Path) -> None:
 
 def test_a_gang_of_fewer_nodes_measures_what_fits_one(tmp_path: Path) -> None:
     """The other node was lost."""
-    plan = replace(PLAN, probes=None)
-
-    def lost(lines: Lines) -> Lines:
-        own = [line for line in lines if line.get("study") == STUDY.id]
-        return [lines[1] | {"ranks": lines[1]["ranks"][:2]}, *absent("timed", 2, 3)(absent("seeded_step", 2, 3)(own))]
-
-    assert read(tmp_path, lost, plan, is_watched=False).errors.keys() == {"pairs"}
+    left = [line for line in lines_of(PER_NODE) if is_line(line, "gang") or line.get("study") == STUDY.id]
+    assert read(tmp_path, lambda _: left, replace(PLAN, probes=None)).errors.keys() == {"pairs"}
