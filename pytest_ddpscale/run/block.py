@@ -125,12 +125,12 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
             raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
         for name, steps in self.series.items():
             if isinstance(self.count, np.ndarray) or len(steps) != STEP_BYTES * size * fewest:
-                raise ValueError(f"{len(steps)} bytes of {name}; expected {STEP_BYTES} for each of {size} x {fewest}")
+                raise ValueError(f"{len(steps)} bytes of {name}; expected 4 for each of {size} x {fewest}")
         waited_s = self.each(WAITED_S)
         if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
-            raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
+            raise ValueError("a wait for data (waited_s) is negative or not finite; expected 0 s or more")
         if len(digits := self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size):
-            raise ValueError(f"digests has {len(digits)} digits; expected {len(NO_CHECKSUM)} for each of {size} ranks")
+            raise ValueError(f"digests has {len(digits)} digits; expected 16 for each of {size} ranks")
         is_probe = operation_of(self.arm.partition("@")[0]) is not None
         most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
         with np.errstate(over="ignore"):  # an overflow to infinity is refused

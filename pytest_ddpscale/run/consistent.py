@@ -153,9 +153,9 @@ class _Said:
                 )
             if plan.nodes > 1 and first.setdefault(place.of_rank, rank) != rank:
                 raise ValueError(
-                    f"has two ranks as local rank {place.local_rank} of {place.host}, on different nodes",
+                    f"has two ranks as local rank {place.local_rank} of {place.host}",
                     "a unique name for every node",
-                    "Give the nodes different host names, because results could not be assigned, and measure again.",
+                    "Give the nodes different host names, and measure again.",
                 )
         nodes = len(hosts) if plan.nodes > 1 else 1
         self._layouts[one.gang] = layout = Layout(nodes, max(1, len(places) // nodes))
@@ -212,17 +212,17 @@ class _Said:
             fill = (np.abs(total_s - seconds) <= STEPS_DIFFER_FROM_BLOCK * seconds) & (steps > 0).all(axis=1)
             if not fill.all():
                 at = int(fill.argmin())
-                found = f"has steps of {total_s[at]:g} s in all, the shortest of {steps[at].min():g} s ({STEP_S})"
-                raise ValueError(f"{found}, of rank {one.each('ranks')[at]} in a block of {seconds[at]:g} s")
+                found = f"has steps ({STEP_S}) of {steps[at].min():g} s and more, {total_s[at]:g} s in all"
+                raise ValueError(f"{found}, of rank {one.ranks[at]} in a block of {seconds[at]:g} s")
         elif one.study == PAIRS or not (arm.is_probe or self._is_imported or self._is_simulated):
             raise ValueError(f"has no step times ({STEP_S}) of {one.arm}")
 
     def _refuse_groups(self, one: Block) -> None:
         """The planned groups of ranks worked, and replicas have checksums."""
         arm, layout = self._arms[one.study, one.arm], self._layouts[one.gang]
-        ranks, groups = one.each("ranks"), one.each("groups")
-        if one.turn >= layout.turns(arm):
-            raise ValueError(f"is turn {one.turn} of {one.arm}, whose groups take {layout.turns(arm)} in a round")
+        ranks, groups = np.asarray(one.ranks), one.each("groups")
+        if one.turn >= (turns := layout.turns(arm)):
+            raise ValueError(f"is turn {one.turn} of {one.arm}, whose groups take {turns} in a round")
         if one.study == PAIRS:
             _, at, sizes = np.unique(groups, return_inverse=True, return_counts=True)
             local = ranks % layout.ranks_per_node  # pairs are chosen while measuring, of equal local ranks

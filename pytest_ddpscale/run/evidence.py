@@ -165,6 +165,10 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         seeded[line.study] = {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
     for line in said[RoundEnd]:
         timed.setdefault(line.study, {})[line.round] = frozenset(line.arms)
+    unable = dict[str, str]()
+    for line in said[Unsupported]:
+        why = each(line.reasons, len(line.ranks))[-1]
+        unable[line.arm] = f"{places[line.gang][line.ranks[-1]].host}: {why}"
     unread: dict[tuple[str, str, str], Unread] = {}
     for block in said[Block]:
         for name, reasons in block.unread.items():
@@ -188,10 +192,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         timed,
         ended(said[StudyEnd], "interrupted"),
         sorted({host for gang in gangs.values() for host in gang.hosts}),
-        {
-            line.arm: f"{places[line.gang][line.ranks[-1]].host}: {each(line.reasons, len(line.ranks))[-1]}"
-            for line in said[Unsupported]
-        },
+        unable,
         surveys,
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
