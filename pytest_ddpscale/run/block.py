@@ -29,7 +29,8 @@ MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
 NO_CHECKSUM = "0" * 16  # of parameters
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 # Fields with a value for each rank, by the type of their arrays.
-_COLUMNS = {"ranks": "i8", "groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
+CELLS = {"groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
+_COLUMNS = {"ranks": "i8", **CELLS}
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 # Of a reading; larger integers would not be exact as numbers in columns.
@@ -148,7 +149,7 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
     @property
     def quantities(self) -> list[str]:
         """Names of all that `each` has of its ranks: fields, readings and series."""
-        return ["groups", "count", "work", "began_unix_s", "seconds", "digest", *self.readings, *self.series]
+        return [*CELLS, "digest", *self.readings, *self.series]
 
     def each(self, name: str) -> Any:
         """A quantity as an array, even if all ranks share one value.
@@ -162,8 +163,8 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         if name == "digest":
             found: Any = np.frombuffer(bytes.fromhex(self.digests or NO_CHECKSUM), ">i8").astype(np.int64)
         else:
-            is_column = name in _COLUMNS
-            found = np.asarray(getattr(self, name) if is_column else self.readings.get(name), _COLUMNS.get(name, "f8"))
+            said = getattr(self, name) if name in _COLUMNS else self.readings.get(name)
+            found = np.asarray(said, _COLUMNS.get(name, "f8"))
         return np.broadcast_to(found, len(self.ranks))
 
     @property
