@@ -88,7 +88,7 @@ class Rank:
     def _block(self, size: int, loop: Loop) -> float:
         if loop == "bare":
             return self._bare[size].train(self._job.block_steps, WARM_STEPS)
-        arm = self._job.study.arm(f"ddp@{size}")
+        arm = next((arm for arm in self._job.study.arms if arm.name == f"ddp@{size}"), None)
         assert arm is not None
         return self._arms.time_block(arm, self._job.block_steps).block_s
 

@@ -21,13 +21,7 @@ from pytest_ddpscale.judge.findings import (
     unknown,
     unread,
 )
-from pytest_ddpscale.plan.hardware import (
-    driver_for,
-    has_kernels,
-    parse_capability,
-    wheel_for,
-    why_untried,
-)
+from pytest_ddpscale.plan.hardware import has_kernels, wheel_for, why_untried
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.place import Place
@@ -41,6 +35,9 @@ _COMPARED: dict[DeviceType, tuple[str, ...]] = {
 }
 # A difference is only noted, because ranks do not communicate through it.
 _NOTED = ("kernel",)
+# By major version of CUDA; the oldest drivers are from table 3 of the CUDA Toolkit release notes.
+_OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
+_WHEELS = {"11": "cu118", "12": "cu126 or cu128"}
 # Ampere; earlier GPUs emulate bf16.
 _BF16_CAPABILITY = (8, 0)
 _DEVICE = re.compile(r"(GPU|NIC)\d+$")
@@ -102,7 +99,7 @@ def kernels(_: NodeExpectation, survey: Survey) -> Iterator[Finding]:
     build = f"torch {torch or 'of unknown version'}"
 
     def judge(gpu: SurveyedGpu) -> Iterator[Finding]:
-        capability = parse_capability(gpu.compute_capability or "")
+        capability = _capability(gpu)
         if capability is None:
             yield unread(gpu, "compute_capability")
         elif not has_kernels(architectures, capability):
@@ -120,12 +117,21 @@ def kernels(_: NodeExpectation, survey: Survey) -> Iterator[Finding]:
         yield from gpus_of(survey, judge)
 
 
+def _capability(gpu: SurveyedGpu) -> tuple[int, int] | None:
+    """Major and minor of ``9.0``; None if it is unread."""
+    match = re.fullmatch(r"(\d+)\.(\d+)", gpu.compute_capability or "")
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
 def _driver_for_torch(survey: Survey, build: str) -> Iterator[Finding]:
     """A driver of an older major version of CUDA than torch's, unless torch can use GPUs with NVIDIA's cuda-compat."""
     driver, built = survey.versions.get("cuda_driver"), survey.versions.get("cuda")
     if driver is None or built is None or not is_older_cuda(driver, built) or survey.torch_gpus:
         return
-    text = f"the driver supports CUDA {driver}, {build} needs {built}: {driver_for(built, driver)}"
+    oldest = _OLDEST_DRIVERS.get(built.partition(".")[0], f"for CUDA {built}")
+    wheels = _WHEELS.get(driver.partition(".")[0])
+    install = f"driver {oldest} or later" + (f", or a {wheels} wheel" if wheels else "")
+    text = f"the driver supports CUDA {driver}, {build} needs {built}: {install}"
     yield note(text) if survey.torch_gpus is None else fault(text, prevents_ranks=True)
 
 
@@ -134,7 +140,7 @@ def bf16(expectation: NodeExpectation, survey: Survey) -> Iterable[Finding]:
     """Native bf16, if a workload needs it."""
 
     def judge(gpu: SurveyedGpu) -> Iterator[Finding]:
-        capability = parse_capability(gpu.compute_capability or "")
+        capability = _capability(gpu)
         if capability is None:
             yield unread(gpu, "compute_capability")
         elif capability < _BF16_CAPABILITY:

@@ -170,7 +170,9 @@ class NodeAgent:
         nccl_logs = self._nccl_logs(task, folder)
         self._tell_last_words(task, folder, nccl_logs, exits, was_ended=was_ended)
         if has_failed and nccl_logs[0].parent == folder:  # else they are sent anyway
-            _copy(nccl_logs, folder / LOGS / "gang")
+            for log in nccl_logs:
+                with contextlib.suppress(OSError):  # without NCCL there are no logs
+                    shutil.copy(log, folder / LOGS / "gang")
         self._pass_logs_on(logs, is_last=True)
         if task.post_mortem and has_failed:
             self._look_at_gpus_again(was_ended=was_ended)
@@ -249,7 +251,9 @@ class NodeAgent:
                     self._tell(news)
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + task.beat_s
-                    self._beat(ranks)
+                    beats: Sequence[Heard] = ranks.beats() or [Beat(node=self._node, host=self._host)]
+                    for beat in beats:
+                        self._tell(beat)
                 if time.monotonic() >= next_logs:
                     next_logs = time.monotonic() + max(LOGS_EVERY_S, task.beat_s)
                     self._pass_logs_on(logs)
@@ -265,13 +269,6 @@ class NodeAgent:
     def _forget(self, descriptor: int) -> None:
         if descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
-
-    def _beat(self, ranks: LocalRanks) -> None:
-        beats = ranks.beats()
-        for beat in beats:
-            self._tell(beat)
-        if not beats:
-            self._say(Beat)
 
     def _pass_records_on(self, records: int) -> None:
         """Pass on complete lines only; a line cut off by the end of rank 0 is dropped."""
@@ -367,12 +364,6 @@ def _own_folders() -> Iterator[Path]:
             (logs / whose).mkdir(parents=True)
         (folder / LOGS).symlink_to(logs)
         yield folder
-
-
-def _copy(logs: Sequence[Path], folder: Path) -> None:
-    for log in logs:
-        with contextlib.suppress(OSError):  # without NCCL there are no logs
-            shutil.copy(log, folder)
 
 
 def _exit_on_signal(number: int, frame: object) -> None:

@@ -4,7 +4,7 @@ DistributedDataParallel and of the trainer, where they differ from those of its 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.operation import NAMES_IN_WORDS, Operation, operation, operation_of
@@ -94,11 +94,8 @@ class Variant:
         data = self.data or workload.data
         if data == "synthetic":
             return data
-        return replace(
-            data,
-            workers=data.workers if self.workers is None else self.workers,
-            prefetch=data.prefetch if self.prefetch is None else self.prefetch,
-        )
+        given: dict[str, Any] = {"workers": self.workers, "prefetch": self.prefetch}
+        return replace(data, **{name: number for name, number in given.items() if number is not None})
 
     def refuse_data_of(self, workload: Workload) -> None:
         """Raise ValueError if no arm of that workload can have these settings."""
@@ -170,7 +167,12 @@ class Arm:
     def __post_init__(self) -> None:
         refuse_below_one(self, "an arm", "world_size", "batch_size", "devices")
         if self.is_probe:
-            self._refuse_probe()
+            if self.operation.is_single_device and self.world_size != 1:
+                raise ValueError(f"{self.kind} runs on one device; expected world_size 1")
+            if not self.operation.is_single_device and self.world_size < 2:
+                raise ValueError(f"{self.kind} needs at least 2 ranks")
+            if (self.batch_size, self.devices, self.placement, self.variant) != (1, 1, "packed", USUAL):
+                raise ValueError(f"the probe {self.name} has a batch, a placement, devices or a variant; expected none")
             return
         if self.kind not in get_args(ArmKind):
             expected = f"{', '.join(get_args(ArmKind))}, or a probe: {NAMES_IN_WORDS}"
@@ -183,14 +185,6 @@ class Arm:
             )
         if self.infers and self.variant != USUAL:
             raise ValueError(f"{self.name}: an inference arm cannot have variants; expected no {self.variant.name}")
-
-    def _refuse_probe(self) -> None:
-        if self.operation.is_single_device and self.world_size != 1:
-            raise ValueError(f"{self.kind} runs on one device; expected world_size 1")
-        if not self.operation.is_single_device and self.world_size < 2:
-            raise ValueError(f"{self.kind} needs at least 2 ranks")
-        if (self.batch_size, self.devices, self.placement, self.variant) != (1, 1, "packed", USUAL):
-            raise ValueError(f"the probe {self.name} has a batch, a placement, devices or a variant; expected none")
 
     @property
     def name(self) -> str:
@@ -225,13 +219,6 @@ class Arm:
     def infers(self) -> bool:
         """Whether it has forward passes only."""
         return self.kind == "infer" or self.is_split
-
-    def times_forward_passes(self, workload: Workload) -> bool:
-        """Whether each rank times the forward passes of its model, which show its own pace under DDP too.
-
-        Hooks on a compiled model never fire.
-        """
-        return not (self.is_probe or self.infers or self.variant.applied_to(workload).compile)
 
     @property
     def compares_ranks(self) -> bool:

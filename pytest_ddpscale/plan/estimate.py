@@ -9,16 +9,12 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy, first_rounds, most_rounds
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
-from pytest_ddpscale.plan.words import DeviceType
 
 # Measured on two CPU cores and rounded up.
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
 # Rounds after which most studies are decided: mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
 TYPICAL_ROUNDS = 11
-# Relative standard deviation of a round: for GPUs from published runs, whose steps vary by 0.1 to 0.6 %; for CPUs from
-# a shared machine.
-ROUND_SD: dict[DeviceType, float] = {"cuda": 0.003, "cpu": 0.02}
 # Setup of one probe: allocate buffers, verify the result, create a communicator if needed.
 PROBE_SETUP_S = 2.0
 # One round of node pairs: a communicator of two ranks each, and twenty all-reduces.

@@ -21,8 +21,6 @@ _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P
 # Minor versions that the worker's tests ran with: docs/evidence/torch-versions.md. pyproject.toml has the oldest.
 OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
-_OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}  # by major version of CUDA
-_WHEELS = {11: "cu118", 12: "cu126 or cu128"}
 # Compute capabilities of the oldest GPUs that CUDA 13 supports, and of the oldest that need CUDA 12.8.
 _TURING, _BLACKWELL = (7, 5), (10, 0)
 
@@ -72,22 +70,6 @@ def has_kernels(architectures: Iterable[str], capability: tuple[int, int]) -> bo
         if built == capability or runs_later:
             return True
     return False
-
-
-def parse_capability(text: str) -> tuple[int, int] | None:
-    """Parse ``9.0`` into major and minor; None if it is not a capability."""
-    match = _VERSION.fullmatch(text)
-    return None if match is None else (int(match[1]), int(match[2]))
-
-
-def driver_for(built: str, driver: str) -> str:
-    """What to install so that a build of CUDA ``13.0`` runs where the driver supports ``12.8``.
-
-    The oldest driver of each major version is from table 3 of the CUDA Toolkit release notes.
-    """
-    oldest = _OLDEST_DRIVERS.get(int(built.partition(".")[0]), f"for CUDA {built}")
-    wheels = _WHEELS.get(int(driver.partition(".")[0]))
-    return f"driver {oldest} or later" + (f", or a {wheels} wheel" if wheels else "")
 
 
 def why_untried(version: str) -> str:

@@ -101,7 +101,7 @@ class Question:
     @property
     def arms(self) -> list[Arm]:
         """All arms it needs, baseline first. Raises as `measured`."""
-        return [*([self.baseline] if self.baseline else []), self.measured]
+        return [arm for arm in (self.baseline, self.measured) if arm is not None]
 
 
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
@@ -161,12 +161,6 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         pairs=pair_study(empty.device_type) if layout is not None and (studies or probed) else None,
         probes=ProbeStudy(probed, uncompared, PROBE_BLOCKS_S[empty.device_type]) if probed else None,
     )
-
-
-def load_probes(device_type: DeviceType, ranks_per_node: int) -> tuple[Arm, ...]:
-    """Probes that put devices and links under load if no other measurement does."""
-    matmul = Arm("matmul-fp16" if device_type == "cuda" else "matmul-fp32")
-    return (matmul, Arm("all-reduce-32mib", ranks_per_node)) if ranks_per_node > 1 else (matmul,)
 
 
 def _largest(arms: Iterable[Arm]) -> int:

@@ -87,10 +87,6 @@ class Study:
         """All ranks that train any of these arms in any round, in ascending order. Raises as `Layout.groups`."""
         return tuple(sorted({rank for turn in range(self.turns) for rank in layout.ranks(arms, turn)}))
 
-    def arm(self, name: str) -> Arm | None:
-        """The arm of that name, or None."""
-        return next((arm for arm in self.arms if arm.name == name), None)
-
 
 @dataclass(frozen=True)
 class ProbeStudy:
@@ -236,8 +232,8 @@ class Plan:
     @property
     def study_ids(self) -> tuple[str, ...]:
         """Ids of all studies, in the order of measurement."""
-        measured = sorted(self._by_id.values(), key=lambda one: (isinstance(one, TrainingRun), one.launch))
-        return tuple(one.id for one in measured)
+        runs = sorted(self.training_runs, key=lambda run: run.launch)
+        return tuple(one.id for one in (*sorted(self.timed, key=lambda one: one.launch), *runs))
 
     @property
     def timed(self) -> tuple[AnyStudy, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -48,21 +47,6 @@ class SampleSet:
 
 
 @dataclass(frozen=True)
-class RunBounds:
-    """Bounds on a run: total time in seconds and accuracy of its last validation; None without a bound.
-
-    Attributes:
-        most_s_from: origin of `most_s`: an option, or the source of a published number.
-        least_accuracy_from: origin of `least_accuracy`.
-    """
-
-    most_s: float | None = None
-    least_accuracy: float | None = None
-    most_s_from: str = ""
-    least_accuracy_from: str = ""
-
-
-@dataclass(frozen=True)
 class TrainingRun:
     """One run from the start of its processes to its last validation.
 
@@ -74,13 +58,14 @@ class TrainingRun:
         ranks_per_node: ranks on each node.
         epochs: largest number of epochs; fewer if `loss_threshold` is reached earlier.
         learning_rate: rate at this world size, after applying `rule`.
-        rule: how the rate depends on the global batch; see `learning_rate_at`.
+        rule: how the rate depends on the global batch; see `suites.training_options`.
         compile_mode: mode of torch.compile, or ``no``.
         loader_workers: processes of each rank that read images; 0 for none.
         loss_threshold: training ends with the epoch that reaches this loss; None trains all epochs.
         seed: seed of the data order, the weights, and generated images.
         launch: the launch of the plan in which it runs, from 1.
-        bounds: required time and accuracy.
+        most_s: bound on its complete time, in seconds; None without one.
+        least_accuracy: bound on the accuracy of its last validation; None without one.
         id: ``train/micro-224@8``, in a later launch ``train/micro-224@8/launch-2``.
     """
 
@@ -98,7 +83,8 @@ class TrainingRun:
     loss_threshold: float | None = None
     seed: int = 0
     launch: int = 1
-    bounds: RunBounds = RunBounds()
+    most_s: float | None = None
+    least_accuracy: float | None = None
     id: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -135,16 +121,6 @@ class TrainingRun:
     def epoch_samples(self) -> int:
         """Samples trained per epoch."""
         return self.iterations * self.global_batch
-
-
-def learning_rate_at(rate: float, rule: LearningRateRule, global_batch: int, base_batch: int) -> float:
-    """The learning rate for a global batch, if `rate` is that for `base_batch`.
-
-    ``linear`` scales it with the batch (Goyal et al., arXiv:1706.02677), ``sqrt`` with its square root (Krizhevsky,
-    arXiv:1404.5997).
-    """
-    factor = global_batch / base_batch
-    return rate * {"constant": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[rule]
 
 
 def loss_reached(losses: Sequence[float], threshold: float) -> int | None:

@@ -92,10 +92,7 @@ class Workload:
 
     def differences(self, other: Workload) -> dict[str, tuple[Any, Any]]:
         """Both values of each setting that differs, by name; None where a family has no such setting."""
-        ours, theirs = self.settings, other.settings
-        return {
-            name: (ours.get(name), theirs.get(name)) for name in ours | theirs if ours.get(name) != theirs.get(name)
-        }
+        return _differences(self.settings, other.settings)
 
     @property
     def kernels(self) -> dict[str, Any]:
@@ -103,8 +100,8 @@ class Workload:
 
         Batch size is deliberately not among it, because generations are compared each at its own largest batch.
         """
-        wanted = ("model", "precision", *self.family.of_kernels)
-        return {name: self.settings[name] for name in wanted} | {"data_kind": self.data_kind}
+        wanted, settings = ("model", "precision", *self.family.of_kernels), self.settings
+        return {name: settings[name] for name in wanted} | {"data_kind": self.data_kind}
 
     @property
     def data_kind(self) -> str:
@@ -114,5 +111,8 @@ class Workload:
 
 def incomparable_fields(one: Workload, other: Workload) -> list[str]:
     """Names of the settings that forbid comparing the throughput of two SKUs."""
-    ours, theirs = one.kernels, other.kernels
-    return [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    return list(_differences(one.kernels, other.kernels))
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (ours.get(name), theirs.get(name)) for name in ours | theirs if ours.get(name) != theirs.get(name)}

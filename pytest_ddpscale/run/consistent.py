@@ -30,6 +30,7 @@ from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, Workl
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_record import studies_measured
 from pytest_ddpscale.run.telemetry import TelemetryBlock
+from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedRun
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
@@ -37,7 +38,7 @@ STEPS_DIFFER_FROM_BLOCK = 0.05
 # What there is once for each arm and turn of a round, round or study.
 _ONCE = {
     Block: "block", RoundEnd: "round", SeededSteps: "seeded step", WorkloadFlops: "count of operations",
-    TelemetryBlock: "telemetry",
+    TelemetryBlock: "telemetry", TrainedRun: "end", LaunchTime: "time of the launch",
 }  # fmt: skip
 
 
@@ -112,6 +113,10 @@ class _Said:
             self._refuse_gang(one)
         elif isinstance(one, OfRanks):
             self._refuse_gang_of(one)
+        if isinstance(one, Block | SeededSteps | OfTraining):
+            first = self._gang_of.setdefault(one.study, one.gang)
+            if first != one.gang:
+                raise ValueError(f"has {one.study} measured by gang {one.gang}, as well as by gang {first}")
         if isinstance(one, Block):
             self._refuse_groups(one)
         elif isinstance(one, SeededSteps):
@@ -178,9 +183,6 @@ class _Said:
         if first != launch and not self._is_simulated:
             found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}"
             raise ValueError(f"{found}, which measured launch {first}")
-        other = self._gang_of.setdefault(one.study, one.gang) if isinstance(one, Block | SeededSteps) else one.gang
-        if other != one.gang:
-            raise ValueError(f"has {one.study} measured by gang {one.gang}, as well as by gang {other}")
 
     def _refuse_round(self, one: RoundEnd) -> None:
         """A round that has ended timed its arms in all their turns, and no others.

@@ -18,7 +18,6 @@ from pytest_ddpscale.plan.training_run import (
     Optimizer,
     SampleSet,
     TrainingRun,
-    learning_rate_at,
 )
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
@@ -109,6 +108,16 @@ class TrainingOptions:
             except ValueError as error:
                 raise OptionError("--ranks, --batch", str(error), "", "Take fewer ranks, or a smaller batch.") from None
             yield from (replace(run, launch=launch) for launch in range(1, self.launches + 1))
+
+
+def learning_rate_at(rate: float, rule: LearningRateRule, global_batch: int, base_batch: int) -> float:
+    """The learning rate for a global batch, if `rate` is that for `base_batch`.
+
+    ``linear`` scales it with the batch (Goyal et al., arXiv:1706.02677), ``sqrt`` with its square root (Krizhevsky,
+    arXiv:1404.5997).
+    """
+    factor = global_batch / base_batch
+    return rate * {"constant": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[rule]
 
 
 def plan_of_runs(runs: Iterable[TrainingRun], launches: int, nodes: SuiteNodes) -> Plan:

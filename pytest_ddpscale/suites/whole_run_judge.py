@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_ddpscale.plan.training_run import RunBounds, TrainingRun
+from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.settings import read_value
 from pytest_ddpscale.suites.training_options import above_zero
 
@@ -32,15 +32,7 @@ def bounded(runs: Sequence[TrainingRun], arguments: argparse.Namespace) -> list[
     most_s = None if time is None else read_value("--at-most-time-to-train", time, above_zero)
     least = None if accuracy is None else read_value("--at-least-accuracy", accuracy, _share)
     largest = max(run.world_size for run in runs)
-    found = []
-    for run in runs:
-        bounds, size = RunBounds(), run.world_size
-        if most_s is not None and size == largest:
-            bounds = replace(bounds, most_s=most_s, most_s_from="--at-most-time-to-train")
-        if least is not None and size == largest:
-            bounds = replace(bounds, least_accuracy=least, least_accuracy_from="--at-least-accuracy")
-        found.append(replace(run, bounds=bounds))
-    return found
+    return [replace(run, most_s=most_s, least_accuracy=least) if run.world_size == largest else run for run in runs]
 
 
 @dataclass(frozen=True)
@@ -76,15 +68,14 @@ def run_verdicts(runs: Sequence[RunRecords], worthless: Sequence[str], confidenc
         launches.setdefault((one.run.name, one.run.world_size), []).append(one)
     found = []
     for group in launches.values():
-        bounds, first = group[0].run.bounds, group[0].run.id
+        first = group[0].run
         sound = all(one.is_complete and one.run.id not in worthless for one in group)
-        if bounds.most_s is not None:
+        if first.most_s is not None:
             values = [one.complete_s for one in group] if sound else []
-            found.append(_verdict(first, TIME, values, bounds.most_s, bounds.most_s_from, confidence))
-        if bounds.least_accuracy is not None:
+            found.append(_verdict(first.id, TIME, values, first.most_s, "--at-most-time-to-train", confidence))
+        if first.least_accuracy is not None:
             values = [one.epochs[-1].accuracy for one in group] if sound else []
-            asked_by = bounds.least_accuracy_from
-            found.append(_verdict(first, ACCURACY, values, bounds.least_accuracy, asked_by, confidence))
+            found.append(_verdict(first.id, ACCURACY, values, first.least_accuracy, "--at-least-accuracy", confidence))
     return found
 
 

@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
-from pytest_ddpscale.plan.planner import Pace, Question, build_plan, load_probes
+from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
@@ -276,7 +276,11 @@ def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Seque
     plan = build_plan(empty, questions, pace, asked)
     if not _lacks_load(plan, checks):
         return plan
-    return build_plan(empty, questions, pace, [*asked, *load_probes(empty.device_type, empty.ranks_per_node or 1)])
+    # Probes that put devices and links under load if no other measurement does.
+    load = [Arm("matmul-fp16" if empty.device_type == "cuda" else "matmul-fp32")]
+    if (ranks := empty.ranks_per_node or 1) > 1:
+        load.append(Arm("all-reduce-32mib", ranks))
+    return build_plan(empty, questions, pace, [*asked, *load])
 
 
 def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:

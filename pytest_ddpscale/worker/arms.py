@@ -129,8 +129,9 @@ class StudyArms:
         self._device.release()
 
     def _forwards(self, arm: Arm, replica: Replica) -> Forwards | None:
-        """The forward passes to time in a block of a training arm; None if it is compiled."""
-        if not arm.times_forward_passes(self._study.workload):
+        """The forward passes to time in a block of a training arm, which show each rank's own pace under DDP too; None
+        if it is compiled: hooks on a compiled model never fire."""
+        if arm.infers or arm.variant.applied_to(self._study.workload).compile:
             return None
         return Forwards(replica.weights.model, arm.variant.accumulation_steps)
 

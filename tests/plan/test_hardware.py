@@ -14,7 +14,6 @@ from pytest_ddpscale.plan.hardware import (
     OLDEST_TRIED,
     has_kernels,
     is_named,
-    parse_capability,
     wheel_for,
     why_no_name_pattern,
     why_untried,
@@ -108,11 +107,6 @@ def test_a_build_is_accepted_only_if_it_has_kernels_for_the_gpu(
 def test_an_architecture_that_nobody_knows_counts_for_nothing() -> None:
     assert not has_kernels(["gfx942", "sm_", "", "sm_9x"], (9, 0))
     assert has_kernels(["gfx942", "sm_90"], (9, 0))
-
-
-@rows(("text", "expected"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("9", None), ("", None)])
-def test_a_capability_is_read_from_its_text(text: str, expected: tuple[int, int] | None) -> None:
-    assert parse_capability(text) == expected
 
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "torch-versions.md"

@@ -22,14 +22,12 @@ from pytest_ddpscale.plan.planner import (
     Pace,
     Question,
     build_plan,
-    load_probes,
 )
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.json_types import as_json
-from tests.rows import rows
 from tests.tables import assert_approved, each_block
 
 TABLE = Path(__file__).with_name("plans.txt")
@@ -99,18 +97,6 @@ def test_every_study_goes_at_the_pace_of_its_device() -> None:
 def test_a_plan_says_for_what_and_with_which_seed() -> None:
     plan = build_plan(Plan("a100", "cuda", (), seed=5), [], PACE)
     assert (plan.sku, plan.device_type, plan.studies, plan.seed) == ("a100", "cuda", (), 5)
-
-
-@rows(
-    ("device_type", "ranks", "names"),
-    [
-        ("cuda", 8, ["matmul-fp16", "all-reduce-32mib@8"]),
-        ("cuda", 1, ["matmul-fp16"]),
-        ("cpu", 2, ["matmul-fp32", "all-reduce-32mib@2"]),
-    ],
-)
-def test_probes_of_load_use_devices_and_links(device_type: DeviceType, ranks: int, names: list[str]) -> None:
-    assert [probe.name for probe in load_probes(device_type, ranks)] == names
 
 
 @given(st.lists(QUESTIONS, max_size=8), st.integers(1, 6), st.randoms(use_true_random=False))

@@ -46,14 +46,14 @@ def test_a_plan_survives_json(plan: Plan) -> None:
 def test_a_study_finds_its_arms() -> None:
     assert STUDY.id == "strong/r18"
     assert STUDY.world_size == 4
-    assert STUDY.arm("ddp@4") == Arm("ddp", 4, 4)
-    assert STUDY.arm("ddp@2") is None
 
 
 def test_a_plan_finds_its_studies() -> None:
     plan = Plan("cpu", "cpu", (STUDY,))
     assert plan.study("strong/r18") == STUDY
     assert plan.study("weak/r18") is None
+    assert plan.arm("strong/r18", "ddp@4") == Arm("ddp", 4, 4)
+    assert plan.arm("strong/r18", "ddp@2") is plan.arm("weak/r18", "ddp@4") is None
     assert (plan.world_size, Plan("cpu", "cpu", ()).world_size) == (4, 0)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.plan.training_run import TrainingRun, learning_rate_at, loss_reached
+from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.training_record import TrainedEpoch, trained_runs
 from pytest_ddpscale.suites.convergence_report import convergence_report, time_to_loss
+from pytest_ddpscale.suites.training_options import learning_rate_at
 from tests.approved import assert_approved
 from tests.builders.whole_runs import plan_of, records_of, suite_of, training_run
 from tests.suites.conftest import MeasuredAndTold
@@ -26,7 +27,7 @@ def with_losses(run: TrainingRun, losses: Sequence[float], gang: int = 0, **end:
     """A complete run whose iterations have these."""
     told = np.array(losses, "<f4").reshape(run.epochs, run.iterations)
     return [
-        replace(line, losses=told[line.epoch].tobytes()) if isinstance(line, TrainedEpoch) else line
+        replace(line, losses=tuple(told[line.epoch].tolist())) if isinstance(line, TrainedEpoch) else line
         for line in records_of(run, gang, **end)
     ]
 

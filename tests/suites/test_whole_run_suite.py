@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
-from pytest_ddpscale.plan.training_run import RunBounds
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.training_record import TrainedEpoch, TrainedRun
@@ -19,7 +19,7 @@ from tests.suites.run_records import text_of
 
 SMALL = ("suite", "whole-run", "--gpu-sku=cpu", "--model=shufflenet_v2_x0_5", "--image-size=32", "--made=32,64",
          "--batch=4", "--epochs=3", "--ddp-gpus-per-node=2")  # fmt: skip
-BOUNDED = RunBounds(30.0, 0.5, "an option", "a row")
+BOUNDED: dict[str, Any] = {"most_s": 30.0, "least_accuracy": 0.5}
 
 
 def test_the_report_has_all_tables_and_figures_of_two_data_sets() -> None:
@@ -44,11 +44,11 @@ def verdicts_of(lines: list[AnyRecord], *runs: object) -> tuple[list[str], list[
 
 
 def test_bounds_pass_and_fail_by_the_complete_time_and_the_last_accuracy() -> None:
-    run = training_run(bounds=BOUNDED)
+    run = training_run(**BOUNDED)
     assert verdicts_of(records_of(run), run) == (["passed", "passed"], [])
     outcomes, failures = verdicts_of(records_of(run, samples_per_s=4.0), run)
     assert outcomes == ["failed", "passed"]
-    assert failures == ["train/small@2: time_to_train 71 s, failed; at most 30 s (an option) is required"]
+    assert failures == ["train/small@2: time_to_train 71 s, failed; at most 30 s (--at-most-time-to-train) is required"]
 
 
 def without_last_epoch(lines: list[AnyRecord]) -> list[AnyRecord]:
@@ -57,14 +57,17 @@ def without_last_epoch(lines: list[AnyRecord]) -> list[AnyRecord]:
 
 
 def test_a_run_that_did_not_finish_passes_nothing() -> None:
-    run = training_run(bounds=BOUNDED)
+    run = training_run(**BOUNDED)
     outcomes, failures = verdicts_of(without_last_epoch(records_of(run)), run)
     assert outcomes == ["not_measured", "not_measured"]
-    assert failures[0] == "train/small@2: time_to_train was not measured; at most 30 s (an option) is required"
+    assert (
+        failures[0]
+        == "train/small@2: time_to_train was not measured; at most 30 s (--at-most-time-to-train) is required"
+    )
 
 
 def test_replicas_that_differ_and_unexplained_time_pass_nothing() -> None:
-    run = training_run(bounds=BOUNDED)
+    run = training_run(**BOUNDED)
     outcomes, failures = verdicts_of(records_of(run, parameters_checksum=("0" * 16, "1" * 16)), run)
     assert set(outcomes) == {"not_measured"}
     assert failures[0].startswith("train/small@2: the ranks' parameters differ at the end: 0000")
@@ -78,7 +81,7 @@ def test_replicas_that_differ_and_unexplained_time_pass_nothing() -> None:
 
 
 def test_a_few_skipped_steps_are_told_and_do_not_spoil_a_run() -> None:
-    run = training_run(bounds=BOUNDED, images=640)
+    run = training_run(images=640, **BOUNDED)
     report = whole_run_report(suite_of([run], records_of(run, skipped_steps=(5, 6), outer_s=84.0)))
     assert (report.failures[0][:28], report.values["runs"][0]["skipped_steps"]) == ("train/small@2: time_to_train", 6)
     (epochs,) = [section for section in report.sections if section.title == "Epochs"]
@@ -86,7 +89,7 @@ def test_a_few_skipped_steps_are_told_and_do_not_spoil_a_run() -> None:
 
 
 def test_launches_make_an_interval_and_one_that_broke_spoils_it() -> None:
-    runs = [training_run(bounds=BOUNDED, launch=launch) for launch in (1, 2, 3)]
+    runs = [training_run(launch=launch, **BOUNDED) for launch in (1, 2, 3)]
     steady = [line for gang, run in enumerate(runs) for line in records_of(run, gang, 30.0 + gang)]
     assert verdicts_of(steady, *runs)[0] == ["passed", "passed"]
     spread = [line for gang, run in enumerate(runs) for line in records_of(run, gang, (64.0, 32.0, 16.0)[gang])]
@@ -108,7 +111,7 @@ def test_two_sizes_are_trained_and_told_again(measured_and_told: MeasuredAndTold
         assert len(one["epochs"]) == 3
     assert "<svg" in (run.path / "report.html").read_text()
     gangs = [json.loads(line) for line in run.measurements_jsonl.read_text().splitlines()]
-    assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
+    assert [len(one["ranks"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
 
 
 def test_the_smaller_data_set_is_the_one_of_fewer_images_though_its_start_took_longer() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.run.place import Place
 from tests.integration.played_gpus.played_session import (
     HOST,
     EndedSession,
@@ -390,7 +392,8 @@ def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> N
     assert one_lost.named("ecc") == {GPUS[2]}
     assert one_lost.named("gpus") == {(HOST, 1, None)}
     (node,) = one_lost.verdicts["coverage"]["nodes"]
-    assert [(one["index"], one["uuid"], one["local_rank"], bool(one["problem"])) for one in node["gpus"]] == [
+    gpus = [(convert(one["place"], Place), bool(one["problem"])) for one in node["gpus"]]
+    assert [(one.index, one.uuid, one.local_rank, is_silent) for one, is_silent in gpus] == [
         (0, uuid_of(0), 0, False), (2, uuid_of(2), 1, False), (1, "", None, True),
     ]  # fmt: skip
 
