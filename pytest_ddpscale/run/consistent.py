@@ -52,7 +52,7 @@ def refuse_contradictions(
         plan: what should have been measured.
         records: all lines of measurements.jsonl.
         is_imported: measured by another tool, so device names are meaningless and ranks had no turns.
-        is_simulated: ranks may be missing, and one gang measures all launches.
+        is_simulated: ranks may be missing.
 
     Raises:
         RunDirectoryError: the message has the line.
@@ -164,9 +164,7 @@ class _Said:
                 )
         nodes = len(hosts) if plan.nodes > 1 else 1
         self._layouts[one.gang] = layout = Layout(nodes, max(1, len(places) // nodes))
-        # The plan of a simulated run may have 1 node with several hosts.
-        is_more = len(hosts) > plan.nodes and not (self._is_simulated and plan.nodes == 1)
-        if is_more or len(places) > plan.layout.world_size:
+        if len(hosts) > plan.nodes or len(places) > plan.layout.world_size:
             most = f"{plan.layout.world_size} on {plan.nodes}"
             raise _not_planned(f"{len(places)} ranks on {len(hosts)} hosts", most)
         planned = [(host, rank) for host in hosts for rank in range(layout.ranks_per_node)]
@@ -180,7 +178,7 @@ class _Said:
         if hosts < self._plan.nodes and not self._plan.fits_nodes(one.study):  # those that fit may lack lost nodes
             raise _not_planned(f"{one.study} on {hosts} hosts", self._plan.nodes)
         first = self._launch_of.setdefault(one.gang, launch)
-        if first != launch and not self._is_simulated:
+        if first != launch:
             found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}"
             raise ValueError(f"{found}, which measured launch {first}")
 
@@ -216,7 +214,7 @@ class _Said:
                 at = int(fill.argmin())
                 found = f"has steps ({STEP_S}) of {steps[at].min():g} s and more, {total_s[at]:g} s in all"
                 raise ValueError(f"{found}, of rank {one.ranks[at]} in a block of {seconds[at]:g} s")
-        elif one.study == PAIRS or not (arm.is_probe or self._is_imported or self._is_simulated):
+        elif one.study == PAIRS or not (arm.is_probe or self._is_imported):
             raise ValueError(f"has no step times ({STEP_S}) of {one.arm}")
 
     def _refuse_groups(self, one: Block) -> None:
