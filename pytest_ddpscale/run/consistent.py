@@ -156,19 +156,18 @@ class _Said:
                     "a separate GPU for every rank",
                     "Restore the file from a copy, or measure again with as many GPUs as ranks.",
                 )
-            if plan.nodes > 1 and first.setdefault(place.of_rank, rank) != rank:
+            if first.setdefault(place.of_rank, rank) != rank:
                 raise ValueError(
                     f"has two ranks as local rank {place.local_rank} of {place.host}",
                     "a unique name for every node",
                     "Give the nodes different host names, and measure again.",
                 )
-        nodes = len(hosts) if plan.nodes > 1 else 1
-        self._layouts[one.gang] = layout = Layout(nodes, max(1, len(places) // nodes))
         if len(hosts) > plan.nodes or len(places) > plan.layout.world_size:
             most = f"{plan.layout.world_size} on {plan.nodes}"
             raise _not_planned(f"{len(places)} ranks on {len(hosts)} hosts", most)
+        self._layouts[one.gang] = layout = Layout(len(hosts), len(places) // len(hosts))
         planned = [(host, rank) for host in hosts for rank in range(layout.ranks_per_node)]
-        if plan.nodes > 1 and [place.of_rank for place in places] != planned:
+        if [place.of_rank for place in places] != planned:
             raise ValueError("has ranks that are not numbered node by node, with as many on each")
 
     def _refuse_gang_of(self, one: OfRanks) -> None:
