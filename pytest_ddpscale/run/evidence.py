@@ -77,6 +77,7 @@ class Evidence(Keeping):
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
         training: whole training runs, by id.
+        gangs: the ranks of each launch.
         hosts: names of all known hosts that took part, measured or not.
         goes_on: whether it is read while the run measures, without its telemetry.
         unread: expected readings that are missing, one for each arm and reading.
@@ -102,6 +103,18 @@ class Evidence(Keeping):
     gpu_errors: Sequence[GpuErrors] = ()
     ranks_of_errors: Sequence[Place] = ()
     unread: Sequence[Unread] = ()
+    gangs: Collection[GangRecord] = ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Software of rank 0 of the first gang, as far as it is known."""
+        known = (gang.versions_of(0).items() for gang in self.gangs)
+        return {name: version for name, version in next(known, ()) if version is not None}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of that rank that change the speed of training or communication, secrets masked."""
+        return next((gang.ranks[0].environment for gang in self.gangs), {})
 
     @property
     def probes(self) -> Sequence[ArmColumns]:
@@ -200,6 +213,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         unread=list(unread.values()),
         gpu_errors=said[GpuErrors],
         ranks_of_errors=list(ranks_of_errors),
+        gangs=gangs.values(),
     )
 
 

@@ -28,7 +28,7 @@ WATCHED_BY = {
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
     "torn-line": "run/test_run_directory.py::TestRecords::test_of_a_killed_run_keep_every_finished_one",
     "duplicates": REFUSED,
-    "nan": "run/test_run_directory.py::test_what_is_written_is_read",
+    "nan": "run/test_run_directory.py::test_what_no_run_is_read_from_is_refused",
     "half-written": "run/test_run_directory.py::test_a_line_that_does_not_fit_leaves_no_part",
     "shared-gpu": REFUSED,
     "steps-contradict": REFUSED,

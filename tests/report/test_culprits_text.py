@@ -110,10 +110,7 @@ def test_what_one_of_two_nodes_was_looked_at_for_does_not_drain_the_one_that_was
         ({"status": "imported"}, "imported: measured by another tool"),
         ({"status": "simulated"}, "SIMULATED: no machine was measured"),
         ({"simulated": True}, "SIMULATED: no machine was measured"),
-        (
-            {"hosts": [{"host": "n1", "devices": [{"index": 0, "uuid": "SIM-0", "name": ""}]}]},
-            "SIMULATED: no machine was measured",
-        ),
+        ({}, "SIMULATED: no machine was measured"),  # by its devices
     ],
 )
 @pytest.mark.parametrize("outcome", ["rejected", "accepted"])
@@ -121,7 +118,9 @@ def test_nothing_follows_from_what_is_no_finished_measurement(
     tmp_path: Path, outcome: RunOutcome, record: dict[str, Any], why: str
 ) -> None:
     missed = failed(node("n1"), severity=SEVERITY[outcome])
-    [found] = read_findings(write_judged_run(tmp_path / "r", outcome, ["n1"], [missed], record=record)).findings
+    device = "GPU-{}" if record else "SIM-{}"
+    run = write_judged_run(tmp_path / "r", outcome, ["n1"], [missed], record=record, device=device)
+    [found] = read_findings(run).findings
     assert (found.use, found.host) == ("none", "-")
     assert found.evidence.startswith(why)
 

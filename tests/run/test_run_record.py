@@ -17,9 +17,9 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd, WarmUp
+from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
+from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.run.run_record import (
     binding_notes,
     ended,
@@ -28,6 +28,7 @@ from pytest_ddpscale.run.run_record import (
     lost_hosts,
     note_left_out,
     now_iso,
+    ranks_by_host,
     resume_run,
     start_run,
     studies_measured,
@@ -56,10 +57,18 @@ def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord
     return gang_at([Place(host, rank, f"GPU-{host}-{rank}", rank) for host, rank in ranks], number, **fields)
 
 
+def test_ranks_are_listed_once_by_host_and_in_order() -> None:
+    gangs = [gang(("node2", 0), ("node1", 1), ("node1", 0)), gang(("node1", 1), number=1, device_name="another")]
+    found = {
+        host: [(one.place.index, one.device_name) for one in ranks] for host, ranks in ranks_by_host(gangs).items()
+    }
+    assert found == {"node1": [(0, "NVIDIA A100"), (1, "another")], "node2": [(0, "NVIDIA A100")]}
+
+
 class TestRunJson:
     def test_what_is_about_to_happen_is_recorded_before_it_happens(self, run: RunDirectory) -> None:
         record = run.read_run()
-        assert (record.sku, record.status, record.hosts) == ("a100", "running", ())
+        assert (record.sku, record.status) == ("a100", "running")
         assert record.argv == ("pytest", "--gpu-sku=a100")
         assert record.thresholds == ThresholdsUsed("thresholds.yaml", "ab" * 32)
         assert record.versions["pytest_ddpscale"] == __version__
@@ -81,32 +90,6 @@ class TestRunJson:
         assert datetime.fromisoformat(record.finished_at or "") >= before.began
         assert replace(record, status="running", finished_at=None) == before
 
-    def test_hosts_are_listed_once_with_their_devices_in_order(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node2", 0), ("node1", 1), ("node1", 0)))
-        run.append_record(gang(("node1", 1), number=1))
-        finish_run(run, "finished")
-        hosts = run.read_run().hosts
-        assert [(h.host, [d.index for d in h.devices]) for h in hosts] == [("node1", [0, 1]), ("node2", [0])]
-        assert hosts[0].devices[1] == RunDevice(1, "GPU-node1-1", "NVIDIA A100", 1)
-
-    def test_versions_and_environment_are_what_the_ranks_say(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node1", 0)))
-        finish_run(run, "finished")
-        record = run.read_run()
-        assert (record.versions["torch"], record.versions["cuda"]) == ("2.9.0", "12.8")
-        assert record.versions["pytest"] == pytest.__version__
-        assert "nccl" not in record.versions, "what a rank does not have is left out"
-        assert record.environment == {"NCCL_DEBUG": "WARN"}
-
-    def test_start_up_is_the_slowest_ranks(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node1", 0), ("node1", 1), import_s=[4.0, 7.0], rendezvous_s=[9.0, 1.0]))
-        finish_run(run, "finished")
-        assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0)
-        for first_block_s in (2.5, 0.5):
-            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s))
-        finish_run(run, "finished")
-        assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0, first_step_s=2.5)
-
     def test_nodes_that_were_left_out_are_recorded_with_the_devices_of_the_others(self, run: RunDirectory) -> None:
         before = run.read_run()
         note_left_out(run, 8, {"n2": "gpus: GPU 3: lost", "n4": "disk: full"})
@@ -116,9 +99,9 @@ class TestRunJson:
     @pytest.mark.parametrize(
         "change",
         [
-            {"left_out": ["n2"]}, {"notes": 5}, {"hosts": [{}]}, {"status": "hanged"}, {"started_at": "yesterday"},
+            {"left_out": ["n2"]}, {"notes": 5}, {"hosts": []}, {"status": "hanged"}, {"started_at": "yesterday"},
             {"started_at": "2026-01-01T00:00:00"}, {"colour": "red"}, {"sku": 3}, {"devices_present": -1},
-            {"resumed": [{"at": "yesterday"}]}, {"startup": {"import_s": 1.0}}, {"simulated": "true"},
+            {"resumed": [{"at": "yesterday"}]}, {"simulated": "true"},
         ],
     )  # fmt: skip
     def test_what_was_never_written_is_refused(self, run: RunDirectory, change: dict[str, Any]) -> None:
@@ -132,12 +115,11 @@ class TestRunJson:
     [
         {"simulated": True}, {"status": "simulated"},
         {"simulation": {"gpus": 8, "seed": 0, "faults": [], "model": {}}},
-        {"hosts": [{"host": "n1", "devices": [{"index": 0, "uuid": "SIM-0", "name": ""}]}]},
     ],
 )  # fmt: skip
 def test_any_one_mark_of_a_simulated_run_is_enough(mark: dict[str, Any]) -> None:
     assert run_record(**mark).is_simulated()
-    assert not run_record(hosts=[{"host": "n1", "devices": []}]).is_simulated(["GPU-0", "cpu"])
+    assert not run_record().is_simulated(["GPU-0", "cpu"])
     assert run_record().is_simulated(["SIM-3"])
 
 
