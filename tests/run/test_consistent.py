@@ -132,6 +132,7 @@ REFUSED = COPIED | {
     gang("a 0 GPU-0, b 0 GPU-1, c 0 GPU-2, d 0 GPU-3"): "has 4 ranks on 4 hosts, but plan.json plans for 4 on 2",
     gang("a 0 GPU-0, a 1 GPU-1, b 0 GPU-2, b 1 GPU-3, b 2 GPU-4"): "has 5 ranks on 2 hosts, but plan.json plans for 4",
     # Telemetry that would vouch for GPUs that were not watched.
+    after(without("study_end weak/resnet152-fp16"), again("telemetry ddp@2", arm="ddp@64")): "which was not measured",
     again("telemetry ddp@2"): "is another telemetry 0 of weak/resnet152-fp16, ddp@2 than line",
     moved("telemetry ddp@2"): "which was measured by other ranks or at another time",
     after(without("timed no_sync@2 9"), without(LAST)): "round 9, which was not measured",
