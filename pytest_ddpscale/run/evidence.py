@@ -257,7 +257,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         raise broken_file(run.measurements_jsonl, str(error)) from None
     if not is_imported:
         ended = ends_of(records)
-        unfinished = {study: died for study in ids if study not in ended}
+        unfinished = {study: died for study in plan.study_ids if study not in ended}
         finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
         interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
         if goes_on or record.status == "interrupted":
