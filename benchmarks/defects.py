@@ -81,8 +81,8 @@ DEFECTS = (
         "judge",
         "the margin of an upper bound has the wrong sign",
         "run/verdicts.py",
-        "else -difference\n",
-        "else difference\n",
+        "else self.bound_value - self.value\n",
+        "else self.value - self.bound_value\n",
         ("run/test_verdicts.py", "judge", "report"),
     ),
     Defect(
@@ -235,8 +235,8 @@ DEFECTS = (
         "blame",
         "a slow link is named by one of its ends twice",
         "judge/slow_links.py",
-        "for node in pair], (end, peer), evidence)",
-        "for node in pair], (end, end), evidence)",
+        "ends = end or Place(self._hosts[pair[0]]), peer or Place(self._hosts[pair[1]])",
+        "ends = (end or Place(self._hosts[pair[0]]),) * 2",
         ("judge",),
     ),
     Defect(

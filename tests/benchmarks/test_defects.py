@@ -46,7 +46,8 @@ WATCHED_BY = {
 def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path) -> None:
     for folder in ("pytest_ddpscale", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
+    for file in ("pyproject.toml", "thresholds.yaml"):
+        shutil.copy2(ROOT / file, tmp_path)
     watched = {name: f"tests/{test}" for name, test in WATCHED_BY.items()}
     assert TABLE.first_failure(tmp_path, sorted(set(watched.values()))) == "", "without a defect"
     failed = {name: TABLE.caught_by(tmp_path, DEFECTS[name], [test]) for name, test in watched.items()}
