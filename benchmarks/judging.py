@@ -31,7 +31,7 @@ from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
-from pytest_ddpscale.run.run_directory import MEASUREMENTS, RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
@@ -151,7 +151,7 @@ def steer(source: Path, target: Path) -> Iterator[float]:
     judge = Decider(plan, cases_for(load_thresholds(packaged("thresholds.yaml")), plan.sku, plan.layout), CONFIDENCE)
     supervisor = Supervisor(launch_here("cpu"), run, Limits(), judge=judge)
     for lines in _rounds(source / "measurements.jsonl"):
-        sent = b"".join(b"%s %s" % (MEASUREMENTS.encode(), line) for line in lines)
+        sent = b"".join(lines)
         began_s = time.process_time()
         for record in supervisor.keep(sent):
             supervisor.hear(record)

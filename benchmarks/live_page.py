@@ -4,7 +4,7 @@
 
 The records of each run are heard as in a session that measures it. Shown are the CPU time of one refresh of the
 progress, which happens every 10 s also while blocks are timed, its share of a core, and that of a whole page, which is
-rendered with the plan and after studies. Medians of several. Telemetry of simulated runs is made up.
+rendered with the plan and after studies. Medians of several.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.report.files import page_of, write_live_page
 from pytest_ddpscale.report.live_progress import REFRESH_S, LiveProgress
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.verdicts import read_judgement
 
 PAGES = 5
@@ -41,36 +37,17 @@ def measured(path: Path, refreshes: int) -> dict[str, float]:
     progress = LiveProgress(Progress(evidence.plan))
     for one in run.read_records():
         progress.hear(one)
-    if evidence.plan.device_type == "cuda" and not run.read_telemetry():  # a simulated run
-        made_up = made_up_telemetry(evidence.plan.world_size)
-    else:
-        made_up = b""
 
     def refresh() -> None:
-        progress.read_telemetry(folder.telemetry_jsonl if made_up else run.telemetry_jsonl)
         write_live_page(folder, rendered[0], progress.section(record.started_at, judgement))
 
     with tempfile.TemporaryDirectory(prefix="live-page-") as name:
         folder = RunDirectory.create(Path(name) / "run")
-        folder.telemetry_jsonl.write_bytes(made_up)
         refresh_ms = _median_ms(refreshes, refresh)
     return {
         "ranks": float(evidence.plan.world_size), "refresh_ms": refresh_ms, "page_ms": page_ms,
         "page_kb": len(rendered[0].encode()) / 1e3,
     }  # fmt: skip
-
-
-def made_up_telemetry(ranks: int) -> bytes:
-    """Two lines of all GPUs, with as many digits as real ones."""
-    draw = np.random.default_rng(0)
-
-    names = ("power_w", "temperature_c", "sm_clock_mhz", "energy_j")
-    fields: dict[str, Any] = {name: tuple((601 + draw.random(ranks)).tolist()) for name in names}
-    line = TelemetryBlock(
-        study="weak/made-up", arm="ddp", round=0, gang=0, ranks=tuple(range(ranks)), started_unix_s=1.0,
-        ended_unix_s=3.0, **fields,
-    )  # fmt: skip
-    return 2 * line_of(line)
 
 
 def _median_ms(times: int, work: Callable[[], object]) -> float:

@@ -47,7 +47,7 @@ from pytest_ddpscale.util.packaged import packaged
 OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
 HANG_S = 60
 SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",), ())
-FILES = ("run.json", "plan.json", "measurements.jsonl", "telemetry.jsonl")
+FILES = ("run.json", "plan.json", "measurements.jsonl")
 WRONG_VALUES = (
     "null", "true", "-1", "0", "1e308", "-1e300", "1e999", "NaN", "Infinity", "1" + "0" * 60, '"x"', "[]", "{}",
     "[[[]]]", "5.5", '""', "[null]", "[" * 2000,
@@ -90,9 +90,6 @@ def mutants(run: Path) -> Iterator[Mutant]:
             yield from _gone(file, content.splitlines(keepends=True))
             yield from _impossible(file, content.splitlines(keepends=True))
         yield from _no_files(file)
-    if (run / "telemetry.jsonl").exists():
-        of_load = lambda verdict: "_under_load]" in verdict.id  # noqa: E731
-        yield Mutant("gone", "telemetry.jsonl", "telemetry.jsonl", b"", of_load)
 
 
 def _damaged(file: str, content: bytes) -> Iterator[Mutant]:
@@ -166,6 +163,7 @@ def _gone(file: str, lines: list[bytes]) -> Iterator[Mutant]:
 
     checks = ("gpus", "ecc", "versions", "disk", "kernels", "pcie", "nvlink", "throttling", "processes", "mig")
     yield without("survey", lambda one: one["kind"] == "survey", lambda v: v.id in {f"node_check[{c}]" for c in checks})
+    yield without("telemetry", lambda one: one["kind"] == "telemetry", lambda v: "_under_load]" in v.id)
     yield without("transport", lambda one: one["kind"] == "transport", lambda v: v.id == "node_check[transport]")
     yield without("seeded steps", lambda one: one["kind"] == "seeded_step", lambda v: v.metric == "replica_agreement")
     studies = dict.fromkeys(one["study"] for one in said if one["kind"] == "timed")
@@ -231,14 +229,16 @@ def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
         for arm in ("ddp@2", "ddp@8"):
             ratio = partial(_is_ratio, study, arm)
             yield changed(f"{arm} of {study} 8 times faster", partial(_faster, study, arm, 8.0), ratio, spoils=False)
-    hosts = next((one["hosts"] for one in said if one["kind"] == "gang"), ["n1"])
+    ranks: list[Any] = next((one["ranks"] for one in said if one["kind"] == "gang"), [])
+    hosts = [rank["place"]["host"] for rank in ranks] or ["n1"]
     for host in (hosts[0], "another"):
         lost = {"kind": "lost", "hosts": [host], "message": "silent for 30 s"}
         content = b"".join([*lines, json.dumps(lost).encode() + b"\n"])
         yield Mutant("impossible", f"{host} is lost at the end", file, content, nothing, spoils=True)
     for versions in ({}, {"torch": "1.0"}):
         gang = next(one for one in said if one["kind"] == "gang")
-        other = gang | {"gang": 7} | ({"versions": versions} if versions else {})
+        first, *others = gang["ranks"]
+        other = {"kind": "gang", "gang": 7, "ranks": [first | ({"versions": versions} if versions else {}), *others]}
         content = b"".join(
             json.dumps(one | {"gang": 7} if one["kind"] == "timed" and one["round"] % 2 else one).encode() + b"\n"
             for one in [gang, other, *(one for one in said if one is not gang)]
@@ -246,7 +246,7 @@ def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
         yield Mutant(
             "impossible", f"half of the rounds by another gang, {versions}", file, content, nothing, spoils=True
         )
-    split = {"kind": "gang", "versions": [{"torch": str(n)} for n in range(len(hosts))]}
+    split = {"ranks": [rank | {"versions": {"torch": str(n)}} for n, rank in enumerate(ranks)]}
     yield changed("each rank with its own torch", lambda one: one | split if one["kind"] == "gang" else one, nothing,
                   spoils=True)  # fmt: skip
     agreement = lambda verdict: verdict.metric == "replica_agreement"  # noqa: E731
@@ -308,7 +308,7 @@ def _no_files(file: str) -> Iterator[Mutant]:
         "a link to itself": lambda path: path.symlink_to(path.name),
     }  # fmt: skip
     for name, make in kinds.items():
-        yield Mutant("no file", f"{file} is {name}", file, make, spoils=file != "telemetry.jsonl")
+        yield Mutant("no file", f"{file} is {name}", file, make, spoils=True)
 
 
 def _without_last_rank(block: dict[str, Any]) -> dict[str, Any]:

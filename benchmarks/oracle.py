@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gc
+import hashlib
 import importlib
 import io
 import json
@@ -54,7 +55,7 @@ CHAINS = [dict(line.split(maxsplit=1) for line in chain.splitlines()) for chain 
 RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
 SIMULATED = ("-16-nodes", "-lost-gpu", "-simulated")
-MEASURED = ("plan.json", "run.json", "measurements.jsonl", "telemetry.jsonl", "baseline.json", "suite.json")
+MEASURED = ("plan.json", "run.json", "measurements.jsonl", "baseline.json", "suite.json")
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|\+00:00|Z)?", "TIME"),
     (r"\b\d{4}-\d\d-\d\d\b", "DAY"),
@@ -97,6 +98,11 @@ def make(name: str, number: int) -> None:
     """Make a run directory here, the `number`-th of its chain."""
     if RUNS[name].startswith("stored"):
         unpack(name)
+        file = Path(name, "run.json")
+        record = json.loads(file.read_text())
+        sha256 = hashlib.sha256((ROOT / "thresholds.yaml").read_bytes()).hexdigest()
+        record["thresholds"] |= {"path": f"{ROOT}/thresholds.yaml", "sha256": sha256}  # its own file is gone
+        file.write_text(json.dumps(record))
         return
     command, *edits = RUNS[name].split(" | ")
     before = partial(measure_as_sessions_do, Path(f"{name}.looks")) if command.startswith("session") else None

@@ -47,7 +47,18 @@ NO_FACTS_OF_REQUIREMENT = {
 OF_CASE = ("reference_samples_per_s", "peak_tflops", "floor_samples_per_s", "peak")
 PLAYED_MEMORIES = ((4, 8, 64), (8, 8, 64), (100, 8, 65536), (1000, 16, 512), (1023, 8, 1024), (65536, 8, 65536))
 # Parts of verdicts.json that have facts of their own or are none.
-NO_FACTS_OF_RUN = {"basis", "extends", "schema_version", "source", "verdicts", "blockers", "causes", "coverage"}
+NO_FACTS_OF_RUN = {
+    "basis",
+    "extends",
+    "schema_version",
+    "source",
+    "verdicts",
+    "blockers",
+    "causes",
+    "coverage",
+    "requirements",
+    "requirements_sha256",
+}
 
 
 def judged_run(folder: Path, *, with_sentences: bool) -> Facts:

@@ -113,23 +113,18 @@ class Files:
         plan: plan.json.
         run: run.json.
         lines: of measurements.jsonl.
-        telemetry: lines of telemetry.jsonl.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = json.loads((folder / "run.json").read_text())
-        self.lines, self.telemetry = (_lines(folder / f"{name}.jsonl") for name in ("measurements", "telemetry"))
+        self.lines: list[Line] = list(map(json.loads, (folder / MEASURED).read_text().splitlines()))
 
     def write(self) -> None:
         """Write all of them; telemetry only of blocks that are still there."""
         kept = {_key(line) for line in self.of_kind("timed")}
-        telemetry = [line for line in self.telemetry if _key(line) in kept]
-        for name, said in (
-            ("run.json", [self.run]),
-            ("measurements.jsonl", self.lines),
-            ("telemetry.jsonl", telemetry),
-        ):
+        lines = [line for line in self.lines if line["kind"] != "telemetry" or _key(line) in kept]
+        for name, said in (("run.json", [self.run]), (MEASURED, lines)):
             (self.folder / name).write_text("".join(json.dumps(one) + "\n" for one in said))
 
     def of_kind(self, kind: str) -> list[Line]:
@@ -140,13 +135,13 @@ class Files:
         """What was timed in rounds of some arms."""
         return _some(self.of_kind("timed"), arms, rounds)
 
+    def windows(self, arms: str, rounds: str = "0-999") -> list[Line]:
+        """Telemetry of some arms."""
+        return _some(self.of_kind("telemetry"), arms, rounds)
+
     def end_of(self, study: str) -> int:
         """Index of the line with which a study ends."""
         return next(i for i, one in enumerate(self.lines) if (one["kind"], one.get("study")) == ("study_end", study))
-
-
-def _lines(file: Path) -> list[Line]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _key(line: Line) -> tuple[Any, ...]:
@@ -222,7 +217,7 @@ def reading(run: Files, arms: str, rank: str, name: str, value: str, rounds: str
 
 def window(run: Files, arms: str, rank: str, name: str, value: str, rounds: str = "0-999") -> None:
     """Set a quantity of telemetry."""
-    for line in _some(run.telemetry, arms, rounds):
+    for line in run.windows(arms, rounds):
         _put(line, name, line["ranks"], rank, json.loads(value))
 
 
@@ -263,9 +258,9 @@ def post_mortem(run: Files, number: str, index: str, name: str, value: str) -> N
 def software(run: Files, number: str, version: str) -> None:
     """Give a node another version of torch."""
     (gang,) = run.of_kind("gang")
-    versions = [gang["versions"] | {"torch": version} if host == f"node-{number}" else gang["versions"]
-                for host in gang["hosts"]]  # fmt: skip
-    gang["versions"] = versions
+    versions = gang["ranks"][0]["versions"]
+    for one in gang["ranks"]:
+        one["versions"] = versions | ({"torch": version} if one["place"]["host"] == f"node-{number}" else {})
 
 
 def replace(run: Files, rank: str, uuid: str) -> None:
@@ -305,14 +300,14 @@ def judged_with(run: Files, *options: str) -> None:
 
 def leave(run: Files, arms: str, rank: str, rounds: str) -> None:
     """Take a rank out of blocks."""
-    for line in [*run.blocks(arms, rounds), *_some(run.telemetry, arms, rounds)]:
+    for line in [*run.blocks(arms, rounds), *run.windows(arms, rounds)]:
         _only(line, [one for one in line["ranks"] if one != int(rank)])
 
 
 def unwatched(run: Files, arms: str, rounds: str = "0-999") -> None:
     """Drop telemetry."""
-    gone = {_key(line) for line in _some(run.telemetry, arms, rounds)}
-    run.telemetry = [line for line in run.telemetry if _key(line) not in gone]
+    gone = {_key(line) for line in run.windows(arms, rounds)}
+    run.lines = [line for line in run.lines if line["kind"] != "telemetry" or _key(line) not in gone]
 
 
 def drop(run: Files, arms: str, rounds: str = "0-999") -> None:
@@ -343,20 +338,19 @@ def lose(run: Files, host: str, study: str, rounds: str) -> None:
     """Lose a node in a round of a study; a new gang of the others measures the later studies that fit a node."""
     end(run, study, rounds, "error", f"{host}_did_not_answer")
     at, (gang,) = run.end_of(study) + 1, run.of_kind("gang")
-    there = [rank for rank, name in enumerate(gang["hosts"]) if name != host]
-    columns = {
-        name: [gang[name][rank] for rank in there] for name in ("hosts", "local_ranks", "devices", "gpu_indices")
-    }
+    there = [rank for rank, one in enumerate(gang["ranks"]) if one["place"]["host"] != host]
     after = [
         line for line in run.lines[at:] if line.get("study") not in (None, "pairs") and line["kind"] != "transport"
     ]
-    later = {line["study"] for line in after}
-    for line in [*after, *(one for one in run.telemetry if one["study"] in later)]:
-        if "ranks" in line:
+    for line in after:
+        if line["kind"] == "seeded_step":
+            of_ranks = {one["rank"]: one for one in line["ranks"]}
+            line |= {"ranks": [of_ranks[rank] | {"rank": i} for i, rank in enumerate(there)], "gang": 1}
+        elif "ranks" in line:
             _only(line, there)
             line |= {"ranks": [there.index(rank) for rank in line["ranks"]], "gang": 1}
     lost = {"kind": "lost", "hosts": [host], "message": f"{host} did not answer"}
-    run.lines[at:] = [lost, gang | columns | {"gang": 1}, *after]
+    run.lines[at:] = [lost, {"kind": "gang", "gang": 1, "ranks": [gang["ranks"][rank] for rank in there]}, *after]
 
 
 def unfit(_: Any, __: str, run: str, thresholds: str) -> dict[str, dict[str, Any]]:

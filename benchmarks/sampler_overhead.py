@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,8 +165,8 @@ def training(model_name: str, batch_size: int, image_size: int, on_gpu: bool) ->
 
 
 @contextmanager
-def played_node() -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Eight busy B200 of the stand-in library: their UUIDs, and the environment in which a process sees them."""
+def played_node() -> Iterator[list[str]]:
+    """UUIDs of eight busy B200 of the stand-in library, which processes that are started see from now on."""
     sys.path.append(str(Path(__file__).resolve().parents[1]))
     from tests.nvml_stand_in.machine import B200, PlayedMachine, at_work, build_library, node_of, uuid_of
 
@@ -175,13 +175,8 @@ def played_node() -> Iterator[tuple[list[str], dict[str, str]]]:
         machine = PlayedMachine(build_library(folder), folder / "machine.json").play(
             node_of(at_work(B200), PLAYED_GPUS)
         )
-        yield [uuid_of(i) for i in range(PLAYED_GPUS)], machine.environment()
-
-
-@contextmanager
-def real_node(uuids: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The GPUs that are here."""
-    yield uuids, dict(os.environ)
+        os.environ.update(machine.environment())
+        yield [uuid_of(i) for i in range(PLAYED_GPUS)]
 
 
 def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
@@ -191,9 +186,9 @@ def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
     while time.perf_counter() < ends_s:
         train()
     with (
-        real_node(uuids) if uuids else played_node() as (read, environment),
+        nullcontext(uuids) if uuids else played_node() as read,
         tempfile.TemporaryDirectory(prefix="sampler-overhead-") as folder,
-        closing(Sampler(read, Path(folder, "lines"), arguments.poll_s, environment)) as sampler,
+        closing(Sampler(read, Path(folder, "lines"), arguments.poll_s)) as sampler,
     ):
         sampler.wait_for_first_poll(60)
         beside = Beside(sampler, read, train, arguments.block_s)

@@ -218,7 +218,7 @@ def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
 
 def _runs(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.report.runs_text import run_lines
-    from pytest_ddpscale.run.no_run import RUNS_FOLDER
+    from pytest_ddpscale.run.run_directory import RUNS_FOLDER
 
     for line in run_lines(arguments.folder or RUNS_FOLDER, _columns()):
         print(line)
@@ -228,7 +228,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.report.files import write_reports
     from pytest_ddpscale.report.terminal import brief_lines, table_lines
     from pytest_ddpscale.run.evidence import read_evidence
-    from pytest_ddpscale.run.run_opening import open_judged, read_judged
+    from pytest_ddpscale.run.verdicts import open_judged, read_judged
 
     run, judged = open_judged(arguments.directory)
     if run.suite_json.exists():

@@ -99,7 +99,7 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     by_host: dict[str, list[NodeValue]] = {}
     places_of: Counter[str] = Counter()
     for place, one, rounds in zip(values.places, usable, values.rounds().tolist(), strict=True):
-        if not rounds or place.kind == "gang" or place.peer_host not in (None, place.host):
+        if not rounds or place.kind == "gang" or place.is_between_nodes:
             continue
         places_of[place.host] += 1
         if one is not None:

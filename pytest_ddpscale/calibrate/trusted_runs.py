@@ -11,8 +11,8 @@ from pytest_ddpscale.history.recording import started_at_of, versions_by_host
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_opening import read_judged
 from pytest_ddpscale.run.run_record import why_not_one_machine
+from pytest_ddpscale.run.verdicts import read_judged
 from pytest_ddpscale.util.listing import first_few
 
 FEWEST_NODES = 3
@@ -66,7 +66,7 @@ def read_trusted_run(path: Path) -> TrustedRun:
     if record.is_imported:
         raise _unusable(path, "was imported: another tool measured it", "a run that pytest-ddpscale measured")
     gangs = gangs_by_number(records).values()
-    is_simulated = record.is_simulated(device for gang in gangs for device in gang.devices)
+    is_simulated = record.is_simulated(place.uuid for gang in gangs for place in gang.places)
     if record.status not in ("finished", "simulated"):
         raise _unusable(path, f"is {record.status}", "a finished run", f"--ddp-resume={path} finishes it.")
     broken = {**evidence.errors, **evidence.interrupted}
@@ -78,8 +78,8 @@ def read_trusted_run(path: Path) -> TrustedRun:
         raise _unusable(path, f"is not of one machine: {parted}", "a run whose studies had the same nodes")
     gpus: dict[str, set[str]] = {}
     for gang in gangs:
-        for host, device in zip(gang.hosts, gang.devices, strict=True):
-            gpus.setdefault(host, set()).add(device)
+        for place in gang.places:
+            gpus.setdefault(place.host, set()).add(place.uuid)
     if not gpus:
         raise _unusable(path, "launched nothing", "a run that measured its nodes")
     return TrustedRun(

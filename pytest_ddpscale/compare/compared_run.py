@@ -10,8 +10,7 @@ from pytest_ddpscale.history.recording import versions_by_host
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_opening import read_judged
-from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement, read_judged
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.rank_folder import MEMORY, Assignment, RankMemory, StudyMemory, lines_by_file
+from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.run_directory import MEASUREMENTS
+from pytest_ddpscale.run.records import RankMemory, StudyEnd, StudyMemory
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import Survey
 
@@ -98,16 +97,15 @@ class _TrialOwner:
     _reader: RecordReader = field(default_factory=RecordReader)
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        by_file = lines_by_file(lines)
-        for line in by_file.get(MEMORY, b"").splitlines():
-            self.memory = msgspec.json.decode(line, type=StudyMemory)
-        return [self._reader.read(line) for line in by_file.get(MEASUREMENTS, b"").splitlines()]
+        return [self._reader.read(line) for line in lines.splitlines()]
 
     def hear(self, record: AnyRecord | Notice) -> None:
         if isinstance(record, Block):
             self.blocks.append(record)
         elif isinstance(record, StudyEnd):
             self.ends.append(record)
+        elif isinstance(record, StudyMemory):
+            self.memory = record
 
     def deadline_unix_s(self) -> None:
         return None

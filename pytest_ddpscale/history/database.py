@@ -13,8 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpscale.errors import HistoryError
-from pytest_ddpscale.run.no_run import RUNS_FOLDER
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RUNS_FOLDER, RunDirectory
 from pytest_ddpscale.util.regular_file import refuse_irregular
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"

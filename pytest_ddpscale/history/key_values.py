@@ -192,10 +192,10 @@ def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue
     slowest: dict[str, float] = {}
     for place, values in probed_values(measured.only(~measured.wrong), probe, plan.layout).items():
         value = _median(values.tolist())
-        if value is None or place.peer_host not in (None, place.host):
+        if value is None or place.is_between_nodes:
             continue
-        if place.kind == "gpu" and place.end is not None:
-            yield KeyValue(place.host, place.end.index, place.end.uuid, *of_all, value, metric.unit)
+        if place.kind == "gpu":
+            yield KeyValue(place.host, place.ends[0].index, place.ends[0].uuid, *of_all, value, metric.unit)
         elif place.kind in ("node", "link"):
             slowest[place.host] = min(value, slowest.get(place.host, value))
     for host, value in sorted(slowest.items()):

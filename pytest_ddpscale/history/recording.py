@@ -21,9 +21,8 @@ from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
-from pytest_ddpscale.run.run_opening import read_judged
-from pytest_ddpscale.run.strict_json import each, strict_json
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judged
 
 Recorded = Literal["added", "replaced", "known"]
 
@@ -199,8 +198,8 @@ def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: 
     everywhere, named = record.versions, [one.host for one in record.hosts]
     found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
     for gang in gangs_by_number(records).values():
-        for host, versions in zip(gang.hosts, each(gang.versions, gang.world_size), strict=True):
-            found[host] |= known_versions(versions)
+        for rank, place in enumerate(gang.places):
+            found[place.host] |= known_versions(gang.versions_of(rank))
     took_part = list(found) or list(evidence.surveys)  # without nodes that were left out
     for host, survey in evidence.surveys.items():
         if host in took_part:

@@ -76,7 +76,7 @@ def coverage_of(
             tested_by, gpu = _in_order(tested.get(place, ())), ranks.get(i, Place(host, i))
             yield GpuCoverage(gpu, tested_by, "", blocks.missed.get(place, 0), missing_in)
         for one in silent:
-            yield GpuCoverage(Place(host, None, one.uuid, one.index, one.pci_bus_id), (), one.problem)
+            yield GpuCoverage(one.on(host), (), one.problem)
 
     def node(host: str) -> NodeCoverage:
         by = {kind for place in blocks.places.get(host, ()) for kind in tested.get(place, ())}
@@ -114,7 +114,7 @@ def _rank_places(evidence: Evidence, blocks: _Blocks) -> Mapping[_Place, Place]:
     def find() -> Mapping[_Place, Place]:
         measured = {**blocks.seen, **blocks.devices}
         surveyed = {
-            (host, gpu.local_rank): Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+            (host, gpu.local_rank): gpu.on(host)
             for host, survey in evidence.surveys.items()
             for gpu in survey.gpus
             if gpu.local_rank is not None

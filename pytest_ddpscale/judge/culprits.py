@@ -26,9 +26,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.digits import percent

@@ -19,8 +19,8 @@ from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.columns import Columns
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN, Verdict
 from pytest_ddpscale.util.digits import percent
@@ -87,7 +87,8 @@ def mean_power_w(told: TelemetryColumns) -> FloatArray:
     From the GPU's energy counter if it has one: from Ampere on, power samples are averages over the last second, so
     they lag in a block of a few seconds.
     """
-    return np.where(np.isnan(told.energy_j), told.power_w, told.energy_j / told.seconds)
+    watts: FloatArray = np.where(np.isnan(told.energy_j), told.power_w, told.energy_j / told.seconds)
+    return watts
 
 
 def device_notes(evidence: Evidence) -> list[str]:

@@ -213,7 +213,7 @@ def gpus_of(survey: Survey, judge: Callable[[SurveyedGpu], Iterable[Finding]]) -
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, Place]]:
     """The GPUs that ranks may use, by local rank; then those without one, such as a lost one, by index."""
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]
-    found = [(gpu, Place(survey.host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)) for gpu in visible]
+    found = [(gpu, gpu.on(survey.host)) for gpu in visible]
     last = len(found)
     return sorted(found, key=lambda one: (last if one[0].local_rank is None else one[0].local_rank, one[0].index))
 

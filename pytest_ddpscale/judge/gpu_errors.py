@@ -14,10 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.verdicts import Verdict
 
 GANGS_FOR_CERTAIN, GANGS_FOR_CERTAIN_OF_TWO = 2, 3
@@ -70,10 +69,10 @@ def find_gpu_errors(told: Sequence[GpuErrors], ranks: Sequence[Place]) -> list[G
     by_gpu: dict[Place, list[tuple[GpuErrors, RankGpuError]]] = defaultdict(list)
     for gang in told:
         for one in gang.errors:
-            gangs_on[one.host].add(gang.gang)
+            gangs_on[one.place.host].add(gang.gang)
         for one in gang.errors if _are_few(gang) else ():
-            place = devices.get((one.host, one.device)) or places.get((one.host, one.local_rank))
-            by_gpu[place or Place(one.host, one.local_rank, one.device)].append((gang, one))
+            place = devices.get((one.place.host, one.place.uuid)) or places.get(one.place.of_rank)
+            by_gpu[place or one.place].append((gang, one))
     found = [_judged(place, own, len(gangs_on[place.host])) for place, own in by_gpu.items()]
     return sorted(found, key=lambda one: not one.is_certain)
 

@@ -17,9 +17,8 @@ from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by

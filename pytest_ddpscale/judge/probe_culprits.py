@@ -20,19 +20,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from pytest_ddpscale.judge.combining import PlaceVerdict
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.verdicts import Verdict
-
-End: TypeAlias = Place
 
 
 def with_probe_culprits(
@@ -66,16 +62,9 @@ def with_probe_culprits(
     return replace(verdict, culprits=uncertain, notes=(*verdict.notes, note))
 
 
-def ends_of(place: JudgedPlace) -> tuple[End, End]:
-    """Both ends of a link."""
-    assert place.end is not None
-    assert place.peer is not None
-    return place.end, place.peer
-
-
-def shared_end(links: Sequence[JudgedPlace]) -> End | None:
+def shared_end(links: Sequence[JudgedPlace]) -> Place | None:
     """The only GPU that is an end of each of two or more links; None if there is none."""
-    common = set.intersection(*(set(ends_of(link)) for link in links)) if len(links) > 1 else set()
+    common = set.intersection(*(set(link.ends) for link in links)) if len(links) > 1 else set()
     return common.pop() if len(common) == 1 else None
 
 
@@ -89,7 +78,7 @@ def _are_few_nodes(culprits: Sequence[Culprit], judged: Sequence[PlaceVerdict]) 
 
 
 def _is_between_nodes(judged: Sequence[PlaceVerdict]) -> bool:
-    return any(place.place.peer_host not in (None, place.place.host) for place in judged)
+    return any(place.place.is_between_nodes for place in judged)
 
 
 class _Values:
@@ -149,30 +138,30 @@ def _culprits(judged: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culpr
         else:
             for one in failed:
                 where, evidence = one.place, _of_one(one, values)
-                if where.end is None:
+                if not where.ends:
                     yield Culprit("node", (Place(where.host),), evidence)
                 elif values.is_within(one):
                     evidence += f"; within {100 * (values.limit or 0):.3g} % of it, so all may be slow"
-                    yield Culprit("gpu", (where.end,), evidence, is_certain=False)
+                    yield Culprit("gpu", where.ends, evidence, is_certain=False)
                 else:
-                    yield Culprit("gpu", (where.end,), evidence)
+                    yield Culprit("gpu", where.ends, evidence)
 
 
 def _of_links(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
     """Culprits among the pairs of one node, by the rule of this module."""
-    by_end: dict[End, list[PlaceVerdict]] = defaultdict(list)
+    by_end: dict[Place, list[PlaceVerdict]] = defaultdict(list)
     for pair in pairs:
-        for end in ends_of(pair.place):
+        for end in pair.place.ends:
             by_end[end].append(pair)
     slow = [end for end, own in by_end.items() if _explains_its_pairs(own)]
     for end in slow:
-        yield _of_end(end, by_end, values, is_certain=True)
-    left = [pair for pair in pairs if pair.is_failed and not set(slow) & set(ends_of(pair.place))]
+        yield _of_end(end, by_end[end], values, is_certain=True)
+    left = [pair for pair in pairs if pair.is_failed and not set(slow) & set(pair.place.ends)]
     shared = shared_end([pair.place for pair in left])
     if shared is not None:
-        yield _of_end(shared, by_end, values, is_certain=False)
+        yield _of_end(shared, by_end[shared], values, is_certain=False)
         return
-    yield from (Culprit("link", ends_of(pair.place), _of_one(pair, values)) for pair in left)
+    yield from (Culprit("link", pair.place.ends, _of_one(pair, values)) for pair in left)
 
 
 def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[Culprit]:
@@ -202,7 +191,7 @@ def _between_nodes(pairs: Sequence[PlaceVerdict], values: _Values) -> Iterable[C
 
 def _hosts(pair: PlaceVerdict) -> tuple[str, ...]:
     """Hosts of both ends."""
-    return tuple(end.host for end in ends_of(pair.place))
+    return tuple(end.host for end in pair.place.ends)
 
 
 def _failed_of(own: Sequence[PlaceVerdict], values: _Values) -> str:
@@ -223,8 +212,7 @@ def _explains_its_pairs(own: Sequence[PlaceVerdict]) -> bool:
     return failed > 1 and 2 * failed > len(own) and all(pair.outcome != "passed" for pair in own)
 
 
-def _of_end(end: End, by_end: Mapping[End, Sequence[PlaceVerdict]], values: _Values, *, is_certain: bool) -> Culprit:
-    own = by_end[end]
+def _of_end(end: Place, own: Sequence[PlaceVerdict], values: _Values, *, is_certain: bool) -> Culprit:
     evidence = _failed_of(own, values)
     evidence += ": the GPU or its own links are at fault" if is_certain else ": the GPU or these links are at fault"
     return Culprit("gpu", (end,), evidence, is_certain=is_certain)

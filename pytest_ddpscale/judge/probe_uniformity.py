@@ -67,7 +67,7 @@ def _positions(case: NodeCase, places: Sequence[JudgedPlace]) -> IntArray:
     assert case.probe is not None
     if KINDS[case.probe.operation.kind].peers == "memory":
         return np.zeros(len(places), np.int64)
-    ends = np.array([[0 if end is None else end.local_rank for end in (one.end, one.peer)] for one in places], np.int64)
+    ends = np.array([[end.of_rank[1] for end in one.ends] or [0] for one in places], np.int64)
     return np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
 
 

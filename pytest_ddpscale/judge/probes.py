@@ -46,20 +46,18 @@ class JudgedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
             several. ``link``: a pair of ranks.
         ranks: global ranks that measure a probe together, in order.
         host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
-        end: the device, or that of the link's lower rank; None for a group.
-        peer: for a link, the device of the higher rank; else None.
+        ends: the device, or those of both ranks of a link; none of a group.
     """
 
     kind: Literal["gpu", "node", "gang", "link"]
     ranks: Ranks
     host: str
-    end: Place | None = None
-    peer: Place | None = None
+    ends: tuple[Place, ...] = ()
 
     @property
-    def peer_host(self) -> str | None:
-        """For a link, the host of the higher rank; else None."""
-        return None if self.peer is None else self.peer.host
+    def is_between_nodes(self) -> bool:
+        """Whether it is a link between two nodes."""
+        return any(end.host != self.host for end in self.ends)
 
     @property
     def name(self) -> str:
@@ -68,22 +66,17 @@ class JudgedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
             return self.host
         if self.kind == "gang":
             return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
-        assert self.end is not None
-        if self.peer is None:
-            return f"{self.end.number} of {self.host}"
-        if self.host != self.peer.host:
-            return f"{self.end.number} of {self.host} and {_digits_of(self.peer)} of {self.peer.host}"
-        device, _, number = self.end.number.rpartition(" ")
-        return f"{device}s {number} and {_digits_of(self.peer)} of {self.host}"
+        if self.kind == "gpu":
+            return f"{self.ends[0].number} of {self.host}"
+        (device, _, number), (_, _, other) = (end.number.rpartition(" ") for end in self.ends)
+        if self.is_between_nodes:
+            return f"{device} {number} of {self.host} and {other} of {self.ends[1].host}"
+        return f"{device}s {number} and {other} of {self.host}"
 
     @property
     def noun(self) -> str:
         """Plural noun for its kind."""
         return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
-
-
-def _digits_of(place: Place) -> str:
-    return place.number.rpartition(" ")[2]
 
 
 _NOTHING = Values[JudgedPlace]("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, None, np.zeros(0))
@@ -192,9 +185,9 @@ def place_of(probe: Arm, ranks: Ranks, ends: Sequence[Place]) -> JudgedPlace:
     """The place that these ranks, which are at `ends`, form."""
     kind = probe.operation.kind
     if probe.operation.is_single_device:
-        return JudgedPlace("gpu", ranks, ends[0].host, ends[0])
+        return JudgedPlace("gpu", ranks, ends[0].host, (*ends,))
     if kind == "send-recv":
-        return JudgedPlace("link", ranks, ends[0].host, ends[0], ends[1])
+        return JudgedPlace("link", ranks, ends[0].host, (*ends,))
     is_one_host = len({end.host for end in ends}) == 1
     return JudgedPlace("node" if is_one_host else "gang", ranks, ends[0].host)
 

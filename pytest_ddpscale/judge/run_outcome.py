@@ -9,7 +9,7 @@ from datetime import date
 from pytest_ddpscale.judge.covering import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.cause_kinds import CauseId
-from pytest_ddpscale.run.coverage import Coverage
+from pytest_ddpscale.run.coverage import PROBES, TRAINING, Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
     ACCEPTING,
@@ -166,8 +166,9 @@ def _not_covered(coverage: Coverage, reason: str) -> Iterator[tuple[RunOutcome, 
     if idle := coverage.idle_gpus:
         names = first_few([f"{gpu.place.number} on {gpu.place.host}" for gpu in idle])
         yield "partial", f"{reason}, but none of them tested {len(idle)} of {len(coverage.gpus)} GPUs: {names}"
-    if coverage.is_on_several_nodes and (idle_nodes := coverage.nodes_idle):
-        yield "partial", f"{reason}, but none of them tested {len(idle_nodes)} of {coverage.node_count} nodes"
+    idle_nodes = sum(not (one.left_out or {PROBES, TRAINING} & {*one.tested_by}) for one in coverage.nodes)
+    if coverage.is_on_several_nodes and idle_nodes:
+        yield "partial", f"{reason}, but none of them tested {idle_nodes} of {coverage.node_count} nodes"
     missing = coverage.paths_planned - len(coverage.paths)
     why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
     if missing > 0:

@@ -25,9 +25,8 @@ from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings, are_stalled
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.verdicts import Verdict
 
@@ -35,7 +34,7 @@ _PARTNERS_SHOWN = 3
 
 
 class Rail(NamedTuple):
-    """Two ranks of different nodes in one round; two-element fields are in the order of the names of their hosts.
+    """Two ranks of different nodes in one round; `ends` are in the order of the names of their hosts.
 
     Attributes:
         gbps: GB/s of the fastest message of the slower rank.
@@ -45,21 +44,16 @@ class Rail(NamedTuple):
     """
 
     round: int
-    ranks: tuple[int, int]
-    hosts: tuple[str, str]
-    local_ranks: tuple[int, int]
-    devices: tuple[str, str]
+    ends: tuple[Place, Place]
     gbps: float
     mean_gbps: float
-    longest_s: float = 0.0
-    is_stalled: bool = False
-    gpu_indices: tuple[int | None, int | None] = (None, None)
-    pci_bus_ids: tuple[str, str] = ("", "")
+    longest_s: float
+    is_stalled: bool
 
-    def place(self, end: int) -> Place:
-        """One of both ends."""
-        of_end = self.hosts[end], self.local_ranks[end], self.devices[end]
-        return Place(*of_end, self.gpu_indices[end], self.pci_bus_ids[end])
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """Of both ends."""
+        return self.ends[0].host, self.ends[1].host
 
 
 def with_slow_node_pairs(verdict: Verdict, evidence: Evidence) -> Verdict:
@@ -120,22 +114,20 @@ def _rails(measured: ArmColumns) -> Iterator[Rail]:
     gbps, mean_gbps = (measured.work / of / GIGA for of in (fastest_s, np.where(measured.present, mean_s, np.nan)))
     stalled = are_stalled(steps_s)
     host_of = np.unique(who.hosts.astype(str), return_inverse=True)[1]
-    fields = ([getattr(place, name) for place in who.rank_places] for name in Place.__struct_fields__)
-    of_ranks = [who.numbers, *(np.array(field, np.object_) for field in fields)]
     for row, number in enumerate(measured.numbers.tolist()):
         there = np.flatnonzero(measured.present[row])
         there = there[np.lexsort((host_of[there], measured.groups[row, there]))]
         group, host = measured.groups[row, there], host_of[there]
         first = np.flatnonzero((group[1:] == group[:-1]) & (host[1:] != host[:-1]))
         a, b = there[first], there[first + 1]
-        ends = [zip(one[a].tolist(), one[b].tolist(), strict=True) for one in of_ranks]
+        ends = zip(who.rank_places[a], who.rank_places[b], strict=True)
         values = (
             np.minimum(gbps[row, a], gbps[row, b]),
             np.minimum(mean_gbps[row, a], mean_gbps[row, b]),
             np.maximum(longest_s[row, a], longest_s[row, b]),
             stalled[row, a] | stalled[row, b],
         )
-        yield from map(Rail, repeat(number), *ends[:4], *(of.tolist() for of in values), *ends[4:])
+        yield from map(Rail, repeat(number), ends, *(of.tolist() for of in values))
 
 
 def node_pair_results(rails: Iterable[Rail]) -> Iterator[tuple[tuple[str, str], float]]:
@@ -229,18 +221,17 @@ class _NodePairs:
 
         A rail is slow if it is in all these results; all rails count as slow if none is in all of them.
         """
-        host, slow, ends = self._hosts[node], defaultdict[int, list[bool]](list), dict[int, Place]()
+        slow = defaultdict[Place, list[bool]](list)
         for result in results:
             for rail in self._rails_of(result):
-                end = rail.hosts.index(host)
-                slow[rail.ranks[end]].append(rail.gbps < self.standings.slow_below_gbps)
-                ends[rail.ranks[end]] = rail.place(end)
-        always = sorted(rank for rank, each in slow.items() if all(each))
+                end = rail.ends[rail.hosts.index(self._hosts[node])]
+                slow[end].append(rail.gbps < self.standings.slow_below_gbps)
+        always = sorted((end for end, each in slow.items() if all(each)), key=lambda end: end.of_rank)
         if not always or len(always) == len(slow):
             return None, ""
-        local_ranks = [str(ends[rank].local_rank) for rank in always]
+        local_ranks = [str(end.local_rank) for end in always]
         words = f"only local rank{'s' if len(local_ranks) > 1 else ''} {_listed(local_ranks)}: "
-        return ends[always[0]] if len(always) == 1 else None, words
+        return always[0] if len(always) == 1 else None, words
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -47,8 +47,7 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.culprit import Culprit
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 

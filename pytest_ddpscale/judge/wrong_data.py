@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.probe_culprits import ends_of, shared_end
+from pytest_ddpscale.judge.probe_culprits import shared_end
 from pytest_ddpscale.judge.probes import JudgedPlace, place_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.columns import ArmColumns
-from pytest_ddpscale.run.culprit import Culprit
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -139,7 +138,7 @@ def _of_pairs(probe: Arm, wrong: Sequence[_Result], measured: Sequence[_Result])
         for link, own in theirs.items():
             both = [one for one in measured if one.peers == link.ranks]
             evidence = f"{_did(probe)} wrong data in {_rounds(own, both)}"
-            yield Culprit("link", ends_of(link), evidence, is_certain=link.host == link.peer_host)
+            yield Culprit("link", link.ends, evidence, is_certain=not link.is_between_nodes)
 
 
 def _did(probe: Arm) -> str:

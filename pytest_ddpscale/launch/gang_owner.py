@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_ddpscale.node.protocol import Failed
-from pytest_ddpscale.run.gpu_error_record import RankGpuError
 from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
+from pytest_ddpscale.run.records import RankGpuError
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 
 
@@ -61,7 +61,7 @@ class GangOwner(Protocol):
     """The owner of a gang: keeps its records and answers its questions."""
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
-        """Write rank 0's records, in `RecordSink`'s format, to their files. Returns those of measurements.jsonl.
+        """Write rank 0's lines to the run's file. Returns the records.
 
         Raises:
             WritingError: they cannot be written.

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import Failed
-from pytest_ddpscale.run.gpu_error_record import RankGpuError
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import RankGpuError
 
 # Errors after which a context is unusable, as cudaGetErrorString says them (CUDA Runtime API, "CUDA error types"), and
 # those of libraries whose kernels failed. Lack of memory, of a driver or of kernels is none of the GPU's.
@@ -51,17 +52,17 @@ def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:
     found: dict[tuple[int, int], RankGpuError] = {}
     for report in roll.failures:
         if error := gpu_error_of(report):
+            where = Place(report.host, report.local_rank, report.device, report.gpu_index)
             found[report.node, report.local_rank] = RankGpuError(
-                host=report.host, local_rank=report.local_rank, device=report.device, error=error,
-                study=report.study, arm=report.arm,
-            )  # fmt: skip
+                place=where, error=error, study=report.study, arm=report.arm
+            )
     for place in _aborted(roll):
         words, rank = roll.last_words.get(place), roll.ranks.get(place)
         error = gpu_error_in("\n".join(words.lines)) if words else ""
         if error and place not in found:
             study, arm = (rank.study, rank.arm) if rank else (None, None)
-            host = roll.nodes[place[0]].host
-            found[place] = RankGpuError(host=host, local_rank=place[1], error=error, study=study, arm=arm)
+            where = Place(roll.nodes[place[0]].host, place[1])
+            found[place] = RankGpuError(place=where, error=error, study=study, arm=arm)
     return tuple(found[place] for place in sorted(found))
 
 

@@ -28,11 +28,10 @@ from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
-from pytest_ddpscale.run.rank_folder import Assignment, WantedArms, lines_by_file
+from pytest_ddpscale.run.rank_folder import Assignment, WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
-from pytest_ddpscale.run.records import EndReason, Lost, RoundEnd, StudyEnd, StudyStart
-from pytest_ddpscale.run.run_directory import MEASUREMENTS, RunDirectory
+from pytest_ddpscale.run.records import EndReason, GpuErrors, Lost, RankGpuError, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
@@ -277,10 +276,8 @@ class Supervisor:
 
     def keep(self, lines: bytes) -> list[AnyRecord]:
         """See `GangOwner`. An invalid line is kept but skipped here; judging refuses it later."""
-        by_file = lines_by_file(lines)
-        for file, data in by_file.items():
-            self._run.append_lines(file, data)
-        arrived = map(self._record, by_file.get(MEASUREMENTS, b"").splitlines())
+        self._run.append_lines(lines)
+        arrived = map(self._record, lines.splitlines())
         return [record for record in arrived if record is not None]
 
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:

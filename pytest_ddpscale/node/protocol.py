@@ -35,7 +35,11 @@ SILENCE_S = 30.0
 STAY_EVERY_S = 2.0
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="say", tag="task"):
+class FromSupervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say"):
+    """Base of the supervisor's messages."""
+
+
+class Task(FromSupervisor, frozen=True, kw_only=True, tag="task"):
     """The agent's job, sent before ranks start. It is the same for all nodes; an agent already knows its own node.
 
     Attributes:
@@ -58,7 +62,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     post_mortem: bool = False
 
 
-class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="start"):
+class Start(FromSupervisor, frozen=True, tag="start"):
     """Start the ranks.
 
     Attributes:
@@ -70,7 +74,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     deadline_unix_s: float | None = None
 
 
-class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="meet"):
+class Meet(FromSupervisor, frozen=True, tag="meet"):
     """Ask the first node for its address on the route to another node.
 
     Attributes:
@@ -82,11 +86,11 @@ class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="s
     addresses: tuple[str, ...] = ()
 
 
-class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="stay"):
+class Stay(FromSupervisor, frozen=True, tag="stay"):
     """A sign of life from the supervisor."""
 
 
-class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="stop"):
+class Stop(FromSupervisor, frozen=True, tag="stop"):
     """End the ranks and the agent.
 
     Attributes:
@@ -99,14 +103,14 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="s
 Order = Task | Start | Meet | WantedArms | Stay | Stop
 
 
-class FromNode(msgspec.Struct, frozen=True, kw_only=True, tag_field="say"):
+class FromNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="say"):
     """Base of an agent's messages, with the node's index and name."""
 
     node: int
     host: str
 
 
-class Up(FromNode, frozen=True, kw_only=True, tag="up"):
+class Up(FromNode, frozen=True, forbid_unknown_fields=False, kw_only=True, tag="up"):
     """The agent is up. The one message that other versions must understand.
 
     Attributes:
@@ -120,7 +124,7 @@ class Up(FromNode, frozen=True, kw_only=True, tag="up"):
     loopback_problem: str = ""
 
 
-class Beat(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="beat"):
+class Beat(FromNode, frozen=True, kw_only=True, tag="beat"):
     """A sign of life while no rank has begun."""
 
 
@@ -157,7 +161,7 @@ class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="faile
     host: str
 
 
-class LastWords(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
+class LastWords(FromNode, frozen=True, kw_only=True, tag="words"):
     """The last lines of a rank's log, and of its NCCL log."""
 
     local_rank: int
@@ -165,17 +169,17 @@ class LastWords(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True,
     nccl: tuple[str, ...] = ()
 
 
-class NodeSurvey(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="survey"):
+class NodeSurvey(FromNode, frozen=True, kw_only=True, tag="survey"):
     """The survey of the node."""
 
     survey: Survey
 
 
-class NodeAfterFailure(NodeSurvey, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="post_mortem"):
+class NodeAfterFailure(NodeSurvey, frozen=True, kw_only=True, tag="post_mortem"):
     """The survey of the node's GPUs after ranks failed."""
 
 
-class Endpoint(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="endpoint"):
+class Endpoint(FromNode, frozen=True, kw_only=True, tag="endpoint"):
     """The ranks' rendezvous, an address and port of the first node, or why it has none."""
 
     endpoint: str = ""
@@ -196,7 +200,7 @@ class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     is_root_cause: bool
 
 
-class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="exit"):
+class Exit(FromNode, frozen=True, kw_only=True, tag="exit"):
     """An agent's last message.
 
     Attributes:
@@ -213,7 +217,7 @@ class Exit(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=
     oom_kills: int = 0
 
 
-class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="file"):
+class FileBytes(FromNode, frozen=True, kw_only=True, tag="file"):
     """Data to append to a file of the run.
 
     Attributes:
@@ -226,7 +230,7 @@ class FileBytes(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True,
     offset: int = 0
 
 
-class Piece(FromNode, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="piece"):
+class Piece(FromNode, frozen=True, kw_only=True, tag="piece"):
     """A part of a message or of file data that is too long for one line.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from pytest_ddpscale.node.protocol import MOST_TEXT, Failed, Gone, RankSeen
-from pytest_ddpscale.run.rank_folder import FINISHED, RankFailure, RankStatus, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import FINISHED, read_failure, read_status
 
 # States of a process that has ended, in /proc/PID/stat (proc(5)).
 _ENDED = {"Z", "X", "x", ""}
@@ -37,19 +37,16 @@ class LocalRanks:
         found: list[Failed | Gone] = []
         for local_rank in sorted(set(range(self._count)) - self._told):
             status = read_status(self._folder, local_rank)
-            is_gone = status is not None and _is_gone(status)
+            is_gone = status and status.phase != FINISHED and process_state(status.pid) in _ENDED
             failure = read_failure(self._folder, local_rank)  # read last, since a rank that is gone writes nothing more
             if failure is not None:
-                found.append(self._failed_with(failure))
-            elif status is not None and is_gone:
+                message = failure.message
+                short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"
+                found.append(Failed(**self._where, **{**asdict(failure), "message": short}))
+            elif status and is_gone:
                 found.append(Gone(**self._where, **asdict(status)))
         self._told |= {one.local_rank for one in found}
         return found
-
-    def _failed_with(self, failure: RankFailure) -> Failed:
-        message = failure.message
-        short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"
-        return Failed(**self._where, **{**asdict(failure), "message": short})
 
 
 def process_state(pid: int) -> str:
@@ -68,7 +65,3 @@ def oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _is_gone(status: RankStatus) -> bool:
-    return status.phase != FINISHED and process_state(status.pid) in _ENDED

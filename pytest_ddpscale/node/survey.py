@@ -7,6 +7,7 @@ standard error, so that the agent can tell what hung.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import re
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.torch_facts import TorchFacts, ask_torch
+from pytest_ddpscale.node.torch_facts import ask_torch
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.sku.detection import visible_ordinals
@@ -44,10 +45,12 @@ def survey(host: str, *, gpus: bool) -> Survey:
     free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
     torch = torch_answer()
+    versions = {"torch": torch.torch, "cuda": torch.cuda, "nccl": torch.nccl, "python": platform.python_version()}
+    versions |= {"pytest_ddpscale": __version__, "kernel": platform.release()}
     return replace(
         _of_driver(host, driver),
         cores=len(os.sched_getaffinity(0)),
-        versions=_versions(driver, torch),
+        versions={**driver.versions, **versions},
         torch_problem=torch.problem,
         arch_list=torch.arch_list,
         torch_gpus=torch.gpus,
@@ -103,15 +106,11 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
 
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
     """Ports of InfiniBand and RoCE adapters, from sysfs."""
-    return tuple(map(_port, sorted(adapters.glob("*/ports/[0-9]*"))))
-
-
-def _port(folder: Path) -> InfiniBandPort:
-    return InfiniBandPort(
-        device=folder.parent.parent.name,
-        port=int(folder.name),
-        state=_read(folder / "state").rpartition(":")[2].strip(),  # "4: ACTIVE"
-        link_layer=_read(folder / "link_layer"),
+    ports = sorted(adapters.glob("*/ports/[0-9]*"))
+    states = [_read(port / "state").rpartition(":")[2].strip() for port in ports]  # "4: ACTIVE"
+    return tuple(
+        InfiniBandPort(port.parent.parent.name, int(port.name), state, _read(port / "link_layer"))
+        for port, state in zip(ports, states, strict=True)
     )
 
 
@@ -124,34 +123,12 @@ def _read(file: Path) -> str:
 
 def free_bytes() -> dict[str, int]:
     """Free bytes for this user per file system, without those that are missing or cannot be read."""
-    places = {"shared_memory": _SHARED_MEMORY, "temporary": _temporary()}
     found: dict[str, int] = {}
-    for name, place in places.items():
-        try:
-            system = os.statvfs(place)
-        except OSError:
-            continue
-        found[name] = system.f_bavail * system.f_frsize
+    for name, place in (("shared_memory", lambda: _SHARED_MEMORY), ("temporary", tempfile.gettempdir)):
+        with contextlib.suppress(OSError):  # also if there is no writable temporary directory
+            system = os.statvfs(place())
+            found[name] = system.f_bavail * system.f_frsize
     return found
-
-
-def _temporary() -> Path:
-    try:
-        return Path(tempfile.gettempdir())
-    except OSError:  # no writable temporary directory
-        return Path(os.devnull, "none")
-
-
-def _versions(driver: DriverState, torch: TorchFacts) -> dict[str, str | None]:
-    return {
-        **driver.versions,
-        "torch": torch.torch,
-        "cuda": torch.cuda,
-        "nccl": torch.nccl,
-        "python": platform.python_version(),
-        "pytest_ddpscale": __version__,
-        "kernel": platform.release(),
-    }
 
 
 def _about_to(step: str) -> None:

@@ -18,7 +18,7 @@ from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.unmet import explained_text
-from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId, Severity
+from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Blocker, Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -47,7 +47,7 @@ class Cause:
     category: Category = "CHECK"
 
     @property
-    def severity(self) -> Severity:
+    def severity(self) -> int:
         """1, the worst, to 6."""
         return CAUSES[self.id].severity
 

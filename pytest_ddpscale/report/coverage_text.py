@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Collection
-from itertools import islice
+from itertools import combinations, islice
 
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import count_text
@@ -55,7 +55,9 @@ def summary(coverage: Coverage) -> list[str]:
     missing = coverage.paths_there_are - measured
     if missing:
         within = "within the requirements of all nodes together" if coverage.over_all_nodes else "not at all"
-        paths = [f"{one} – {other}" for one, other in islice(coverage.untested_paths, _MOST_NAMED)]
+        tested = {(path.node, path.other) for path in coverage.paths}
+        untested = (pair for pair in combinations(range(len(coverage.nodes)), 2) if pair not in tested)
+        paths = [" – ".join(coverage.nodes[at].host for at in pair) for pair in islice(untested, _MOST_NAMED)]
         named = first_few(paths, _MOST_NAMED, count=missing)
         sentences.append(f"The others were tested {within}: {named}." if named else f"The others: {within}.")
     return sentences

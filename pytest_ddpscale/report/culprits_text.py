@@ -25,10 +25,9 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.run_opening import open_judged, read_judged
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
 from pytest_ddpscale.util.listing import first_few
 
 Use = Literal["drain", "accepted", "look", "none"]
@@ -219,7 +218,7 @@ def _done(run: RunDirectory) -> dict[str, set[Done]]:
         if isinstance(record, Survey):
             done.setdefault(record.host, set()).add(_LOOKED_AT)
         elif isinstance(record, Block) and record.study != PAIRS:
-            for host in {gangs[record.gang].hosts[rank] for rank in record.each("ranks").tolist()}:
+            for host in {gangs[record.gang].ranks[rank].place.host for rank in record.each("ranks").tolist()}:
                 done.setdefault(host, set()).add(_what(record))
     return done
 

@@ -79,7 +79,7 @@ def suffix(unit: str) -> str:
 
 def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     """`limits_text` without the unit; empty if nothing varied or there is no interval."""
-    if not verdict.half_width or verdict.interval is None or not has_interval(verdict):
+    if verdict.interval is None or not has_interval(verdict) or {*verdict.interval} == {verdict.value}:
         return ""
     unit, decimals = verdict.unit, _decimals(verdict)
     low, high = verdict.interval
@@ -133,8 +133,8 @@ def _decimals(verdict: Verdict) -> int:
     """Digits after the point for value, interval and bound, enough to show their order."""
     value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
     decimals = default = _default_decimals(bound if value is None else value, unit)
-    if verdict.half_width is not None:
-        half_width = verdict.half_width
+    if value is not None and verdict.interval is not None:
+        half_width = max(abs(end - value) for end in verdict.interval)
         while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
             decimals += 1
     all_of_bound = min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND)

@@ -15,7 +15,7 @@ from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import OPERATOR, RunRecord, ThresholdsUsed
+from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
@@ -103,13 +103,14 @@ def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:
 
 def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:
     """Replace thresholds and notes by those of the judgement: judging again leaves run.json unchanged."""
-    basis = judgement.basis
+    basis, operator = judgement.basis, JUDGED_NOTE + OPERATOR
     if not basis:
         return record
+    notes = [key for key in basis if key.startswith(JUDGED_NOTE) and key != operator]
     return replace(
         record,
         thresholds=ThresholdsUsed(basis["thresholds_path"], basis["thresholds_sha256"], judgement.extends),
-        noted=record.noted | {key: said for key, said in judgement.notes_of_judging.items() if key != OPERATOR},
+        noted=record.noted | {key.removeprefix(JUDGED_NOTE): basis[key] for key in notes},
     )
 
 

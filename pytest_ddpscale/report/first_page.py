@@ -19,7 +19,7 @@ from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.run_json import OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
 
@@ -69,7 +69,7 @@ def shared(
         "not_covered": [*NOT_COVERED],
         "signatures": [
             ("Measured by", ", ".join(run.operators)),
-            ("Checked by", judgement.notes_of_judging.get(OPERATOR, "")),
+            ("Checked by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
             ("Accepted by" if judgement.accepts else "Decided by", ""),
         ],
         "not_signed": "Not to be signed: no machine was measured." if is_simulated else not_signed,
@@ -170,7 +170,7 @@ def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str]) -> lis
     people = [
         ("Site", run.noted.get(SITE) or digits.ABSENT),
         ("By", ", ".join(run.operators) or digits.ABSENT),
-        ("Judged by", judgement.notes_of_judging.get(OPERATOR, "")),
+        ("Judged by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
         ("Ticket", run.noted.get(TICKET) or digits.ABSENT),
         *run.further_notes.items(),
     ]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from html import escape
-from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
 from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.tables import html, table
@@ -25,21 +23,7 @@ REFRESH_S = 10
 LIVE = '<div id="live"></div>'
 _MOST_RANKS = 16  # rows; of more ranks the slowest and the hottest
 _GIB = 2**30
-# Of the end of telemetry.jsonl: enough for a line of all ranks, and for several of few.
-_LEAST_BYTES, _BYTES_OF_RANK = 2**16, 2**11
 _OF_TELEMETRY = ("power_w", "temperature_c")
-
-
-class _PowerAndHeat(msgspec.Struct):
-    """What is read of a line of telemetry.jsonl, unvalidated: a line of thousands of GPUs has megabytes."""
-
-    gang: int
-    ranks: tuple[int, ...]
-    power_w: float | tuple[float | None, ...] | None = None
-    temperature_c: float | tuple[float | None, ...] | None = None
-
-
-_DECODER = msgspec.json.Decoder(_PowerAndHeat)
 
 
 class LiveProgress:
@@ -61,35 +45,11 @@ class LiveProgress:
         if isinstance(record, GangRecord):
             self._gang, self._block = record, None
             self._telemetry = {name: np.full(record.world_size, np.nan) for name in _OF_TELEMETRY}
+        elif isinstance(record, TelemetryBlock):
+            for name, column in self._telemetry.items():
+                column[list(record.ranks)] = getattr(record, name)
         elif isinstance(record, Block) and (self._block is None or len(record.ranks) >= len(self._block.ranks)):
             self._block = record  # the latest of those of the most ranks, so that ranks compare
-
-    def read_telemetry(self, file: Path) -> None:
-        """Read the end of telemetry.jsonl, from the newest line until each rank has a value. Raises OSError."""
-        if self._gang is None or not file.exists():  # as on a CPU
-            return
-        with file.open("rb") as content:
-            content.seek(-min(content.seek(0, 2), _LEAST_BYTES + _BYTES_OF_RANK * self._gang.world_size), 2)
-            lines = content.read()
-        is_missing = np.ones(self._gang.world_size, np.bool_)
-        for line in reversed(lines.splitlines()):
-            # Broken, or cut off: at the start of what was read, or at the end while it is written.
-            with suppress(msgspec.MsgspecError, IndexError, ValueError):
-                found = _DECODER.decode(line)
-                if found.gang != self._gang.gang:
-                    return
-                self._take(found, is_missing)
-            if not is_missing.any():
-                return
-
-    def _take(self, found: _PowerAndHeat, is_missing: BoolArray) -> None:
-        """Keep the values of ranks that are missing. Raises IndexError, ValueError: the line is broken."""
-        ranks = np.asarray(found.ranks, np.int64)
-        fresh = is_missing[ranks]
-        for name, column in self._telemetry.items():
-            means = np.broadcast_to(np.asarray(getattr(found, name), np.float64), ranks.shape)
-            column[ranks[fresh]] = means[fresh]
-        is_missing[ranks] = False
 
     def section(self, written_at: str, judgement: Judgement) -> str:
         """HTML, escaped, with the date and time of writing and the latest judgement."""
@@ -123,7 +83,7 @@ class LiveProgress:
         shown = _slowest_and_hottest(per_second, temperature_c)
         rows = []
         for row in shown.tolist():
-            place = gang.place(int(ranks[row]))
+            place = gang.ranks[int(ranks[row])].place
             of_row = [(float(values[row]), decimals) for values, decimals in columns]
             numbers = (ABSENT if np.isnan(value) else f"{value:.{decimals}f}" for value, decimals in of_row)
             rows.append([str(ranks[row]), place.host, place.number, *numbers])

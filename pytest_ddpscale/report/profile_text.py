@@ -15,7 +15,7 @@ PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "
 _REDUCED = "All-reduces of a step (gradient buckets), medians over the steps"
 _BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
 _MIB = 2**20
-_MOST_ARMS = 3  # named with a reason; profiles.jsonl has all
+_MOST_ARMS = 3  # named with a reason; measurements.jsonl has all
 
 
 def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:

@@ -14,7 +14,6 @@ from pytest_ddpscale.report.time_left import TimeLeft
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
-from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.training_record import TrainedEpoch
 from pytest_ddpscale.util.tables import shortened
 
@@ -65,7 +64,7 @@ class Progress:
         self.left.hear(record)
         match record:
             case GangRecord():
-                torch = each(record.versions, 1)[0].get("torch")
+                torch = record.versions_of(0).get("torch")
                 self._say(f"ranks are up: {record.world_size} on torch {torch}", passing=False)
             case StudyStart():
                 self._begin(record.study)

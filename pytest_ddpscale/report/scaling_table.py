@@ -107,7 +107,7 @@ def _series(directory: Path) -> tuple[list[ScalingSeries], bool]:
     from pytest_ddpscale.report.scaling_curves import scaling_series
     from pytest_ddpscale.run.evidence import read_evidence
     from pytest_ddpscale.run.run_directory import RunDirectory
-    from pytest_ddpscale.run.run_opening import read_judged
+    from pytest_ddpscale.run.verdicts import read_judged
 
     run = RunDirectory.open(directory)
     evidence = read_evidence(run)

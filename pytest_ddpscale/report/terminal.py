@@ -20,7 +20,7 @@ from pytest_ddpscale.report.sentences import (
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import Judgement, Verdict, is_routine
+from pytest_ddpscale.run.verdicts import JUDGED_FROM, LOW_UTILIZATION, POWER_UNKNOWN, Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _INDENT = "    "
@@ -103,10 +103,11 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
     yield from ((said, "warned") for said in (*_warned(judgement), *_waived(judgement), *_lowered(judgement)))
     if judgement.accepts and (loss := uniform_loss_text(judgement)):
         yield loss, ""
-    unseen = filter(None, [judgement.unseen_loss])
-    told = [note for note in judgement.other_notes if not is_routine(note)]
-    told += [_noted(note, at) for note, at in _notes(judgement.verdicts).items() if not is_routine(note)]
-    yield from ((f"note: {text.one_line(note)}", "") for note in (*unseen, *told))
+    told = [(note, note) for note in (judgement.unseen_loss, *judgement.other_notes) if note]
+    told += [(note, _noted(note, at)) for note, at in _notes(judgement.verdicts).items()]
+    for note, said in told:
+        if not note.startswith((LOW_UTILIZATION, JUDGED_FROM)) and not note.endswith(("host-bound", POWER_UNKNOWN)):
+            yield f"note: {text.one_line(said)}", ""
 
 
 def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:

@@ -9,6 +9,7 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeCheck
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import (
     Culprit,
     GenerationComparison,
@@ -164,7 +165,7 @@ def culprit_name(culprit: Culprit, full_uuid: bool = False) -> str:
     """
     ends = []
     for place in culprit.places:
-        is_gpu = culprit.kind == "gpu" or (culprit.kind == "link" and not place.is_node)
+        is_gpu = culprit.kind == "gpu" or (culprit.kind == "link" and place != Place(place.host))
         host = one_line(place.host)
         ends.append(f"{one_line(place.name if full_uuid else place.short)} on {host}" if is_gpu else f"node {host}")
     return f"link between {' and '.join(ends)}" if culprit.kind == "link" else ends[0]

@@ -7,51 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
-from pytest_ddpscale.run.culprit import Culprit
+from pytest_ddpscale.run.place import Culprit
 
-CauseId = Literal[
-    "wrong-data",
-    "memory-errors",
-    "lost-node",
-    "lost-gpu",
-    "missing-gpus",
-    "gpu-error",
-    "slow-node-link",
-    "slow-gpu-link",
-    "slow-host-link",
-    "nvlink-down",
-    "slow-transport",
-    "slow-communication",
-    "slow-gpu",
-    "slow-node",
-    "uniform-loss",
-    "slow-computing",
-    "slow-scaling",
-    "regression",
-    "throttling",
-    "topology",
-    "software",
-    "disk",
-    "foreign-processes",
-    "mig",
-    "requirement-not-met",
-    "host-bound",
-    "implausible-value",
-    "undecided",
-    "interrupted",
-    "error-in-run",
-    "not-measured",
-    "test-failed",
-    "run-not-accepted",
-]
+CauseId: TypeAlias = str  # a key of `CAUSES`
 Category = Literal["ISOLATE", "CHECK", "MONITOR"]
-Severity = Literal[1, 2, 3, 4, 5, 6]
 
 
-@dataclass(frozen=True)
-class CauseKind:
+class CauseKind(NamedTuple):
     """One kind of cause.
 
     Attributes:
@@ -62,7 +26,7 @@ class CauseKind:
         action: what to do, in the imperative.
     """
 
-    severity: Severity
+    severity: int
     category: Category
     action: str
 
@@ -102,7 +66,6 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "test-failed": CauseKind(6, "CHECK", "read its failure in pytest's output"),
     "run-not-accepted": CauseKind(6, "CHECK", "settle that reason: no requirement failed"),
 }
-assert tuple(CAUSES) == get_args(CauseId)
 
 # Check of a node → cause, if it fails.
 OF_CHECK: Mapping[str, CauseId] = {
@@ -148,7 +111,7 @@ class CauseRecord:
     """
 
     id: CauseId
-    severity: Severity
+    severity: int
     category: Category
     sentence: str
     next_steps: tuple[NextStep, ...]

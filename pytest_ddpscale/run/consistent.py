@@ -21,6 +21,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
@@ -81,7 +82,7 @@ class _Said:
             if key := _key(one):
                 self._first.setdefault(key, (line, one))
             if isinstance(one, GangRecord):
-                nodes = len(set(one.hosts)) if plan.nodes > 1 else 1
+                nodes = len(one.hosts) if plan.nodes > 1 else 1
                 self._layouts[one.gang] = Layout(nodes, max(1, one.world_size // nodes))
             if isinstance(one, OfRanks):
                 self._launch_of.setdefault(one.gang, plan.launch_of(one.study))
@@ -101,7 +102,7 @@ class _Said:
 
     def planned(self, one: AnyRecord) -> None:
         """All that is timed is in the plan."""
-        if not isinstance(one, Block | Unsupported | RoundEnd):
+        if not isinstance(one, Block | Unsupported | RoundEnd | ArmProfile):
             return
         if isinstance(one, Unsupported) and one.study != PROBES:  # its rounds could be left out
             raise ValueError(f"has {one.arm} of {one.study} as unsupported, which only a probe can be")
@@ -161,8 +162,9 @@ class _Said:
         names and consecutive ranks."""
         if not isinstance(one, GangRecord):
             return
-        plan, users, hosts = self._plan, dict[str, int](), list(dict.fromkeys(one.hosts))
-        for rank, device in enumerate(one.devices):
+        plan, users, hosts = self._plan, dict[str, int](), one.hosts
+        for rank, place in enumerate(one.places):
+            device = place.uuid
             if (device == "cpu") != (plan.device_type == "cpu"):
                 raise ValueError(f"has ranks on {device!r}, but plan.json plans for {plan.device_type}")
             if device != "cpu" and users.setdefault(device, rank) != rank:
@@ -174,7 +176,7 @@ class _Said:
         if one.world_size > plan.layout.world_size:
             raise ValueError(f"has {one.world_size} ranks, but plan.json plans for {plan.layout.world_size}")
         if plan.nodes > 1:
-            places = list(zip(one.hosts, one.local_ranks, strict=True))
+            places = [place.of_rank for place in one.places]
             ((host, local_rank), count), *_ = Counter(places).most_common(1)
             if count > 1:
                 raise ValueError(

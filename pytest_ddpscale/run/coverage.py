@@ -7,10 +7,8 @@ if it is known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 
 from msgspec import Struct
 
@@ -117,15 +115,3 @@ class Coverage:
         """Nodes that were left out or never reported."""
         absent = [f"{node.host} (left out: {node.left_out})" for node in self.nodes if node.left_out]
         return absent + ["a node that never reported"] * self.unnamed_nodes
-
-    @property
-    def nodes_idle(self) -> list[str]:
-        """Nodes not tested by training or probes of any decided requirement."""
-        return [n.host for n in self.nodes if not n.left_out and not {PROBES, TRAINING} & set(n.tested_by)]
-
-    @property
-    def untested_paths(self) -> Iterable[tuple[str, str]]:
-        """Pairs of nodes that were not measured directly, in order."""
-        tested = {(path.node, path.other) for path in self.paths}
-        hosts, pairs = [node.host for node in self.nodes], combinations(range(len(self.nodes)), 2)
-        return ((hosts[one], hosts[other]) for one, other in pairs if (one, other) not in tested)

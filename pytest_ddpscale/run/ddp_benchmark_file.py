@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from pytest_ddpscale.errors import ResultFileError
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.strict_json import parse_strict_json
+from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
 from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import read_regular
 
@@ -28,11 +28,9 @@ RESULTS = "benchmark_results"
 GPUS_PER_MACHINE = "gpus_per_machine"
 CONFIGURATION = ("pytorch_version", "cuda_version", "distributed_backend", "bucket_size")
 _USUAL_GPUS_PER_MACHINE = 8  # fixed in PyTorch's benchmark
-
+_AT_LEAST_ONE = Meta(min_length=1)
 _Step = Annotated[float, Meta(ge=1e-9, le=1e7)]
-_Rank = Annotated[int, Meta(ge=0, lt=10**6)]
-_Whole = Annotated[int, Meta(ge=1, le=10**9)]
-Said: TypeAlias = Annotated[str, Meta(max_length=200)] | int | float | bool | None
+Said: TypeAlias = str | int | float | bool | None
 
 
 class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
@@ -45,20 +43,16 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
             all steps were made in one go.
     """
 
-    ranks: Annotated[tuple[_Rank, ...], Meta(min_length=1)]
-    measurements: Annotated[tuple[_Step, ...], Meta(min_length=1)]
-    steps_per_round: Annotated[tuple[_Whole, ...], Meta(min_length=1)] | None = None
+    ranks: Annotated[tuple[int, ...], _AT_LEAST_ONE]
+    measurements: Annotated[tuple[_Step, ...], _AT_LEAST_ONE]
+    steps_per_round: Annotated[tuple[Positive, ...], _AT_LEAST_ONE] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.measurements) % len(self.ranks):
+        steps, rest = divmod(len(self.measurements), len(self.ranks))
+        if rest:
             raise ValueError(f"{len(self.measurements)} measurements of {len(self.ranks)} ranks; expected a multiple")
-        if self.steps_per_round is not None and sum(self.steps_per_round) != self.steps:
-            raise ValueError(f"steps_per_round adds up to {sum(self.steps_per_round)} of {self.steps} steps")
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of each rank."""
-        return len(self.measurements) // len(self.ranks)
+        if self.steps_per_round is not None and sum(self.steps_per_round) != steps:
+            raise ValueError(f"steps_per_round adds up to {sum(self.steps_per_round)} of {steps} steps")
 
     @property
     def separate_s(self) -> FloatArray:
@@ -66,19 +60,18 @@ class DdpBenchmarkResult(Struct, frozen=True, omit_defaults=True):
 
         The mean of all ranks: under DDP they wait for each other, so their times are one value, not many.
         """
-        of_steps: FloatArray = np.asarray(self.measurements, np.float64).reshape(len(self.ranks), -1).mean(axis=0)
+        of_steps: FloatArray = np.reshape(self.measurements, (len(self.ranks), -1)).mean(axis=0)
         if self.steps_per_round is None:
             return of_steps
-        ends = np.cumsum(self.steps_per_round)[:-1]
-        return np.array([float(one.mean()) for one in np.split(of_steps, ends)])
+        return np.array([one.mean() for one in np.split(of_steps, np.cumsum(self.steps_per_round)[:-1])])
 
 
 class DdpBenchmark(Struct, frozen=True):
     """One model; `result` by number of GPUs, one GPU without DDP first."""
 
-    model: Annotated[str, Meta(pattern=r"^[\w.+/ -]{1,100}$")]
-    batch_size: _Whole
-    result: Annotated[tuple[DdpBenchmarkResult, ...], Meta(min_length=1)]
+    model: str
+    batch_size: Positive
+    result: Annotated[tuple[DdpBenchmarkResult, ...], _AT_LEAST_ONE]
 
     def __post_init__(self) -> None:
         first = len(self.result[0].ranks)
@@ -101,22 +94,13 @@ class DdpBenchmarkFile(Struct, frozen=True):
 
     path: str
     configuration: Mapping[str, Said]
-    benchmarks: tuple[DdpBenchmark, ...]
+    benchmarks: Annotated[tuple[DdpBenchmark, ...], _AT_LEAST_ONE]
+    gpus_per_machine: Positive = _USUAL_GPUS_PER_MACHINE
 
     def __post_init__(self) -> None:
         models = [one.model for one in self.benchmarks]
-        double = [model for model in models if models.count(model) > 1]
-        if double:
-            raise ValueError(f"{double[0]} is there twice")
-        _ = self.gpus_per_machine  # refused if it is none
-
-    @property
-    def gpus_per_machine(self) -> int:
-        """From the configuration; 8 by default."""
-        said = self.configuration.get(GPUS_PER_MACHINE, _USUAL_GPUS_PER_MACHINE)
-        if type(said) is not int or said < 1:
-            raise ValueError(f"{GPUS_PER_MACHINE} is {said!r}; expected a whole number")
-        return said
+        if len(set(models)) < len(models):
+            raise ValueError(f"a model is there twice: {', '.join(models)}")
 
 
 def size_name(gpus: int, gpus_per_machine: int) -> str:
@@ -129,7 +113,7 @@ def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
     """Read a report. Raises ResultFileError if it is invalid or contradicts itself."""
     try:
         return ddp_benchmark_of(printable_json(parse_strict_json(read_regular(path))), str(path))
-    except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError, and so is broken UTF-8
+    except (OSError, ValueError) as error:  # a msgspec.ValidationError is a ValueError
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ResultFileError(
             str(path), f"cannot be read as a report ({why})", f"a file written by {SOURCE}/benchmark.py --json",
@@ -139,14 +123,14 @@ def read_ddp_benchmark(path: Path) -> DdpBenchmarkFile:
 
 def ddp_benchmark_of(said: Any, path: str) -> DdpBenchmarkFile:
     """The report in parsed JSON. Raises ValueError."""
-    if not isinstance(said, dict):
-        raise ValueError(f"it holds {type(said).__name__}, not an object")  # noqa: TRY004 (same error for all files)
-    missing = [key for key in (*CONFIGURATION, RESULTS) if key not in said]
+    keys = msgspec.convert(said, dict[str, Any])
+    missing = [key for key in (*CONFIGURATION, RESULTS) if key not in keys]
     if missing:
         raise ValueError(f"it has no {missing[0]!r}")
-    configuration = {key: value for key, value in said.items() if key != RESULTS}
-    benchmarks = msgspec.convert(said[RESULTS], Annotated[tuple[DdpBenchmark, ...], Meta(min_length=1)])
-    return DdpBenchmarkFile(path, msgspec.convert(configuration, dict[str, Said]), benchmarks)
+    told = {"path": path, "benchmarks": keys.pop(RESULTS), "configuration": keys}
+    if GPUS_PER_MACHINE in keys:
+        told[GPUS_PER_MACHINE] = keys[GPUS_PER_MACHINE]
+    return msgspec.convert(told, DdpBenchmarkFile)
 
 
 def ddp_benchmark_json(configuration: Mapping[str, Said], benchmarks: Sequence[DdpBenchmark]) -> dict[str, Any]:
@@ -156,7 +140,5 @@ def ddp_benchmark_json(configuration: Mapping[str, Said], benchmarks: Sequence[D
 
 def report_at(path: Path) -> Path | None:
     """The path of the report: the file itself, or the one in a suite's run directory; None if there is none."""
-    if path.is_dir():
-        inside = path / FILE_NAME
-        return inside if inside.is_file() else None
-    return path if path.is_file() else None
+    found = path / FILE_NAME if path.is_dir() else path
+    return found if found.is_file() else None

@@ -16,11 +16,11 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, gpu_errors_of
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    GpuErrors,
     RoundEnd,
     SeededStep,
     SeededSteps,
@@ -184,23 +184,23 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         post_mortems=post_mortems_of(records),
         out_of_time=ended(records, "budget"),
         unread=unread_of(records),
-        gpu_errors=gpu_errors_of(records),
+        gpu_errors=[record for record in records if isinstance(record, GpuErrors)],
         ranks_of_errors=_ranks_of_errors(records),
     )
 
 
 def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
     """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
-    if not gpu_errors_of(records):
+    if not any(isinstance(record, GpuErrors) for record in records):
         return []
     surveyed = [
-        Place(host, gpu.local_rank, gpu.uuid, gpu.index, gpu.pci_bus_id)
+        gpu.on(host)
         for host, survey in surveys_of(records).items()
         for gpu in survey.gpus
         if gpu.local_rank is not None
     ]
     gangs = gangs_by_number(records).values()
-    return [*surveyed, *dict.fromkeys(gang.place(rank) for gang in gangs for rank in range(gang.world_size))]
+    return [*surveyed, *dict.fromkeys(place for gang in gangs for place in gang.places)]
 
 
 DIED = "the run died before or while measuring this: its end was not recorded"
@@ -223,21 +223,24 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
-    ids = plan.study_ids
-    if len(set(ids)) != len(ids):
+    ids, planned = plan.study_ids, [one.id for one in (*plan.timed, *plan.training_runs)]
+    if len(set(planned)) != len(planned):
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
-    simulated = record.is_simulated(device for gang in gangs.values() for device in gang.devices)
+    simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
     refuse_contradictions(run, plan, records, is_imported=is_imported, is_simulated=simulated)
     try:
         training = trained_runs(plan, records)
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records, run.read_telemetry()), gangs)
+    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records), gangs)
     try:
         columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
-            evidence_of(plan, columns, records), telemetry=telemetry, profiles=_profiles(run, plan), training=training
+            evidence_of(plan, columns, records),
+            telemetry=telemetry,
+            profiles=latest_profiles(one for one in records if isinstance(one, ArmProfile)),
+            training=training,
         )
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
@@ -253,9 +256,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     return evidence
 
 
-def _telemetry_of_blocks(
-    run: RunDirectory, plan: Plan, records: Sequence[AnyRecord], telemetry: Sequence[TelemetryBlock]
-) -> list[TelemetryBlock]:
+def _telemetry_of_blocks(run: RunDirectory, plan: Plan, records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
     """The telemetry of measured blocks.
 
     Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
@@ -263,8 +264,7 @@ def _telemetry_of_blocks(
     Args:
         run: its directory, for the message.
         plan: what should have been measured.
-        records: its measurements.
-        telemetry: all lines of telemetry.jsonl.
+        records: all lines.
 
     Raises:
         RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
@@ -276,20 +276,22 @@ def _telemetry_of_blocks(
             timed.setdefault(block.key, []).append(block)
     ended = studies_measured(records)
     found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(telemetry, start=1):
+    for line, one in enumerate(records, start=1):
+        if not isinstance(one, TelemetryBlock):
+            continue
         key = one.study, one.arm, one.round
         of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
         if blocks is None:
             if one.study in ended or plan.arm(one.study, one.arm) is None:
-                raise broken_file(run.telemetry_jsonl, f"{of}, which was not measured")
+                raise broken_file(run.measurements_jsonl, f"{of}, which was not measured")
             continue
         measured = [(block.ranks, block.began_unix_s) for block in blocks]
         if blocks[0].gang != one.gang or not np.array_equal(
             _times(measured), _times([(one.ranks, one.started_unix_s)])
         ):
-            raise broken_file(run.telemetry_jsonl, f"{of}, which was measured by other ranks or at another time")
+            raise broken_file(run.measurements_jsonl, f"{of}, which was measured by other ranks or at another time")
         if key in found:
-            raise broken_file(run.telemetry_jsonl, f"{of}, which an earlier line has already")
+            raise broken_file(run.measurements_jsonl, f"{of}, which an earlier line has already")
         found[key] = one
     return list(found.values())
 
@@ -301,22 +303,13 @@ def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
     return times[:, np.lexsort(times)]
 
 
-def _profiles(run: RunDirectory, plan: Plan) -> tuple[ArmProfile, ...]:
-    """The latest profile of each arm. Raises RunDirectoryError if one is of an arm that was not planned."""
-    found = latest_profiles(run.read_profiles())
-    for one in found:
-        if plan.study(one.study) is None or plan.arm(one.study, one.arm) is None:
-            raise broken_file(run.profiles_jsonl, f"has {one.arm} of {one.study}, which plan.json does not have")
-    return found
-
-
 def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, SeededStep]]:
     """The seeded steps among records, by study and in rank order; the last line of a study counts."""
     gangs, found = gangs_by_number(records), dict[str, dict[Place, SeededStep]]()
     for line in records:
         if isinstance(line, SeededSteps):
             steps = sorted(line.ranks, key=lambda one: one.rank)
-            found[line.study] = {gangs[line.gang].place(one.rank): one for one in steps}
+            found[line.study] = {gangs[line.gang].ranks[one.rank].place: one for one in steps}
     return found
 
 
@@ -338,7 +331,7 @@ def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
     """Why arms could not be timed on a rank, by name."""
     gangs = gangs_by_number(records)
     return {
-        line.arm: f"{gangs[line.gang].hosts[line.ranks[-1]]}: {each(line.reasons, len(line.ranks))[-1]}"
+        line.arm: f"{gangs[line.gang].ranks[line.ranks[-1]].place.host}: {each(line.reasons, len(line.ranks))[-1]}"
         for line in records
         if isinstance(line, Unsupported)
     }
@@ -353,7 +346,7 @@ def unread_of(records: Sequence[AnyRecord]) -> list[Unread]:
             lacking = [(rank, why) for rank, why in told if why]
             if lacking:
                 rank, why = lacking[0]
-                host = gangs[block.gang].hosts[rank]
+                host = gangs[block.gang].ranks[rank].place.host
                 key = block.study, block.arm, name
                 first = found.get(key, Unread(*key, host, int(rank), why, 0))
                 found[key] = first._replace(blocks=first.blocks + len(lacking))

@@ -1,4 +1,4 @@
-"""A device or a node, with its name in all messages and reports.
+"""A device or a node, with its name in all messages and reports, and who is at fault.
 
 A GPU goes by NVML's index, which ``nvidia-smi -i`` takes, UUID and PCI address. CUDA_VISIBLE_DEVICES and a lost GPU
 renumber CUDA's devices, and with them local ranks. So the local rank is only beside the index, where it differs. It
@@ -6,6 +6,9 @@ stands alone where the index is not known.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 from pytest_ddpscale.run.strict_json import Count, Record
 
@@ -41,11 +44,6 @@ class Place(Record, frozen=True, kw_only=False, cache_hash=True):  # thousands a
         return self.host, -1 if self.local_rank is None else self.local_rank
 
     @property
-    def is_node(self) -> bool:
-        """Whether no device is known."""
-        return not self.uuid and self.index is None and self.local_rank is None
-
-    @property
     def number(self) -> str:
         """``GPU 6``, ``GPU of local rank 2`` without an index, ``CPU rank 2`` on a CPU."""
         if self.uuid == CPU:
@@ -74,3 +72,50 @@ class Place(Record, frozen=True, kw_only=False, cache_hash=True):  # thousands a
         is_other = self.index is not None and self.local_rank not in (None, self.index)
         said = ", ".join(filter(None, (*known, f"local rank {self.local_rank}" if is_other else "")))
         return f"{self.number} ({said})" if said and self.uuid != CPU else self.number
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Who is at fault, as verdicts and causes name it.
+
+    Attributes:
+        places: the GPU, or the node, or both ends of the link. A node that communicates slowly has the only slow GPU.
+        evidence: the finding, in numbers.
+        is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
+            if most nodes fail alike. Only certain culprits are a reason to drain.
+        computed_wrong: whether it is named for wrong data, whatever its speed.
+        slowdown: step time without communication over that of its peers; None if it is not named for slow computation.
+        peers: number of ranks that `slowdown` is relative to; None without `slowdown`, and for a whole node.
+        slow_rounds: number of rounds in `slowdown`; None without `peers`.
+        rounds: number of all rounds.
+    """
+
+    kind: Literal["gpu", "node", "link"]
+    places: tuple[Place, ...]
+    evidence: str
+    is_certain: bool = True
+    computed_wrong: bool = False
+    slowdown: float | None = None
+    peers: int | None = None
+    slow_rounds: int | None = None
+    rounds: int | None = None
+
+    @property
+    def place(self) -> Place:
+        """The GPU or node; of a link the first end."""
+        return self.places[0]
+
+    @property
+    def host(self) -> str:
+        """Of that."""
+        return self.place.host
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The node, or both of a link between nodes."""
+        return tuple(dict.fromkeys(place.host for place in self.places))
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for culprits that are the same GPU, node or link: GPUs go by UUID, whatever their numbers."""
+        return self.kind, *(place.identity for place in self.places)

@@ -1,4 +1,4 @@
-"""Profiles of arms by torch.profiler, taken after the timed rounds: profiles.jsonl, one record per arm."""
+"""Profiles of arms by torch.profiler, taken after the timed rounds, one record per arm."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class RankColumns(Keeping):
 
 def ranks_of_gang(gang: GangRecord) -> RankColumns:
     """All ranks of a launch."""
-    ranks = range(gang.world_size)
-    return RankColumns(np.array(ranks), np.fromiter(map(gang.place, ranks), np.object_))
+    return RankColumns(np.arange(gang.world_size), np.fromiter(gang.places, np.object_))
 
 
 NOBODY = RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_))

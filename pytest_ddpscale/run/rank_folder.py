@@ -19,16 +19,14 @@ from typing import TypeVar
 
 import msgspec
 
-from pytest_ddpscale.run.record_lines import checked_line, line_of
-from pytest_ddpscale.run.run_directory import MEASUREMENTS, PROFILES, TELEMETRY, AnyLine, file_of
-from pytest_ddpscale.run.strict_json import Count, Positive, Record
+from pytest_ddpscale.run.record_lines import AnyRecord, checked_line
+from pytest_ddpscale.run.strict_json import Record
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 T = TypeVar("T")
 # Environment variable of ranks with the folder of their status; without it no status is written.
 STATUS_VARIABLE = "DDPSCALE_STATUS_DIR"
 FINISHED = "finished"
-MEMORY = "memory"  # not a file of a run
 LOGS = "logs"  # subfolder, with `gang` for the logs of this launch and `run` for those of the run
 TRACES = "profiles"  # subfolder for traces, which are sent as whole files; also a folder of the run
 MOST_TRACE_BYTES = 2**25
@@ -76,28 +74,6 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     study: str
     round: int
     arms: tuple[str, ...]
-
-
-class RankMemory(Record, frozen=True, kw_only=True):
-    """Peak memory of one rank, in bytes.
-
-    Attributes:
-        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
-            CUDA's context. CPU: peak resident set minus shared pages.
-        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
-        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
-    """
-
-    own_bytes: Count
-    shared_bytes: Count = 0
-    total_bytes: Positive | None = None
-
-
-class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
-    """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
-
-    study: str
-    ranks: tuple[RankMemory, ...]
 
 
 class RankStatus(Record, frozen=True, kw_only=True):
@@ -181,23 +157,17 @@ class RecordSink:
         self._path = folder / _RECORDS
         self.folder = folder
 
-    def append_record(self, record: AnyLine) -> None:
+    def append_record(self, record: AnyRecord) -> None:
         """Send one record. Raises like `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[AnyLine]) -> None:
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
         """Send records; blocks while the pipe is full.
 
         Raises:
             OSError: the agent is gone.
         """
-        self._write(b"".join(file_of(record).encode() + b" " + checked_line(record) for record in records))
-
-    def append_memory(self, record: StudyMemory) -> None:
-        """Send the memory use of a study, for the search that started this gang. Raises like `append_records`."""
-        self._write(MEMORY.encode() + b" " + line_of(record))
-
-    def _write(self, lines: bytes) -> None:
+        lines = b"".join(map(checked_line, records))
         # Not blocking, or it would wait for a reader for ever.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
         os.set_blocking(descriptor, True)
@@ -205,17 +175,6 @@ class RecordSink:
             rest = memoryview(lines)
             while rest:
                 rest = rest[pipe.write(rest) :]
-
-
-def lines_by_file(data: bytes) -> dict[str, bytes]:
-    """Lines from a `RecordSink`, by destination file."""
-    found: dict[str, list[bytes]] = {}
-    for line in data.splitlines(keepends=True):
-        file, _, record = line.partition(b" ")
-        name = file.decode("ascii", errors="replace")
-        if name in (MEASUREMENTS, TELEMETRY, PROFILES, MEMORY):
-            found.setdefault(name, []).append(record)
-    return {name: b"".join(records) for name, records in found.items()}
 
 
 class StatusWriter:

@@ -5,7 +5,7 @@ Listeners hear of records as they arrive, and of notices between them, which are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -13,18 +13,18 @@ import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import as_json
-from pytest_ddpscale.run.gpu_error_record import GpuErrors
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
     GangRecord,
+    GpuErrors,
     Lost,
     RoundEnd,
     SeededSteps,
     StudyEnd,
+    StudyMemory,
     StudyStart,
     WarmUp,
     WorkloadFlops,
-    gangs_by_number,
 )
 from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
@@ -35,10 +35,10 @@ from pytest_ddpscale.run.transport_record import GangTransport
 OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
-AnyRecord = GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfTraining | OfRanks
+OfDevices = TelemetryBlock | ArmProfile  # beside blocks
+OfGangs = OfRanks | OfTraining | OfDevices
+AnyRecord = GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfGangs | StudyMemory
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-_TELEMETRY = msgspec.json.Decoder(TelemetryBlock)
-_PROFILES = msgspec.json.Decoder(ArmProfile)
 _encode = msgspec.json.Encoder(enc_hook=as_json).encode
 
 
@@ -59,47 +59,23 @@ class RecordReader:
             if record.gang in self._gangs:
                 raise ValueError(f"a second gang {record.gang}")
             self._gangs[record.gang] = record
-        elif isinstance(record, OfRanks | OfTraining):
-            self._refuse_unannounced(record)
+        elif isinstance(record, OfGangs):
+            gang = self._gangs.get(record.gang)
+            if gang is None:
+                raise ValueError(f"gang {record.gang} was not announced before")
+            if isinstance(record, ArmProfile):
+                gang.refuse_without(record.rank)
+            elif isinstance(record, SeededSteps | GangTransport | OfTraining):
+                gang.refuse_without(max(one.rank for one in record.ranks))
+            else:
+                gang.refuse_without(int(np.max(record.ranks)))
         return record
 
-    def know(self, records: Iterable[AnyRecord]) -> None:
-        """Add the gangs among records that another reader read."""
-        self._gangs |= gangs_by_number(records)
 
-    def read_telemetry(self, line: bytes) -> TelemetryBlock:
-        """`read` for telemetry.jsonl, once all gangs are known."""
-        record = decode(_TELEMETRY, line)
-        self._refuse_unannounced(record)
-        return record
-
-    def read_profile(self, line: bytes) -> ArmProfile:
-        """`read` for profiles.jsonl, once all gangs are known."""
-        record = decode(_PROFILES, line)
-        self._refuse_unannounced(record)
-        return record
-
-    def _refuse_unannounced(self, record: OfRanks | OfTraining | TelemetryBlock | ArmProfile) -> None:
-        gang = self._gangs.get(record.gang)
-        if gang is None:
-            raise ValueError(f"gang {record.gang} was not announced before")
-        if isinstance(record, ArmProfile):
-            gang.refuse_without(record.rank)
-        elif isinstance(record, SeededSteps | GangTransport):
-            gang.refuse_without(max(one.rank for one in record.ranks))
-        else:
-            gang.refuse_without(int(np.max(record.ranks)))
-
-
-def checked_line(record: AnyRecord | TelemetryBlock | ArmProfile) -> bytes:
+def checked_line(record: AnyRecord) -> bytes:
     """`line_of` with a check that it can be read again, because NaN would be written as null. Raises ValueError."""
     line = line_of(record)
-    if isinstance(record, TelemetryBlock):
-        decode(_TELEMETRY, line)
-    elif isinstance(record, ArmProfile):
-        decode(_PROFILES, line)
-    else:
-        decode(_RECORDS, line)
+    decode(_RECORDS, line)
     return line
 
 

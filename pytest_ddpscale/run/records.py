@@ -6,21 +6,20 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.column_record import IntArray
-from pytest_ddpscale.run.place import CPU, Place
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import (
     Count,
     Positive,
     Record,
     Seconds,
     UnixSeconds,
-    refuse_other_lengths,
 )
 
 # Round number of decisions before the first round of a study.
@@ -35,90 +34,64 @@ Texts = tuple[str, ...]
 EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
 
 
-class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
-    """The ranks of one launch. Columns are over all its ranks; a shared value is stored once.
+class Rank(Record, frozen=True, kw_only=True):
+    """A rank of a launch, as it announces itself to rank 0.
 
     Attributes:
-        gang: its number in this run, to which its measurements refer.
-        hosts: host name of each rank.
-        local_ranks: rank on its host: the index of its GPU among those that CUDA lists.
-        devices: GPU UUID from NVML (``GPU-…``), or ``cpu``.
-        gpu_indices: NVML's index of its GPU; None if NVML did not give it, and on a CPU.
-        pci_bus_ids: NVML's PCI address of its GPU, ``00000000:17:00.0``; empty where `gpu_indices` is None.
-        device_names: from the driver or the system.
-        pids: of the ranks' processes.
+        place: with its local rank and its device.
+        device_name: from the driver or the system.
+        pid: of its process.
         import_s: seconds from the start of the process until torch was imported.
         rendezvous_s: seconds from then until the rank had joined the others.
-        numa_nodes: NUMA node whose cores and memory the rank is bound to; None if it is not bound.
-        numa_notes: why it is not bound as it should be; empty without a problem.
-        versions: of the software.
-        environment: variables that change the speed of training or communication, secrets masked.
+        numa_note: why it is not bound to its GPU's NUMA node as it should be; empty without a problem.
+        versions: of the software; None if rank 0 has the same.
+        environment: of rank 0: variables that change the speed of training or communication, secrets masked.
     """
 
-    gang: Count
-    hosts: Annotated[Texts, Meta(min_length=1)]
-    local_ranks: Ranks
-    devices: Texts
-    gpu_indices: Count | tuple[Count | None, ...] | None = None
-    pci_bus_ids: str | Texts = ""
-    device_names: str | Texts = ""
-    pids: Count | tuple[Count, ...] = 0
-    import_s: Deviation | tuple[Deviation, ...] = 0.0
-    rendezvous_s: Deviation | tuple[Deviation, ...] = 0.0
-    numa_nodes: Count | tuple[Count | None, ...] | None = None
-    numa_notes: str | Texts = ""
-    versions: dict[str, str | None] | tuple[dict[str, str | None], ...] = field(default_factory=dict)
-    environment: dict[str, str] | tuple[dict[str, str], ...] = field(default_factory=dict)
-
-    joins: ClassVar[Mapping[str, Any]] = {
-        "hosts": tuple,
-        "local_ranks": tuple,
-        "devices": tuple,
-    }
+    place: Place
+    device_name: str = ""
+    pid: Count = 0
+    import_s: Deviation = 0.0
+    rendezvous_s: Deviation = 0.0
+    numa_note: str = ""
+    versions: dict[str, str | None] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        columns = [name for name in self.__struct_fields__ if name != "gang"]
-        refuse_other_lengths(self, len(self.hosts), *columns)
+        if self.place.local_rank is None or not self.place.uuid:
+            raise ValueError("place has no local rank or no device (uuid)")
+
+
+class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
+    """The ranks of one launch, numbered from 0; measurements refer to its number in this run, `gang`."""
+
+    gang: Count
+    ranks: Annotated[tuple[Rank, ...], Meta(min_length=1)]
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, numbered from 0."""
-        return len(self.hosts)
+        """Number of ranks."""
+        return len(self.ranks)
 
     def refuse_without(self, rank: int) -> None:
         """Raises ValueError if it has no such rank."""
         if rank >= self.world_size:
             raise ValueError(f"rank {rank} is named, but gang {self.gang} has {self.world_size} ranks")
 
-    def place(self, rank: int) -> Place:
-        """Host, local rank and device of a rank."""
-        index = self.gpu_indices[rank] if isinstance(self.gpu_indices, tuple) else self.gpu_indices
-        address = self.pci_bus_ids if isinstance(self.pci_bus_ids, str) else self.pci_bus_ids[rank]
-        device, local_rank = self.devices[rank], self.local_ranks[rank]
-        return Place(self.hosts[rank], local_rank, device, local_rank if device == CPU else index, address)
+    @property
+    def places(self) -> list[Place]:
+        """Host, local rank and device of every rank."""
+        return [rank.place for rank in self.ranks]
 
     @property
-    def places_of_devices(self) -> set[tuple[str, str]]:
-        """Host and device of every rank."""
-        return set(zip(self.hosts, self.devices, strict=True))
+    def hosts(self) -> list[str]:
+        """Names of the hosts, in order of their first ranks."""
+        return list(dict.fromkeys(rank.place.host for rank in self.ranks))
 
-
-class WhoIAm(Record, frozen=True, kw_only=True):
-    """One rank's part of a `GangRecord`, sent to rank 0."""
-
-    host: str
-    local_rank: Count
-    device: str
-    gpu_index: Count | None = None
-    pci_bus_id: str = ""
-    device_name: str
-    pid: Count
-    import_s: Deviation
-    rendezvous_s: Deviation
-    numa_node: Count | None
-    numa_note: str
-    versions: dict[str, str | None]
-    environment: dict[str, str]
+    def versions_of(self, rank: int) -> dict[str, str | None]:
+        """Software versions of a rank."""
+        own = self.ranks[rank].versions
+        return (self.ranks[0].versions or {}) if own is None else own
 
 
 class StudyStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="study_start"):
@@ -136,13 +109,11 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
         arm: name of the arm.
         first_block_s: from the construction of the arm to the end of its first steps: compilation, cuDNN's choice of
             algorithms, NCCL's connections. Kept apart from steady state.
-        steps_per_block: number of steps in its timed blocks.
     """
 
     study: str
     arm: str
     first_block_s: Seconds
-    steps_per_block: Positive
 
 
 class SeededStep(Record, frozen=True, kw_only=True):
@@ -171,11 +142,10 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
-    """Floating-point operations per sample of forward and backward pass of a study's model, and their counter."""
+    """Floating-point operations per sample of forward and backward pass of a study's model."""
 
     study: str
     flops_per_sample: Annotated[float, Meta(gt=0, le=1e18)]
-    counter: str
 
 
 class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):
@@ -209,6 +179,39 @@ class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
     message: str
 
 
+class RankGpuError(Record, frozen=True, kw_only=True):
+    """One rank.
+
+    Attributes:
+        place: without UUID and index if the rank could not tell them.
+        error: ``CUDA error: unspecified launch failure``.
+        study: that it measured; None between studies, like `arm`.
+        peers: number of other ranks that did the same work at the same time.
+    """
+
+    place: Place
+    error: str
+    study: str | None = None
+    arm: str | None = None
+    peers: Count = 0
+
+
+class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_errors"):
+    """The ranks of one gang, which may have ended before it was announced.
+
+    Attributes:
+        gang: its number.
+        ranks: of the gang.
+        errors: those that an error of their own GPU ended.
+        studies: that the end of the gang left without a result.
+    """
+
+    gang: Count
+    ranks: Positive
+    errors: tuple[RankGpuError, ...]
+    studies: tuple[str, ...] = ()
+
+
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
     """The gangs among records, by number."""
     return {record.gang: record for record in records if isinstance(record, GangRecord)}
@@ -221,3 +224,25 @@ def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
         raise ValueError(
             f"ranks has {len(ranks)} values, but {len(ranks) - twice} different ones; expected each rank once"
         )
+
+
+class RankMemory(Record, frozen=True, kw_only=True):
+    """Peak memory of one rank, in bytes.
+
+    Attributes:
+        own_bytes: memory of this rank alone. GPU: all device memory in use: peak of torch's allocator, NCCL's buffers,
+            CUDA's context. CPU: peak resident set minus shared pages.
+        shared_bytes: pages shared by the ranks of a node, such as those of libraries; 0 on a GPU.
+        total_bytes: memory of the device; None on a CPU, where a rank does not know its limit.
+    """
+
+    own_bytes: Count
+    shared_bytes: Count = 0
+    total_bytes: Positive | None = None
+
+
+class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
+    """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
+
+    study: str
+    ranks: tuple[RankMemory, ...]

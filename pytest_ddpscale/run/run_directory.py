@@ -1,43 +1,44 @@
-"""The run directory: all measurements and results of one session.
+"""The run directory: all measurements and results of one session. One process at a time writes one.
 
 Writes are atomic or append-and-flush, so a killed run keeps every finished measurement. Reading tolerates a torn last
-line, which a kill may leave behind, but no other damage.
+line, which a kill may leave behind, but no other damage. A lock ends with its holder, even if that is killed; its file
+stays.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
-import tempfile
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
-from pytest_ddpscale.run.no_run import no_run
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
-from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse_irregular, size_text
 
 T = TypeVar("T")
-LOCK_NAME = "run.lock"  # lock file against other writers, see run_opening.py
-MEASUREMENTS, TELEMETRY, PROFILES = "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl"
+RUNS_FOLDER = Path("ddpscale-runs")
+LOCK_NAME = "run.lock"
 # Files that verdicts rest on, by the key of their digest in verdicts.json.
-JUDGED = {
-    "measurements_sha256": MEASUREMENTS, "telemetry_sha256": TELEMETRY, "plan_sha256": "plan.json",
-    "run_sha256": "run.json",
-}  # fmt: skip
+JUDGED = {"measurements_sha256": "measurements.jsonl", "plan_sha256": "plan.json", "run_sha256": "run.json"}
 # A block of 8,192 ranks with 1,000 steps each has 42 MiB.
 MOST_LINE_BYTES = 2**27
-AnyLine = AnyRecord | TelemetryBlock | ArmProfile
+# Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+_LONGEST_HOLDER = 4096  # bytes of the lock file to read
 
 
 class _Name(str):
@@ -56,13 +57,11 @@ class RunDirectory:
     """
 
     path: Path
-    _read: dict[Path, tuple[Any, list[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     run_json = _Name("run.json")  # who, when, where, with what versions
     plan_json = _Name("plan.json")  # the planned studies
-    measurements_jsonl = _Name(MEASUREMENTS)  # one line per arm and round
-    telemetry_jsonl = _Name(TELEMETRY)  # of GPUs, one line per arm and round
-    profiles_jsonl = _Name(PROFILES)  # of arms, by torch.profiler after the timed rounds
+    measurements_jsonl = _Name("measurements.jsonl")  # all records, one line each
     baseline_json = _Name("baseline.json")  # values of these nodes in earlier runs, from the site's history
     superseded_jsonl = _Name("superseded.jsonl")  # earlier records of studies that were measured again
     verdicts_json = _Name("verdicts.json")  # verdicts and outcome, the source of all reports
@@ -82,8 +81,6 @@ class RunDirectory:
         try:
             make_directory(path, exist_ok=True)
             run.logs.mkdir(exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
         except OSError as error:
             raise not_writable(path, error) from None
         return run
@@ -104,24 +101,24 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory holds a run, verdicts or other files.
         """
-        path = self.path
-        if (self.run_json.exists() and not self.is_only_begun) or self.measurements_jsonl.exists():
-            raise RunDirectoryError(
-                str(path), "already holds a run", "a new or empty directory",
-                f"Name another one, judge that run with --ddp-judge={path}, or finish it with --ddp-resume={path}.",
-            )  # fmt: skip
-        if self.verdicts_json.exists():  # on a run in another directory
-            raise RunDirectoryError(
-                str(path), "already holds verdicts", "a new or empty directory", "Name another one."
-            )
         # What a session that is killed before it has a plan leaves; includes `write_atomically`'s temporaries.
         begun, temporary = ("logs", LOCK_NAME, "run.json"), (".run.json.", ".plan.json.")
-        names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
-        if any(name not in begun and not name.startswith(temporary) for name in names):
-            raise RunDirectoryError(
-                str(path), "is not empty", "a new or empty directory",
-                "Name another one, because a run could overwrite the files in it.",
-            )  # fmt: skip
+        names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
+        action = "Name another one."
+        if (self.run_json.exists() and not self.is_only_begun) or self.measurements_jsonl.exists():
+            found = "already holds a run"
+            action = (
+                f"Name another one, judge that run with --ddp-judge={self.path}, or finish it with "
+                f"--ddp-resume={self.path}."
+            )
+        elif self.verdicts_json.exists():  # on a run in another directory
+            found = "already holds verdicts"
+        elif any(name not in begun and not name.startswith(temporary) for name in names):
+            found = "is not empty"
+            action = "Name another one, because a run could overwrite the files in it."
+        else:
+            return
+        raise RunDirectoryError(str(self.path), found, "a new or empty directory", action)
 
     @staticmethod
     def open(path: Path) -> RunDirectory:
@@ -132,10 +129,12 @@ class RunDirectory:
         """
         run = RunDirectory(path)
         if not run.run_json.exists():
-            raise no_run(path)
-        if run.plan_json.exists():
-            run.read_plan()  # first: its version tells an older directory
+            found = "has no run.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            expected = "a run directory" if path.exists() else ""
+            raise RunDirectoryError(str(path), found, expected, "`ddpscale runs` lists runs.")
         run.read_run()
+        if run.plan_json.exists():
+            run.read_plan()
         return run
 
     def write_json(self, path: Path, data: Any) -> None:
@@ -145,10 +144,8 @@ class RunDirectory:
             WritingError: the disk is full, read-only or broken; the old content stays.
         """
         text = strict_json(data) + "\n"
-        try:
+        with self._writing(path):
             write_atomically(path, text)
-        except OSError as error:
-            raise self.unwritten(path, error) from None
 
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
@@ -166,89 +163,70 @@ class RunDirectory:
         return said
 
     def read_records(self) -> list[AnyRecord]:
-        """All records of measurements.jsonl, in order, without a torn last line; cached until the file changes.
+        """All records, in order, without a torn last line; cached until the file changes.
 
         Raises:
             RunDirectoryError: another line is not a record; the message has its number.
         """
-        return self._read_once(self.measurements_jsonl, RecordReader().read)
-
-    def read_telemetry(self) -> list[TelemetryBlock]:
-        """All telemetry records, in order; may be empty. Raises RunDirectoryError."""
-        reader = RecordReader()
-        reader.know(self.read_records())
-        return self._read_once(self.telemetry_jsonl, reader.read_telemetry)
-
-    def read_profiles(self) -> list[ArmProfile]:
-        """All profiles, in order; may be empty. Raises RunDirectoryError."""
-        reader = RecordReader()
-        reader.know(self.read_records())
-        return self._read_once(self.profiles_jsonl, reader.read_profile)
-
-    def _read_once(self, path: Path, read: Callable[[bytes], T]) -> list[T]:
-        stamp = _stamp(path)
-        if path not in self._read or self._read[path][0] != stamp:
-            self._read[path] = stamp, list(_records(path, read))
-        found: list[T] = self._read[path][1]
-        return found
+        path, records, read = self.measurements_jsonl, list[AnyRecord](), RecordReader().read
+        if not path.exists():
+            return records
+        with _opened(path) as file:
+            status = os.fstat(file.fileno())
+            stamp = status.st_ino, status.st_size, status.st_mtime_ns
+            if stamp == self._read.get("stamp"):
+                found: list[AnyRecord] = self._read["records"]
+                return found
+            for number in count(1):
+                line = file.readline(MOST_LINE_BYTES)
+                if not line.endswith(b"\n"):
+                    if len(line) == MOST_LINE_BYTES:
+                        too_long = f"is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
+                        raise broken_file(path, f"line {number} {too_long}")
+                    break  # the end, or torn by a kill
+                try:
+                    records.append(read(line))
+                except ValueError as error:
+                    raise broken_file(path, f"line {number} is not a record: {error}") from None
+        self._read.update(stamp=stamp, records=records)
+        return records
 
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl."""
-        return self._sha256(MEASUREMENTS)
+        return _sha256(self.measurements_jsonl)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files that verdicts rest on, by key in their basis; that of no bytes if one is missing."""
-        return {key: self._sha256(name) for key, name in JUDGED.items()}
-
-    def _sha256(self, name: str) -> str:
-        digest = hashlib.sha256()
-        if (self.path / name).exists():
-            with self._opened(self.path / name) as file:
-                while piece := file.read(2**20):
-                    digest.update(piece)
-        return digest.hexdigest()
-
-    @staticmethod
-    def _opened(path: Path) -> IO[bytes]:
-        try:
-            return open_regular(path)
-        except OSError as error:
-            raise unreadable(path, error) from None
+        return {key: _sha256(self.path / name) for key, name in JUDGED.items()}
 
     def cut_torn_line(self) -> None:
-        """Remove incomplete last lines left by a kill, before further records are appended. No rank may be writing.
+        """Remove an incomplete last line left by a kill, before further records are appended. No rank may be writing.
 
         Raises:
-            WritingError: a file cannot be changed.
+            WritingError: the file cannot be changed.
         """
-        for path in (self.measurements_jsonl, self.telemetry_jsonl, self.profiles_jsonl):
-            try:
-                _cut_torn_line(path)
-            except OSError as error:
-                raise self.unwritten(path, error) from None
+        with self._writing(self.measurements_jsonl):
+            _cut_torn_line(self.measurements_jsonl)
 
-    def append_record(self, record: AnyLine) -> None:
+    def append_record(self, record: AnyRecord) -> None:
         """Append one record, which then survives a kill of this process. Raises like `append_records`."""
         self.append_records([record])
 
-    def append_records(self, records: Sequence[AnyLine]) -> None:
-        """Append records, opening files once, because on a shared file system opening may cost more than writing.
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
+        """Append records, opening the file once, because on a shared file system opening may cost more than writing.
 
         Raises:
             WritingError: the disk is full, read-only or broken; earlier records stay, and no part of these is written.
         """
-        lines = [(file_of(record), checked_line(record)) for record in records]
-        for name in dict.fromkeys(name for name, _ in lines):
-            self.append_lines(name, b"".join(line for of, line in lines if of == name))
+        if records:
+            self.append_lines(b"".join(map(checked_line, records)))
 
-    def append_lines(self, name: str, lines: bytes) -> None:
-        """Append lines to a file unchanged. Raises like `append_records`."""
-        try:
-            append_whole(self.path / name, lines)
-        except OSError as error:
-            raise self.unwritten(self.path / name, error) from None
+    def append_lines(self, lines: bytes) -> None:
+        """Append lines unchanged. Raises like `append_records`."""
+        with self._writing(self.measurements_jsonl):
+            append_whole(self.measurements_jsonl, lines)
 
-    def set_aside(self, is_superseded: Callable[[AnyLine], bool]) -> None:
+    def set_aside(self, is_superseded: Callable[[AnyRecord], bool]) -> None:
         """Move records to superseded.jsonl. No rank may be writing.
 
         A crash in between leaves records in both files but loses none.
@@ -256,20 +234,24 @@ class RunDirectory:
         Raises:
             OSError: a file cannot be written.
         """
-        files = (MEASUREMENTS, self.read_records), (TELEMETRY, self.read_telemetry), (PROFILES, self.read_profiles)
-        for name, read in files:
-            if not (self.path / name).exists():
-                continue
-            superseded: list[bytes] = []
-            kept: list[bytes] = []
-            with open_regular(self.path / name) as lines:  # keep lines as written; the last one may be incomplete
-                for record, line in zip(read(), lines, strict=False):
-                    (superseded if is_superseded(record) else kept).append(line)
-            _cut_torn_line(self.superseded_jsonl)
-            append_whole(self.superseded_jsonl, b"".join(superseded))
-            with self.superseded_jsonl.open("rb") as file:
-                os.fsync(file.fileno())
-            write_atomically(self.path / name, b"".join(kept))
+        if not self.measurements_jsonl.exists():
+            return
+        superseded, kept = list[bytes](), list[bytes]()
+        with open_regular(self.measurements_jsonl) as lines:  # keep lines as written; the last one may be incomplete
+            for record, line in zip(self.read_records(), lines, strict=False):
+                (superseded if is_superseded(record) else kept).append(line)
+        _cut_torn_line(self.superseded_jsonl)
+        append_whole(self.superseded_jsonl, b"".join(superseded))
+        with self.superseded_jsonl.open("rb") as file:
+            os.fsync(file.fileno())
+        write_atomically(self.measurements_jsonl, b"".join(kept))
+
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self.unwritten(path, error) from None
 
     def unwritten(self, path: Path, error: OSError) -> WritingError:
         """The error for a file of the run, or of a judgement on another one, that cannot be written."""
@@ -281,9 +263,149 @@ class RunDirectory:
         )  # fmt: skip
 
 
-def file_of(record: AnyLine) -> str:
-    """Name of the file of a run with records of this kind."""
-    return {TelemetryBlock: TELEMETRY, ArmProfile: PROFILES}.get(type(record), MEASUREMENTS)
+@dataclass
+class RunLock:
+    """The lock of a run directory, until `release` or the end of the process.
+
+    Attributes:
+        path: the locked file (flock), which contains host, process and time of its latest holder.
+        note: why the lock has no effect; empty if it has.
+    """
+
+    path: Path
+    note: str
+    _descriptor: int | None = field(repr=False)
+
+    @staticmethod
+    def acquire(directory: Path) -> RunLock:
+        """Lock an existing directory.
+
+        On a file system without locks the run continues without one, and `note` says so.
+
+        Raises:
+            RunDirectoryError: another process, which the message names, holds it; or it cannot be written.
+        """
+        path, note = directory / LOCK_NAME, ""
+        try:  # not through a link, because the file is emptied
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise not_writable(directory, error) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                holder = _holder(descriptor)
+                os.close(descriptor)
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise not_writable(directory, error) from None
+                raise RunDirectoryError(
+                    str(directory), f"is in use: {holder} is writing it", "a directory that no other run is writing",
+                    "Wait until that run has ended, or end it; a new run needs its own directory (--ddp-run-dir).",
+                ) from None  # fmt: skip
+            note = f"{directory} is on a file system without locks: another run could have written to it"
+        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        holder = strict_json({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+        with contextlib.suppress(OSError):  # on a full disk the lock still holds, but does not name its holder
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode(), 0)
+        return RunLock(path, note, descriptor)
+
+    def release(self) -> None:
+        """Release the lock. Does nothing the second time."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # explicitly: a process being started may still hold the descriptor
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _holder(descriptor: int) -> str:
+    """The holder named in the lock file."""
+    try:
+        said: Any = parse_strict_json(os.pread(descriptor, _LONGEST_HOLDER, 0))
+        return f"process {said['pid']} on {said['host']}, since {said['since']},"
+    except (OSError, ValueError, TypeError, KeyError):
+        return "another process"
+
+
+def new_run_directory(asked: Path | None, sku: str) -> tuple[RunDirectory, RunLock]:
+    """The requested directory, or ``ddpscale-runs/<UTC time>-<sku>`` with a link ``latest`` to it.
+
+    Raises:
+        RunDirectoryError: it cannot be written, already holds a run, or another process is beginning one in it.
+    """
+    if asked is not None:
+        return _created(asked)
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+    path = _claimed(RUNS_FOLDER / f"{stamp}-{sku}", "")
+    opened = _created(path)
+    temporary = RUNS_FOLDER / f".latest-{os.getpid()}"
+    try:
+        temporary.symlink_to(path.name)
+        temporary.replace(RUNS_FOLDER / "latest")
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a file system without links the run works without `latest`
+    return opened
+
+
+def judging_directory(judged: RunDirectory, asked: Path | None) -> tuple[RunDirectory, RunLock]:
+    """The directory for the verdicts on a run; existing verdicts, which may be signed, are never overwritten.
+
+    Args:
+        judged: the run; its own directory is used if it has no verdicts and no other process writes it.
+        asked: the requested directory; None for the run's own, or else ``judged-N`` in it.
+
+    Raises:
+        RunDirectoryError: the directory cannot be written.
+    """
+    if asked is not None:
+        return _created(asked)
+    if not judged.verdicts_json.exists():
+        if not os.access(judged.path, os.W_OK):
+            raise RunDirectoryError(
+                str(judged.path), "cannot be written", "a writable directory", "Name one with --ddp-run-dir."
+            )
+        with contextlib.suppress(RunDirectoryError):  # the run is still measured, or another process judges it
+            lock = RunLock.acquire(judged.path)
+            if not judged.verdicts_json.exists():
+                return judged, lock
+            lock.release()
+    return _created(_claimed(judged.path / "judged", "-1"))
+
+
+def _created(path: Path) -> tuple[RunDirectory, RunLock]:
+    """Create a run in a directory; if two processes try, one succeeds."""
+    try:
+        RunDirectory(path).refuse_if_taken()  # before a lock file is written into a directory in use
+    except RunDirectoryError:
+        if (path / LOCK_NAME).exists():
+            RunLock.acquire(path).release()  # its error names the process that writes there
+        raise
+    try:
+        make_directory(path, exist_ok=True)
+    except OSError as error:
+        raise not_writable(path, error) from None
+    lock = RunLock.acquire(path)
+    try:
+        return RunDirectory.create(path), lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _claimed(path: Path, first: str) -> Path:
+    """Create the first of a path with `first` after it, ``-2``, ``-3`` … that does not exist; no other process gets the
+    same one. Raises RunDirectoryError."""
+    for number in count(1):
+        claimed = path.with_name(f"{path.name}{first if number == 1 else f'-{number}'}")
+        try:
+            make_directory(claimed)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise not_writable(claimed, error) from None
+        return claimed
+    raise AssertionError("the numbers never end")
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:
@@ -318,53 +440,37 @@ def _cut_torn_line(path: Path) -> None:
         file.truncate(content.rfind(b"\n") + 1)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when a file is replaced or appended to; empty without a file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _records(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
-    """Records of the complete lines, one by one, because files of large runs do not fit into memory."""
-    if not path.exists():
-        return
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with open_regular(path) as file:
-            for number in count(1):
-                line = file.readline(MOST_LINE_BYTES)
-                if not line.endswith(b"\n"):
-                    if len(line) == MOST_LINE_BYTES:
-                        found = f"line {number} is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
-                        raise broken_file(path, found)
-                    return  # the end, or torn by a kill
-                try:
-                    yield read(line)
-                except ValueError as error:
-                    raise broken_file(path, f"line {number} is not a record: {error}") from None
+            yield file
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise broken_file(path, f"cannot be read ({error.strerror or error})") from None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    if path.exists():
+        with _opened(path) as file:
+            while piece := file.read(2**20):
+                digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_file(path: Path, kind: type[T], supported: int) -> T:
     """The content of a JSON file with the supported `schema_version`.
 
     Raises:
-        RunDirectoryError: the file is missing or broken, or a newer or older version wrote it.
+        RunDirectoryError: the file is missing or broken, or another version wrote it.
     """
     data = _read_json(path)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise broken_file(path, f"is not a {path.name}: it has no schema_version")
     if version != supported:
-        what_next = (
-            "A newer pytest-ddpscale wrote it: upgrade to read it."
-            if version > supported
-            else "An older pytest-ddpscale wrote it: measure again, or judge with the version that run.json names."
-        )
-        raise RunDirectoryError(str(path), f"has schema_version {version}", str(supported), what_next)
+        expected = f"{supported}, which this version reads: finish it with the version that began it"
+        raise RunDirectoryError(str(path), f"has schema_version {version}", expected)
     try:
         return read_as(kind, data)
     except ValueError as error:
@@ -376,7 +482,7 @@ def _read_json(path: Path) -> Any:
     try:
         return printable_json(parse_strict_json(read_regular(path)))
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise broken_file(path, f"cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError) as error:
         raise broken_file(path, f"cannot be read ({error})") from None
 
@@ -388,13 +494,8 @@ def not_writable(path: Path, error: OSError) -> RunDirectoryError:
     )
 
 
-def unreadable(path: Path, error: OSError) -> RunDirectoryError:
-    """The error for a file that cannot be read, or is not a regular one."""
-    return broken_file(path, f"cannot be read ({error.strerror or error})")
-
-
 def broken_file(path: Path, found: str) -> RunDirectoryError:
-    """The error for a damaged file."""
+    """The error for a damaged file, or for one that is not a regular one."""
     return RunDirectoryError(
         str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
     )

@@ -11,7 +11,7 @@ from msgspec import field
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Count, Record
 
-RUN_SCHEMA_VERSION = 2
+RUN_SCHEMA_VERSION = 3
 WATERMARK = "SIMULATED: no machine was measured"  # on every report of a simulated run
 Ending = Literal["finished", "interrupted"]
 OPERATOR = "operator"  # key of the note that names the person responsible for a session

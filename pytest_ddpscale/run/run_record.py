@@ -29,7 +29,6 @@ from pytest_ddpscale.run.run_json import (
     Startup,
     ThresholdsUsed,
 )
-from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
@@ -106,12 +105,12 @@ def finish_run(run: RunDirectory, status: Ending) -> None:
     record, records = replace(run.read_run(), status=status, finished_at=now_iso()), run.read_records()
     gangs = list(gangs_by_number(records).values())
     if gangs:
-        versions = {name: version for name, version in versions_of(gangs[0]).items() if version is not None}
+        versions = {name: version for name, version in gangs[0].versions_of(0).items() if version is not None}
         record = replace(
             record,
             hosts=hosts_of(gangs),
             versions=record.versions | versions,
-            environment=each(gangs[0].environment, 1)[0],
+            environment=gangs[0].ranks[0].environment,
             startup=_slowest_startup(records, gangs),
         )
     run.write_json(run.run_json, record)
@@ -120,8 +119,8 @@ def finish_run(run: RunDirectory, status: Ending) -> None:
 def _slowest_startup(records: Sequence[AnyRecord], gangs: Sequence[GangRecord]) -> Startup:
     first_steps = [record.first_block_s for record in records if isinstance(record, WarmUp)]
     return Startup(
-        import_s=max(second for gang in gangs for second in each(gang.import_s, 1)),
-        rendezvous_s=max(second for gang in gangs for second in each(gang.rendezvous_s, 1)),
+        import_s=max(rank.import_s for gang in gangs for rank in gang.ranks),
+        rendezvous_s=max(rank.rendezvous_s for gang in gangs for rank in gang.ranks),
         first_step_s=first_steps[0] if first_steps else None,
     )
 
@@ -135,30 +134,25 @@ def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
     """Hosts and their devices in the form of run.json."""
     hosts: dict[str, dict[int, RunDevice]] = {}
     for gang in gangs:
-        for rank, name in enumerate(each(gang.device_names, gang.world_size)):
-            place = gang.place(rank)
-            device = RunDevice(place.index, place.uuid, name, place.local_rank, place.pci)
+        for rank in gang.ranks:
+            place = rank.place
+            device = RunDevice(place.index, place.uuid, rank.device_name, place.local_rank, place.pci)
             hosts.setdefault(place.host, {})[place.of_rank[1]] = device
     return tuple(RunHost(host, tuple(devices[i] for i in sorted(devices))) for host, devices in sorted(hosts.items()))
-
-
-def versions_of(gang: GangRecord) -> dict[str, str | None]:
-    """Software versions of rank 0."""
-    return each(gang.versions, 1)[0]
 
 
 def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
     """Notes on ranks that could not be bound to the NUMA nodes of their GPUs, one for each reason."""
     ranks: dict[str, dict[tuple[str, int], None]] = {}
     for gang in gangs_by_number(records).values():
-        for rank, note in enumerate(each(gang.numa_notes, gang.world_size)):
-            if note:
-                ranks.setdefault(note, {})[gang.hosts[rank], rank] = None
+        for number, rank in enumerate(gang.ranks):
+            if rank.numa_note:
+                ranks.setdefault(rank.numa_note, {})[rank.place.host, number] = None
     notes = []
     for reason, unbound in ranks.items():
-        (host, rank), more = next(iter(unbound)), len(unbound) - 1
+        (host, number), more = next(iter(unbound)), len(unbound) - 1
         others = f" and {more} more {'rank' if more == 1 else 'ranks'}" if more else ""
-        notes.append(f"rank {rank} on {host}{others}: {reason}")
+        notes.append(f"rank {number} on {host}{others}: {reason}")
     return notes
 
 
@@ -197,13 +191,13 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
             return (
                 f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others_hosts)}"
             )
-        devices, others = first.places_of_devices, second.places_of_devices
+        devices, others = ({(place.host, place.uuid) for place in gang.places} for gang in (first, second))
         if not (devices <= others or others <= devices):
             return (
                 f"studies were measured on different devices: {one} and {other} differ in "
                 f"{_names({f'{device} of {host}' for host, device in devices ^ others})}"
             )
-        versions, others_versions = versions_of(first), versions_of(second)
+        versions, others_versions = first.versions_of(0), second.versions_of(0)
         for name in _VERSIONS:
             if versions.get(name) != others_versions.get(name):
                 return (
@@ -225,17 +219,16 @@ def _why_not_one_software(gang: GangRecord, *, by_host: bool) -> str:
 
     `by_host` compares ranks of one host only: hosts are compared by their surveys, with the node check `versions`.
     """
-    if not isinstance(gang.versions, tuple):  # shared by all
-        return ""
     first: dict[str, int] = {}
-    for rank, versions in enumerate(gang.versions):
-        other = first.setdefault(gang.hosts[rank] if by_host else "", rank)
+    for rank, place in enumerate(gang.places):
+        other = first.setdefault(place.host if by_host else "", rank)
+        versions, others = gang.versions_of(rank), gang.versions_of(other)
         for name in _VERSIONS:
-            found, expected = versions.get(name), gang.versions[other].get(name)
+            found, expected = versions.get(name), others.get(name)
             if found != expected:
                 return (
-                    f"ranks were measured with different software: rank {other} on {gang.hosts[other]} with {name} "
-                    f"{expected}, rank {rank} on {gang.hosts[rank]} with {name} {found}"
+                    f"ranks were measured with different software: rank {other} on {gang.ranks[other].place.host} with "
+                    f"{name} {expected}, rank {rank} on {place.host} with {name} {found}"
                 )
     return ""
 

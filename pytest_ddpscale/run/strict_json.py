@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -60,20 +59,9 @@ def _json_types(value: Any) -> Any:
 def parse_strict_json(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for malformed text, including NaN and Infinity."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return msgspec.json.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits} is out of range")
-    return number
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import field
 
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Record, UnixSeconds, decode
 
 STUDY_ID = "survey"
@@ -29,14 +30,14 @@ class GpuProcess(Record, frozen=True):
 
 
 class RemappedRows(Record, frozen=True):
-    """Number of rows of device memory that were remapped to spare ones (Ampere and later), by kind of error.
+    """Rows of device memory that were remapped to spare ones (Ampere and later).
 
     Attributes:
+        uncorrectable: number of rows remapped for errors that could not be corrected.
         pending: whether a remapping waits for a reset of the GPU.
         failed: whether a remapping failed, so the GPU has to be replaced.
     """
 
-    correctable: int
     uncorrectable: int
     pending: bool
     failed: bool
@@ -62,7 +63,6 @@ class SurveyedGpu(Record, frozen=True):
         throttle_reasons: why its clocks are limited now, named as in `telemetry.nvml`: ``hw_thermal_slowdown``
             …; includes reasons that are not faults, such as ``gpu_idle``.
         power_limit_w: enforced limit; `power_limit_default_w` is the factory default.
-        sm_clock_max_mhz: maximum SM clock.
         pcie_generation: current generation; an idle GPU falls to 1 to save power.
         pcie_generation_max: maximum of GPU and slot together.
         pcie_generation_gpu_max: maximum of the GPU.
@@ -94,7 +94,6 @@ class SurveyedGpu(Record, frozen=True):
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
     temperature_c: int | None = None
-    sm_clock_max_mhz: int | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     pcie_generation_gpu_max: int | None = None
@@ -104,6 +103,10 @@ class SurveyedGpu(Record, frozen=True):
     nvlinks: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
+
+    def on(self, host: str) -> Place:
+        """Its place."""
+        return Place(host, self.local_rank, self.uuid, self.index, self.pci_bus_id)
 
 
 class InfiniBandPort(Record, frozen=True):

@@ -1,4 +1,4 @@
-"""Telemetry of GPUs while an arm was timed: its quantities, the lines of telemetry.jsonl, and columns in memory.
+"""Telemetry of GPUs while an arm was timed: its quantities, its records, and columns in memory.
 
 `GpuReadings` declares each quantity once; its type says what the quantity is and what values are possible.
 """
@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -81,8 +80,8 @@ class GpuReadings(Record, frozen=True, kw_only=True):
 READINGS = GpuReadings.__struct_fields__
 
 
-class TelemetryBlock(GpuReadings, frozen=True, kw_only=True):
-    """Telemetry of one arm, or of one probe, in one round: a line of telemetry.jsonl.
+class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", tag="telemetry"):
+    """Telemetry of one arm, or of one probe, in one round; written before its blocks.
 
     Attributes:
         study: id of the study.
@@ -131,47 +130,36 @@ class Sayings:
     @property
     def different(self) -> list[Any]:
         """The different values of these rows."""
-        return [self.values[i] for i in np.flatnonzero(np.bincount(self.which)).tolist()]
+        return [self.values[i] for i in np.unique(self.which).tolist()]
 
     def where(self, is_so: Callable[[Any], bool]) -> BoolArray:
         """Whether the condition holds for each row's value, (rows,)."""
-        answers = np.zeros(len(self.values), np.bool_)
-        for i in np.flatnonzero(np.bincount(self.which)).tolist():
-            answers[i] = is_so(self.values[i])
-        return answers[self.which]
+        used, which = np.unique(self.which, return_inverse=True)
+        return np.array([is_so(self.values[i]) for i in used.tolist()], np.bool_)[which]
 
 
 @dataclass(frozen=True, eq=False)
 class TelemetryColumns:
     """Telemetry in columns, (rows,): a row for each GPU and block, in the order of blocks and of their ranks.
 
-    Each quantity of `GpuReadings` is an attribute.
+    Each column is an attribute.
 
     Attributes:
         arms: study and arm, or probe, in order of first appearance.
         places: host, local rank and device of ranks.
-        arm: index in `arms` of each row.
-        round: number of the round.
-        rank: global rank of the GPU.
-        place: index in `places` of each row.
-        numbers: quantities by name, NaN if not read.
+        columns: ``arm`` and ``place``, indices in `arms` and `places`; ``round``, ``rank``; and each quantity of
+            `GpuReadings`, NaN if not read, texts and mappings as `Sayings`.
     """
 
     arms: Sequence[tuple[str, str]]
     places: Sequence[Place]
-    arm: IntArray
-    round: IntArray
-    rank: IntArray
-    place: IntArray
-    lost: Sayings
-    throttle_reasons: Sayings
-    unreadable: Sayings
-    numbers: Mapping[str, FloatArray]
+    columns: Mapping[str, Any]
 
-    def __getattr__(self, name: str) -> FloatArray:
-        if name not in READINGS:
-            raise AttributeError(f"{name} is no reading of GPUs")
-        return self.numbers[name]
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["columns"][name]
+        except KeyError:
+            raise AttributeError(f"{name} is no column of telemetry") from None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -179,8 +167,7 @@ class TelemetryColumns:
 
     def of(self, rows: Index) -> TelemetryColumns:
         """Some rows."""
-        columns = {name: getattr(self, name)[rows] for name in ("arm", "round", "rank", "place", *_TOLD)}
-        return replace(self, numbers={name: found[rows] for name, found in self.numbers.items()}, **columns)
+        return replace(self, columns={name: found[rows] for name, found in self.columns.items()})
 
     def together(self, keys: IntArray) -> list[IntArray]:
         """Rows grouped by key, (rows,), in order of first appearance."""
@@ -199,11 +186,7 @@ class TelemetryColumns:
 
     def rows_of_arm(self, study: str, arm: str) -> IntArray:
         """Rows of an arm, or of a probe by its id."""
-        return self._rows_of_arms.get((study, arm), np.zeros(0, np.int64))
-
-    @cached_property
-    def _rows_of_arms(self) -> Mapping[tuple[str, str], IntArray]:
-        return {self.arms[self.arm[rows[0]]]: rows for rows in self.together(self.arm)}
+        return np.flatnonzero(np.isin(self.arm, [one for one, name in enumerate(self.arms) if name == (study, arm)]))
 
     def of_arm(self, study: str, arm: str, hosts: Iterable[str]) -> TelemetryColumns:
         """Rows of an arm on some hosts, host by host."""
@@ -217,7 +200,8 @@ class TelemetryColumns:
     @property
     def seconds(self) -> FloatArray:
         """Length of the windows, in seconds."""
-        return self.ended_unix_s - self.started_unix_s
+        seconds: FloatArray = self.ended_unix_s - self.started_unix_s
+        return seconds
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -229,7 +213,7 @@ class TelemetryColumns:
         return self.places[int(self.place[row])]
 
 
-_TOLD = tuple(one.name for one in fields(TelemetryColumns) if one.type == "Sayings")
+_TOLD = ("lost", "throttle_reasons", "unreadable")
 
 
 def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> TelemetryColumns:
@@ -241,27 +225,22 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     """
     counts = [len(block.ranks) for block in blocks]
     arms: dict[tuple[str, str], int] = {}
-    arm = [arms.setdefault((block.study, block.arm), len(arms)) for block in blocks]
     places: dict[Place, int] = {}
     of_gangs = {}
     for number in dict.fromkeys(block.gang for block in blocks):
-        gang = gangs[number]
-        theirs = map(gang.place, range(gang.world_size))
-        of_gangs[number] = np.array([places.setdefault(place, len(places)) for place in theirs], np.int64)
-    told = {name: _sayings([getattr(block, name) for block in blocks], counts) for name in _TOLD}
-    numbers = {}
-    for name in sorted({*READINGS} - {*_TOLD}):
-        numbers[name] = _stacked([getattr(block, name) for block in blocks], counts, np.float64)
-    return TelemetryColumns(
-        arms=list(arms),
-        places=list(places),
-        arm=_stacked(arm, counts, np.int64),
-        round=_stacked([block.round for block in blocks], counts, np.int64),
-        rank=_stacked([block.ranks for block in blocks], counts, np.int64),
-        place=_stacked([of_gangs[block.gang][list(block.ranks)] for block in blocks], counts, np.int64),
-        numbers=numbers,
-        **told,
-    )
+        of_gang = [places.setdefault(place, len(places)) for place in gangs[number].places]
+        of_gangs[number] = np.array(of_gang, np.int64)
+    integers: dict[str, list[Any]] = {
+        "arm": [arms.setdefault((block.study, block.arm), len(arms)) for block in blocks],
+        "round": [block.round for block in blocks],
+        "rank": [block.ranks for block in blocks],
+        "place": [of_gangs[block.gang][list(block.ranks)] for block in blocks],
+    }
+    columns = {name: _stacked(found, counts, np.int64) for name, found in integers.items()}
+    for name in READINGS:
+        found = [getattr(block, name) for block in blocks]
+        columns[name] = _sayings(found, counts) if name in _TOLD else _stacked(found, counts, np.float64)
+    return TelemetryColumns(list(arms), list(places), columns)
 
 
 def _stacked(columns: Iterable[Any], counts: Iterable[int], kind: type[np.generic]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 from msgspec import Meta
@@ -16,8 +16,8 @@ from msgspec import Meta
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.records import PeakBytes, Ranks, StudyEnd, gangs_by_number, refuse_twice
-from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds, each, refuse_other_lengths
+from pytest_ddpscale.run.records import GangRecord, PeakBytes, StudyEnd, gangs_by_number
+from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds
 
 LOSS_BYTES = 4  # float32, as it is computed
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
@@ -28,30 +28,12 @@ Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class RankEpoch(Record, frozen=True, kw_only=True):
-    """One rank's part of a `TrainedEpoch`, sent to rank 0; see there."""
-
-    rank: Count
-    trained: Count
-    validated: Count
-    correct: Count
-    compile_s: Span
-    training_s: Span
-    waiting_s: Span
-    validation_s: Span
-    validation_waiting_s: Span
-
-
-class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
-    """One epoch. Columns are over ranks; a shared value is stored once.
+    """One rank's epoch, sent to rank 0.
 
     Attributes:
-        study: id of the training run.
-        gang: number of the gang.
-        epoch: counted from 0.
-        ranks: all of the gang, in order.
-        losses: loss of each iteration, mean over the ranks' batches: little-endian float32, in base64.
-        trained: images that each rank trained.
-        validated: images that each rank validated, each of them once.
+        rank: all of the gang have one.
+        trained: images that it trained.
+        validated: images that it validated, each of them once.
         correct: validated images that were classified correctly.
         compile_s: first step and first validated batch under torch.compile, in seconds; 0 without compilation.
         training_s: seconds of steps, including the wait for the device at the end of the epoch.
@@ -60,32 +42,45 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         validation_waiting_s: seconds blocked in ``next(loader)`` while validating.
     """
 
+    rank: Count
+    trained: Positive
+    validated: Count
+    correct: Count
+    compile_s: Span
+    training_s: Span
+    waiting_s: Span
+    validation_s: Span
+    validation_waiting_s: Span
+
+    def __post_init__(self) -> None:
+        if self.correct > self.validated:
+            raise ValueError(f"correct={self.correct} of validated={self.validated}; expected at most as many")
+
+
+class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
+    """One epoch.
+
+    Attributes:
+        study: id of the training run.
+        gang: number of the gang.
+        epoch: counted from 0.
+        losses: loss of each iteration, mean over the ranks' batches: little-endian float32, in base64.
+        ranks: all of the gang, in order.
+    """
+
     study: str
     gang: Count
     epoch: Count
-    ranks: Ranks
     losses: bytes
-    trained: Positive | tuple[Positive, ...]
-    validated: Count | tuple[Count, ...]
-    correct: Count | tuple[Count, ...]
-    compile_s: Span | tuple[Span, ...]
-    training_s: Span | tuple[Span, ...]
-    waiting_s: Span | tuple[Span, ...]
-    validation_s: Span | tuple[Span, ...]
-    validation_waiting_s: Span | tuple[Span, ...]
+    ranks: Annotated[tuple[RankEpoch, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        refuse_twice(self.ranks)
-        refuse_other_lengths(self, len(self.ranks), *(name for name in RankEpoch.__struct_fields__ if name != "rank"))
         if not self.losses or len(self.losses) % LOSS_BYTES:
             raise ValueError(f"losses has {len(self.losses)} bytes; expected {LOSS_BYTES} for each iteration")
-        for correct, validated in zip(self.of_ranks("correct"), self.of_ranks("validated"), strict=True):
-            if correct > validated:
-                raise ValueError(f"correct={correct:g} of validated={validated:g}; expected at most as many")
 
-    def of_ranks(self, name: str) -> FloatArray:
-        """A column with one value for each rank, (ranks,)."""
-        return np.array(each(getattr(self, name), len(self.ranks)), np.float64)
+    def of_ranks(self, *names: str) -> FloatArray:
+        """The sum of some quantities of each rank, (ranks,)."""
+        return np.array([sum(getattr(one, name) for name in names) for one in self.ranks], np.float64)
 
     @property
     def loss_of_iterations(self) -> FloatArray:
@@ -95,8 +90,7 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
     @property
     def samples_per_s(self) -> float:
         """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
-        seconds = self.of_ranks("compile_s") + self.of_ranks("training_s") + self.of_ranks("waiting_s")
-        return float(self.of_ranks("trained").sum() / seconds.max())
+        return float(self.of_ranks("trained").sum() / self.of_ranks("compile_s", "training_s", "waiting_s").max())
 
     @property
     def accuracy(self) -> float:
@@ -106,61 +100,59 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
     @property
     def validation_samples_per_s(self) -> float:
         """Validation throughput, computed like `samples_per_s`."""
-        seconds = self.of_ranks("validation_s") + self.of_ranks("validation_waiting_s")
-        return float(self.of_ranks("validated").sum() / seconds.max())
+        return float(self.of_ranks("validated").sum() / self.of_ranks("validation_s", "validation_waiting_s").max())
 
 
 class RankTrained(Record, frozen=True, kw_only=True):
-    """One rank's part of a `TrainedRun`; see there."""
-
-    rank: Count
-    allocated_bytes: PeakBytes | None
-    reserved_bytes: PeakBytes | None
-    parameters_checksum: Checksum
-    skipped_steps: Count
-
-
-class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_run"):
-    """The end of a run that trained all epochs or reached its loss. Columns as in `TrainedEpoch`.
+    """The end of a rank's run, sent to rank 0.
 
     Attributes:
-        study: id of the training run.
-        gang: number of the gang.
-        ranks: all of the gang, in order.
-        start_up_s: seconds from the supervisor's start of the launch until the first epoch, on rank 0's clock.
-        parameters: number of parameters of the model.
-        trainable_parameters: number of those that are trained.
+        rank: all of the gang have one.
         allocated_bytes: peak memory allocated by torch's allocator; None on a CPU.
         reserved_bytes: peak memory that it reserved on the device; None on a CPU.
         parameters_checksum: of the bits of all parameters at the end; replicas have to agree.
         skipped_steps: optimizer steps that the loss scaler skipped.
     """
 
+    rank: Count
+    allocated_bytes: PeakBytes | None = None
+    reserved_bytes: PeakBytes | None = None
+    parameters_checksum: Checksum
+    skipped_steps: Count = 0
+
+
+class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_run"):
+    """The end of a run that trained all epochs or reached its loss.
+
+    Attributes:
+        study: id of the training run.
+        gang: number of the gang.
+        start_up_s: seconds from the supervisor's start of the launch until the first epoch, on rank 0's clock.
+        parameters: number of parameters of the model.
+        trainable_parameters: number of those that are trained.
+        ranks: all of the gang, in order.
+    """
+
     study: str
     gang: Count
-    ranks: Ranks
     start_up_s: Span
     parameters: Positive
     trainable_parameters: Positive
-    allocated_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None
-    reserved_bytes: PeakBytes | tuple[PeakBytes | None, ...] | None
-    parameters_checksum: Checksum | tuple[Checksum, ...]
-    skipped_steps: Count | tuple[Count, ...] = 0
+    ranks: Annotated[tuple[RankTrained, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        refuse_twice(self.ranks)
-        refuse_other_lengths(self, len(self.ranks), *(name for name in RankTrained.__struct_fields__ if name != "rank"))
         if self.trainable_parameters > self.parameters:
             raise ValueError(f"trainable_parameters={self.trainable_parameters}; expected at most {self.parameters}")
 
     @property
-    def replicas_agree(self) -> bool:
-        """Whether all ranks ended with the same parameters."""
-        return isinstance(self.parameters_checksum, str)
+    def checksums(self) -> list[str]:
+        """Of the parameters of all ranks; only one if they ended with the same."""
+        found = [one.parameters_checksum for one in self.ranks]
+        return found if len(set(found)) > 1 else found[:1]
 
     def most_bytes(self, name: str) -> float | None:
         """The largest ``allocated_bytes`` or ``reserved_bytes`` of any rank; None on a CPU."""
-        return max((value for value in each(getattr(self, name), len(self.ranks)) if value is not None), default=None)
+        return max((held for one in self.ranks if (held := getattr(one, name)) is not None), default=None)
 
 
 class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launch_time"):
@@ -199,12 +191,9 @@ class RunRecords:
     def spans_s(self) -> Mapping[str, float]:
         """`SPANS` of a complete run on rank 0's clock, in seconds."""
         assert self.end is not None
-        sums = {
-            name: sum(float(one.of_ranks(name)[0]) for one in self.epochs)
-            for name in ("compile_s", "training_s", "validation_s", "waiting_s", "validation_waiting_s")
-        }
-        waiting = sums["waiting_s"] + sums.pop("validation_waiting_s")
-        return {"start_up_s": self.end.start_up_s, **sums, "waiting_s": waiting}
+        sums = {name: sum(float(getattr(one.ranks[0], name)) for one in self.epochs) for name in SPANS[1:]}
+        sums["waiting_s"] += sum(one.ranks[0].validation_waiting_s for one in self.epochs)
+        return {"start_up_s": self.end.start_up_s, **sums}
 
     @property
     def complete_s(self) -> float:
@@ -226,7 +215,7 @@ class RunRecords:
     def skipped_steps(self) -> int:
         """Optimizer steps of a complete run that the loss scaler skipped, on the rank with the most."""
         assert self.end is not None
-        return max(each(self.end.skipped_steps, len(self.end.ranks)))
+        return max(one.skipped_steps for one in self.end.ranks)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -235,9 +224,7 @@ class RunRecords:
         return sum(later) / len(later) if later else None
 
 
-_Epochs = list[tuple[int, TrainedEpoch]]
-_End = tuple[int, TrainedRun] | None
-_Outer = tuple[int, LaunchTime] | None
+T = TypeVar("T", TrainedEpoch, TrainedRun, LaunchTime, StudyEnd)
 
 
 def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]:
@@ -247,59 +234,58 @@ def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]
         ValueError: a line of measurements.jsonl contradicts others or the plan; the message has its number.
     """
     found: dict[str, RunRecords] = {}
-    gangs, lines_of = gangs_by_number(records), list(enumerate(records, 1))
+    gangs, lines = gangs_by_number(records), list(enumerate(records, 1))
+
+    def said(kind: type[T], study: str) -> list[tuple[int, T]]:
+        return [(line, one) for line, one in lines if isinstance(one, kind) and one.study == study]
+
     for run in plan.training_runs:
-        epochs = [(n, one) for n, one in lines_of if isinstance(one, TrainedEpoch) and one.study == run.id]
-        ends = [(n, one) for n, one in lines_of if isinstance(one, TrainedRun) and one.study == run.id]
-        outers = [(n, one) for n, one in lines_of if isinstance(one, LaunchTime) and one.study == run.id]
-        for lines, now, before in (([n for n, _ in ends], "ends", "ended"), ([n for n, _ in outers], "times", "timed")):
-            if len(lines) > 1:
-                raise ValueError(f"line {lines[1]} {now} {run.id}, which line {lines[0]} {before}")
-        end, outer = next(iter(ends), None), next(iter(outers), None)
-        study_ends = [one for one in records if isinstance(one, StudyEnd) and one.study == run.id]
-        study_end = study_ends[-1] if study_ends else None
-        for line, problem in _problems(run, epochs, end, outer, study_end):
-            raise ValueError(f"line {line} {problem}")
-        of_ranks: list[tuple[int, TrainedEpoch | TrainedRun]] = [*epochs, *ends]
-        for line, trained in of_ranks:
-            size = gangs[trained.gang].world_size
-            if size != run.world_size or list(trained.ranks) != list(range(size)):
-                raise ValueError(
-                    f"line {line} has ranks {list(trained.ranks)} of {size}; expected 0 to {run.world_size - 1}"
-                )
-        found[run.id] = RunRecords(
-            run, tuple(one for _, one in epochs), end[1] if end else None, outer[1].seconds if outer else None,
-            study_end,
+        epochs, ends, outers = said(TrainedEpoch, run.id), said(TrainedRun, run.id), said(LaunchTime, run.id)
+        for what, again in (("ends {}, which line {} ended", ends), ("times {}, which line {} timed", outers)):
+            if len(again) > 1:
+                raise ValueError(f"line {again[1][0]} {what.format(run.id, again[0][0])}")
+        one = RunRecords(
+            run, tuple(epoch for _, epoch in epochs), ends[0][1] if ends else None,
+            outers[0][1].seconds if outers else None, next((end for _, end in reversed(said(StudyEnd, run.id))), None),
         )  # fmt: skip
-    for line, record in lines_of:
+        for line, problem in _problems(one, epochs, ends, outers, gangs):
+            raise ValueError(f"line {line} {problem}")
+        found[run.id] = one
+    for line, record in lines:
         if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study not in found:
             raise ValueError(f"line {line} is of {record.study}, which plan.json does not plan")
     return found
 
 
 def _problems(
-    run: TrainingRun, epochs: _Epochs, end: _End, outer: _Outer, study_end: StudyEnd | None
-) -> Iterator[tuple[int, str]]:
+    one: RunRecords, epochs: Sequence[tuple[int, TrainedEpoch]], ends: Sequence[tuple[int, TrainedRun]],
+    outers: Sequence[tuple[int, LaunchTime]], gangs: Mapping[int, GangRecord],
+) -> Iterator[tuple[int, str]]:  # fmt: skip
     """Contradictions, with their lines."""
+    run, first = one.run, epochs[0][1].gang if epochs else None
+    of_ranks: list[tuple[int, TrainedEpoch | TrainedRun]] = [*epochs, *ends]
+    for line, trained in of_ranks:
+        ranks, size = [rank.rank for rank in trained.ranks], gangs[trained.gang].world_size
+        if size != run.world_size or ranks != list(range(size)):
+            yield line, f"has ranks {ranks} of {size}; expected 0 to {run.world_size - 1}"
     for number, (line, epoch) in enumerate(epochs):
         of = f"of epoch {epoch.epoch} of {run.id}"
         if epoch.epoch != number or number >= run.epochs:
             yield line, f"is {of}; expected epoch {number} of {run.epochs}"
-        if epoch.gang != epochs[0][1].gang:
-            yield line, f"is {of} by gang {epoch.gang}; expected gang {epochs[0][1].gang}, like the first epoch"
+        if epoch.gang != first:
+            yield line, f"is {of} by gang {epoch.gang}; expected gang {first}, like the first epoch"
         yield from ((line, f"{problem} {of}") for problem in _wrong_counts(run, epoch))
-    if end is not None:
-        line, over = end
-        if epochs and (over.gang != epochs[0][1].gang or line < epochs[-1][0]):
-            yield line, f"ends {run.id} by gang {over.gang}, or before its last epoch"
-        losses = [float(loss) for _, epoch in epochs for loss in epoch.loss_of_iterations]
-        is_reached = run.loss_threshold is not None and loss_reached(losses, run.loss_threshold) is not None
+    is_reached = run.loss_threshold is not None and loss_reached(one.losses, run.loss_threshold) is not None
+    for line, end in ends:
+        if epochs and (end.gang != first or line < epochs[-1][0]):
+            yield line, f"ends {run.id} by gang {end.gang}, or before its last epoch"
         if len(epochs) != run.epochs and not is_reached:
             yield line, f"ends {run.id} after {len(epochs)} epochs; expected {run.epochs}"
-        if study_end is not None and study_end.reason == "decided" and not is_reached:
+        if one.study_end is not None and one.study_end.reason == "decided" and not is_reached:
             yield line, f"ends {run.id}, whose loss has not reached {run.loss_threshold}"
-    if outer is not None and epochs and outer[1].gang != epochs[0][1].gang:
-        yield outer[0], f"times gang {outer[1].gang}; expected {epochs[0][1].gang}, which trained {run.id}"
+    for line, outer in outers:
+        if epochs and outer.gang != first:
+            yield line, f"times gang {outer.gang}; expected {first}, which trained {run.id}"
 
 
 def _wrong_counts(run: TrainingRun, epoch: TrainedEpoch) -> Iterator[str]:
@@ -315,5 +301,5 @@ def _wrong_counts(run: TrainingRun, epoch: TrainedEpoch) -> Iterator[str]:
     if validated != run.samples.validation_samples:
         yield f"validated {validated} {samples}; expected {run.samples.validation_samples}, each once"
     for name in ("training_s", "validation_s"):
-        if not (epoch.of_ranks(name) + epoch.of_ranks("compile_s") > 0).all():
+        if not (epoch.of_ranks(name, "compile_s") > 0).all():
             yield f"took no time ({name})"

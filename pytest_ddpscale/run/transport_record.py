@@ -76,5 +76,5 @@ def transports_of(records: Sequence[object]) -> dict[Place, RankTransport]:
     gangs, last = gangs_by_number(records), dict[int, tuple[Place, RankTransport]]()
     for line in records:
         if isinstance(line, GangTransport):
-            last |= {one.rank: (gangs[line.gang].place(one.rank), one) for one in line.ranks}
+            last |= {one.rank: (gangs[line.gang].ranks[one.rank].place, one) for one in line.ranks}
     return dict(last[rank] for rank in sorted(last))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
+from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.culprit import Culprit as Culprit  # most take it from here
-from pytest_ddpscale.run.run_directory import broken_file, read_file
-from pytest_ddpscale.run.run_json import JUDGED_NOTE, ThresholdsUsed
+from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
+from pytest_ddpscale.run.run_directory import JUDGED, RunDirectory, broken_file, read_file
+from pytest_ddpscale.run.run_json import ThresholdsUsed
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.waiver import Waiver
 
 VerdictOutcome = Literal["passed", "failed", "inconclusive", "not_measured", "error"]
@@ -30,15 +33,15 @@ Flag = Literal[
     "interrupted",  # its study was interrupted, so that --ddp-resume measures it
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
-WRONG_DATA: Literal["wrong-data"] = "wrong-data"
-THIS_LAUNCH_ONLY: Literal["this-launch-only"] = "this-launch-only"
-PARTLY_KNOWN: Literal["partly-known"] = "partly-known"
+WRONG_DATA: Final = "wrong-data"
+THIS_LAUNCH_ONLY: Final = "this-launch-only"
+PARTLY_KNOWN: Final = "partly-known"
 CALIBRATE = "calibrate (`ddpscale calibrate`)"  # how the remark on a loss that no bound sees ends
 POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
 LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION: Literal[7] = 7
+VERDICTS_SCHEMA_VERSION = 7
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,7 @@ class Verdict:
         units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
         object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
         if self.value is not None:
-            difference = self.value - self.bound_value
-            better = difference if "at_least" in self.bound else -difference
+            better = self.value - self.bound_value if "at_least" in self.bound else self.bound_value - self.value
             object.__setattr__(self, "margin", better / self.bound_value)
 
     @property
@@ -188,34 +190,13 @@ class Verdict:
     @property
     def is_open(self) -> bool:
         """Whether further rounds may decide it, or fail further places."""
-        may_be_decided = self.outcome == "inconclusive" and not self._is_beyond_rounds
-        return may_be_decided or "undecided" in self.flags
-
-    @property
-    def half_width(self) -> float | None:
-        """Distance of the value from the farther end of its interval, in `unit`; None without an interval."""
-        if self.value is None or self.interval is None:
-            return None
-        low, high = self.interval
-        return max(self.value - low, high - self.value)
-
-    @property
-    def _is_beyond_rounds(self) -> bool:
-        """Whether further rounds cannot decide it."""
-        return not {"host-bound", "implausible"}.isdisjoint(self.flags)
+        may_be_decided = {"host-bound", "implausible"}.isdisjoint(self.flags)
+        return (self.outcome == "inconclusive" and may_be_decided) or "undecided" in self.flags
 
     @property
     def bound_value(self) -> float:
         """The bound's number."""
         return next(iter(self.bound.values()))
-
-
-def is_routine(note: str) -> bool:
-    """Whether a note stands on sound machines too, or repeats a reason; a terminal shows it only with ``-v``.
-
-    Places may be named before it (`judge.combining`).
-    """
-    return note.startswith((LOW_UTILIZATION, JUDGED_FROM)) or note.endswith(("host-bound", POWER_UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -233,7 +214,7 @@ class Blocker:
     kind: Literal["requirement", "test", "run"]
     name: str
     reason: str
-    cause: CauseId | Literal[""] = ""
+    cause: CauseId = ""
 
 
 @dataclass(frozen=True)
@@ -294,6 +275,8 @@ class Judgement:
             a reference passed, or if any shows such a loss.
         not_selected: number of the SKU's requirements that no selected test item judges.
         unfinished: whether measuring was interrupted or killed, so that ``--ddp-resume`` can measure the rest.
+        requirements: those that the verdicts rest on, compiled, in JSON types (`thresholds.cases`).
+        requirements_sha256: their digest.
         causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
@@ -316,12 +299,18 @@ class Judgement:
     not_selected: int = 0
     unfinished: bool = False
     causes: tuple[CauseRecord, ...] = ()
-    schema_version: Literal[7] = VERDICTS_SCHEMA_VERSION
+    requirements: tuple[dict[str, Any], ...] = ()
+    requirements_sha256: str = ""
+    schema_version: int = VERDICTS_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
         blockers = (*(Blocker("requirement", one.id, one.reason) for one in blocking), *self.other_blockers)
         object.__setattr__(self, "blockers", blockers)
+        digest = hashlib.sha256(strict_json(self.requirements).encode()).hexdigest()
+        if self.requirements_sha256 not in ("", digest):
+            raise ValueError("requirements changed since they were judged by")
+        object.__setattr__(self, "requirements_sha256", digest)
 
     @property
     def accepts(self) -> bool:
@@ -336,13 +325,7 @@ class Judgement:
     @property
     def other_notes(self) -> tuple[str, ...]:
         """The run's notes without that one, which reports show elsewhere."""
-        return tuple(note for note in self.notes if not note.endswith(CALIBRATE))
-
-    @property
-    def notes_of_judging(self) -> dict[str, str]:
-        """Notes by key of the session that judged an earlier run, such as who did."""
-        noted = ((key.partition(JUDGED_NOTE), said) for key, said in self.basis.items())
-        return {key: said for (before, prefix, key), said in noted if prefix and not before}
+        return tuple(note for note in self.notes if note != self.unseen_loss)
 
     @property
     def waived(self) -> list[Verdict]:
@@ -375,4 +358,51 @@ def read_judgement(path: Path) -> Judgement:
     if judgement.outcome not in possible:
         by_all = " or ".join(sorted(possible))
         raise broken_file(path, f"says {judgement.outcome}, but is {by_all} by its verdicts and blockers")
+    return judgement
+
+
+def open_judged(path: Path) -> tuple[RunDirectory, RunDirectory]:
+    """The directories of a run's measurements and of its verdicts and reports; the latter may have none yet.
+
+    Args:
+        path: a run directory, or one that ``--ddp-judge`` made, such as ``RUN/judged-2``.
+
+    Raises:
+        RunDirectoryError: it is neither, is broken, or the judged run is missing or has changed.
+    """
+    judged = RunDirectory(path)
+    if judged.run_json.is_file() or not judged.verdicts_json.is_file():
+        return RunDirectory.open(path), judged
+    basis = read_judgement(judged.verdicts_json).basis
+    named = Path(basis.get("measurements_path", "")).parent
+    # As typed, relative to where pytest was started; inside the run itself; or next to it, if both were moved.
+    for place in (named, path.parent, path.parent / named.name):
+        run = RunDirectory(place)
+        if run.run_json.is_file() and run.measurements_sha256() == basis.get("measurements_sha256"):
+            return RunDirectory.open(place), judged
+    raise RunDirectoryError(
+        str(path), f"holds verdicts on {named}, which is missing or has changed", "the judged run, unchanged",
+        f"Judge the run again with `pytest --ddp-judge={named}`, or start from the directory that contains it.",
+    )  # fmt: skip
+
+
+def read_judged(run: RunDirectory, judged: RunDirectory) -> Judgement:
+    """The verdicts in `judged` on the measurements in `run`.
+
+    Those of a run that still measures, or was killed, are on a part of it, and accept and reject nothing.
+
+    Raises:
+        RunDirectoryError: it was never judged, verdicts.json is broken, or the run has changed since.
+    """
+    if not judged.verdicts_json.exists():
+        judge = f"Judge it with `pytest --ddp-judge={run.path}`."
+        raise RunDirectoryError(str(run.path), "was never judged", "verdicts", judge)
+    judgement = read_judgement(judged.verdicts_json)
+    changed = [JUDGED[key] for key, digest in run.digests().items() if judgement.basis.get(key) != digest]
+    if changed and not (judgement.outcome == "incomplete" and judgement.unfinished):
+        raise RunDirectoryError(
+            str(judged.verdicts_json), f"was made from another {', '.join(changed)} than {run.path} has now",
+            "unchanged files",
+            f"Restore them from a copy, or measure again; `pytest --ddp-judge={run.path}` judges them as they are.",
+        )  # fmt: skip
     return judgement

@@ -120,6 +120,5 @@ class Interim:
         began_s = self._now()
         self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
         run = self._source.measured_run
-        self._progress.read_telemetry(run.telemetry_jsonl)
         write_live_page(run, self._page, self._progress.section(now_iso(), self._judgement))
         self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)

@@ -21,8 +21,8 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener, Unfit
 from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import new_run_directory
 from pytest_ddpscale.run.run_json import Ending
-from pytest_ddpscale.run.run_opening import new_run_directory
 from pytest_ddpscale.run.run_record import finish_run, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement

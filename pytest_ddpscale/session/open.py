@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_ddpscale.errors import SkuError
+from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
 from pytest_ddpscale.node.torch_facts import refuse_missing_torch
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
@@ -32,11 +34,14 @@ def find_source(site: Site) -> EvidenceSource:
     Raises:
         BadInput: thresholds, SKU, options, or the run to judge or resume are invalid.
     """
-    thresholds, settings, sku = load_thresholds(thresholds_path(site)), site.settings, site.settings.gpu_sku
+    settings, sku = site.settings, site.settings.gpu_sku
     if settings.judge is not None:
         earlier = RunDirectory.open(settings.judge)
+        used, path = None if settings.thresholds else earlier.read_run().thresholds, thresholds_path(site)
+        thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
         subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
         return JudgeSource(subject, earlier)
+    thresholds = load_thresholds(thresholds_path(site))
     if settings.resume is not None:
         begun = RunDirectory.open(settings.resume)
         if not begun.is_only_begun:
@@ -136,6 +141,19 @@ def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:
     """Assumed number of GPUs of a node that cannot be inspected."""
     node = thresholds.thresholds.skus[sku].node
     return (node.gpus if node else None) or USUAL_GPUS_PER_NODE
+
+
+def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
+    """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
+    for path in (Path(used.path), *copies):
+        with suppress(ThresholdsError):
+            found = load_thresholds(path)
+            if found.digests == used.digests:
+                return found
+    raise ThresholdsError(
+        used.path, "is gone or has changed since the run began", f"the same file (sha256 {used.digests})",
+        "Restore it, or name the file to judge by with --thresholds.",
+    )  # fmt: skip
 
 
 def thresholds_path(site: Site) -> Path:

@@ -10,10 +10,9 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.gpu_error_record import GpuErrors
-from pytest_ddpscale.run.records import GangRecord, Lost, gangs_by_number
-from pytest_ddpscale.run.run_directory import AnyLine, RunDirectory, broken_file, not_writable
-from pytest_ddpscale.run.run_opening import RunLock
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file, not_writable
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
@@ -116,7 +115,7 @@ class Resumption:
         """
         left_out = self.run.read_run().left_out
 
-        def is_measured_anew(record: AnyLine) -> bool:
+        def is_measured_anew(record: AnyRecord) -> bool:
             if not self.missing:
                 return False
             if isinstance(record, Survey):
@@ -135,7 +134,7 @@ def read_resumption(run: RunDirectory) -> Resumption:
         RunDirectoryError: the run is broken, simulated, imported, or measured by another version.
     """
     record = run.read_run()
-    devices = {device for gang in gangs_by_number(run.read_records()).values() for device in gang.devices}
+    devices = {place.uuid for gang in gangs_by_number(run.read_records()).values() for place in gang.places}
     if record.is_simulated(devices) or record.is_imported:
         what = "imported" if record.is_imported else "simulated"
         raise RunDirectoryError(

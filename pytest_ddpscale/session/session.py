@@ -31,7 +31,7 @@ from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutco
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import baseline_of, recent_runs
 from pytest_ddpscale.session.sources import EvidenceSource
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of
 from pytest_ddpscale.thresholds.waiver import today
 
 
@@ -111,7 +111,8 @@ class AcceptanceSession:
             if case.id not in self.verdicts:
                 late = self._judged(case, measured) if measured else self._judged_without_data(case, why_not_asked)
                 self.verdicts[case.id] = late
-        verdicts = tuple(self.verdicts[case.id] for case in source.cases if case.id in self.verdicts)
+        judged = [case for case in source.cases if case.id in self.verdicts]
+        verdicts = tuple(self.verdicts[case.id] for case in judged)
         coverage, slow = self._coverage(evidence), slow_links(evidence)
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         run = RunFacts(
@@ -147,6 +148,7 @@ class AcceptanceSession:
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
             len(source.cases) - len(verdicts), source.measured_run.read_run().is_unfinished,
+            requirements=json_of(judged),
         )  # fmt: skip
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
@@ -164,6 +166,7 @@ class AcceptanceSession:
             self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
             not_selected=len(self.source.cases) - len(verdicts), unfinished=True,
+            requirements=json_of(self.source.selected),
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:

@@ -24,9 +24,8 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, judging_directory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.run.run_opening import RunLock, judging_directory
 from pytest_ddpscale.run.run_record import binding_notes
 from pytest_ddpscale.run.verdicts import JUDGED_FROM, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.settings import Settings

@@ -24,7 +24,6 @@ from pytest_ddpscale.simulate.models import FORWARD_SHARE, model_of
 from pytest_ddpscale.simulate.performance import FloatArray, Performance, StepTime
 from pytest_ddpscale.simulate.spread import COMPUTING
 
-COUNTER = "simulated: 6 per multiply-accumulate of torchvision's model documentation"
 # TCP's shortest wait for a lost packet on Linux.
 RESEND_S = 0.2
 GANG = 0  # number of the only gang
@@ -65,7 +64,7 @@ class SimulatedRun:
         steps = (SeededStep(rank=rank, checksum=_WRONG if rank in corrupt else right) for rank in ranks)
         yield SeededSteps(study=study.id, gang=GANG, ranks=tuple(steps))
         flops_per_sample = model_of(study.workload).flops_per_sample(study.workload.family.image_size)
-        yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample, counter=COUNTER)
+        yield WorkloadFlops(study=study.id, flops_per_sample=flops_per_sample)
 
     def measure_round(self, study: Study, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:
         """One round of a study: a block for each timed arm with any rank present, in random order.

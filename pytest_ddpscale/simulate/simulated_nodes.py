@@ -17,7 +17,8 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import InfiniBandPort, RemappedRows, Survey, SurveyedGpu
@@ -92,7 +93,7 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
         ecc_enabled=expected.ecc is not False,
         ecc_corrected=0,
         ecc_uncorrected=_UNCORRECTABLE if is_bad else 0,
-        remapped_rows=RemappedRows(0, 0, pending=False, failed=False),
+        remapped_rows=RemappedRows(0, pending=False, failed=False),
         throttle_reasons=(HELD_DOWN_BY,) if rank in faults.bad_gpus("clock") else (),
         pcie_generation=generation,
         pcie_generation_max=generation,
@@ -109,15 +110,12 @@ def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> Sur
 def gang_of(plan: Plan, device_name: str = "") -> GangRecord:
     """The ranks of the gang."""
     per_node, ranks = plan.layout.ranks_per_node, range(plan.layout.world_size)
-    return GangRecord(
-        gang=GANG,
-        hosts=tuple(host_name(rank // per_node) for rank in ranks),
-        local_ranks=tuple(rank % per_node for rank in ranks),
-        devices=tuple(device_id(rank, plan.device_type) for rank in ranks),
-        gpu_indices=tuple(rank % per_node for rank in ranks) if plan.device_type == "cuda" else None,
-        device_names=device_name,
-        versions=VERSIONS,
+    places = (
+        Place(host_name(rank // per_node), rank % per_node, device_id(rank, plan.device_type), rank % per_node)
+        for rank in ranks
     )
+    first, *others = (Rank(place=place, device_name=device_name) for place in places)
+    return GangRecord(gang=GANG, ranks=(replace(first, versions=VERSIONS), *others))
 
 
 def transports(study_id: str, expectation: NodeExpectation, layout: Layout) -> GangTransport:

@@ -27,7 +27,7 @@ from pytest_ddpscale.util.masking import masked_arguments
 def write_simulated_run(
     run: RunDirectory, cluster: SimulatedCluster, simulated: SimulatedRun, argv: Sequence[str] = ()
 ) -> None:
-    """Write plan.json, measurements.jsonl, telemetry.jsonl and, last, run.json.
+    """Write plan.json, measurements.jsonl and, last, run.json.
 
     Records are written as they are made, so that memory does not grow with the number of rounds.
 
@@ -37,13 +37,13 @@ def write_simulated_run(
     started_at, expectation = now_iso(), cluster.expectation(simulated.plan)
     try:
         run.write_json(run.plan_json, simulated.plan)
-        with run.measurements_jsonl.open("wb") as file, run.telemetry_jsonl.open("wb") as telemetry:
+        with run.measurements_jsonl.open("wb") as file:
             for _, alike in groupby(records(simulated, cluster), lambda one: isinstance(one, Block) and one.key):
                 written = list(alike)
-                file.write(b"".join(map(line_of, written)))
                 turns = [one for one in written if isinstance(one, Block) and one.study != PAIRS]
                 if cluster.is_watched and turns:
-                    telemetry.write(line_of(telemetry_of_turns(turns, expectation, simulated.faults)))
+                    written.insert(0, telemetry_of_turns(turns, expectation, simulated.faults))
+                file.write(b"".join(map(line_of, written)))
         # Last, because run.json makes a directory a run.
         run.write_json(run.run_json, _run_record(cluster, simulated, started_at, argv))
     except OSError as error:
@@ -78,7 +78,7 @@ def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: 
 
 
 def records(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[AnyRecord]:
-    """Every record of measurements.jsonl, in the order of a real run."""
+    """Every record but telemetry, in the order of a real run."""
     plan = run.plan
     yield from before_training(run, cluster)
     for study in plan.studies:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.session.open import load_unchanged
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
-from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
 
 def sweep_cases(thresholds: ThresholdsFile, sku: str, layout: Layout) -> list[NodeCase]:
@@ -34,11 +33,8 @@ def cases_of_run(record: RunRecord, plan: Plan) -> tuple[list[NodeCase], str]:
     if used is None or plan.probes is None:
         return [], "the run records no thresholds"
     try:
-        thresholds = load_thresholds(Path(used.path))
-    except (BadInput, OSError) as error:
-        return [], str(error)
-    extends = [sha256 for _, sha256 in thresholds.extended]
-    if (thresholds.sha256, extends) != (used.sha256, [one.sha256 for one in used.extends]):
-        return [], f"{used.path} has changed since the run began"
+        thresholds = load_unchanged(used)
+    except ThresholdsError as error:
+        return [], f"{error.where} {error.found}"
     probes = set(plan.probes.arms)
     return [case for case in sweep_cases(thresholds, plan.sku, plan.layout) if case.probe in probes], ""

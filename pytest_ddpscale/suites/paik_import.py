@@ -25,7 +25,8 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block, Value
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import hosts_of, now_iso
@@ -310,14 +311,12 @@ def _free_name(
 def _gang(file: PaikResult, number: int) -> GangRecord:
     """One gang per file, in torchrun's usual order: the ranks of a node are consecutive."""
     ranks_per_node = -(-file.world_size // file.nodes)
-    places = [divmod(rank, ranks_per_node) for rank in range(file.world_size)]
-    return GangRecord(
-        gang=number,
-        hosts=tuple(f"{UNKNOWN_HOST}-{node}" if node else UNKNOWN_HOST for node, _ in places),
-        local_ranks=tuple(local_rank for _, local_rank in places),
-        devices=tuple(f"unknown-{rank}" for rank in range(file.world_size)),
-        device_names=file.device_name,
-    )
+    ranks = []
+    for rank in range(file.world_size):
+        node, local_rank = divmod(rank, ranks_per_node)
+        place = Place(f"{UNKNOWN_HOST}-{node}" if node else UNKNOWN_HOST, local_rank, f"unknown-{rank}")
+        ranks.append(Rank(place=place, device_name=file.device_name))
+    return GangRecord(gang=number, ranks=tuple(ranks))
 
 
 def _block(study_id: str, file: PaikResult, number: int) -> Block:

@@ -64,7 +64,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "processes": lambda found: tuple(GpuProcess(one.pid, command_of(one.pid), one.usedGpuMemory) for one in found),
     **dict.fromkeys(("mig_enabled", "ecc_enabled"), lambda modes: bool(modes[0])),  # the second is after a reset
     "retired_pages_pending": bool,
-    "remapped_rows": lambda rows: RemappedRows(*rows[:2], *map(bool, rows[2:])),
+    "remapped_rows": lambda rows: RemappedRows(rows[1], *map(bool, rows[2:])),
 }
 # Permanent errors: not worth asking again.
 _FOR_GOOD = frozenset(

@@ -50,9 +50,7 @@ class Sampler:
         logs: by UUID, what was read of each GPU.
     """
 
-    def __init__(
-        self, uuids: Iterable[str], path: Path, poll_s: float = POLL_S, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, uuids: Iterable[str], path: Path, poll_s: float = POLL_S) -> None:
         self.logs = {uuid: GpuLog() for uuid in uuids}
         self.process: subprocess.Popen[bytes] | None = None
         self._path, self._rest, self._problem = path, b"", ""
@@ -60,7 +58,7 @@ class Sampler:
         command = [sys.executable, "-m", module, ",".join(self.logs), str(path), str(poll_s), str(os.getpid())]
         try:
             path.write_bytes(b"")
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
             self._file = path.open("rb", buffering=0)
         except OSError as error:
             self._problem = f"the sampler did not start: {error}"
@@ -116,14 +114,10 @@ def shares_of_reasons(masks: Sequence[float]) -> dict[str, float]:
     return {reason: sum(reason in names for names in named) / len(named) for reason in reasons}
 
 
-def _lowest(values: Sequence[float]) -> int:
-    return int(min(values))
-
-
 # How the values in a window become its reading.
 _JOINS: Mapping[str, Callable[[Sequence[float]], Any]] = {
     **dict.fromkeys(("utilization", "power_w", "sm_clock_mhz", "temperature_c", "sm_activity"), statistics.fmean),
-    **dict.fromkeys(("pcie_generation", "pcie_width"), _lowest),
+    **dict.fromkeys(("pcie_generation", "pcie_width"), lambda values: int(min(values))),
     "throttle_reasons": shares_of_reasons,
 }
 # Readings that rarely change, of which the latest value counts.
@@ -180,25 +174,21 @@ class GpuLog:
             values = [value for _, value in self._within(reading, start_s, end_s)]
             found[reading] = join(values) if values else None
         for reading in _LIMITS:
-            found[reading] = next((value for _, value in reversed(self._series[reading])), None)
+            found[reading] = self._series[reading][-1][1] if self._series[reading] else None
         is_begun = bool(self._within("polls", -math.inf, start_s))
         for reading in _ERRORS:
             before, total = self._counted.get(reading, math.inf), newest.values.get(reading, -math.inf)
             found[reading] = round(total - before) if is_begun and total >= before else None
             self._counted |= {reading: total} if reading in newest.values else {}
-        unreadable = {reading: self._why_missing(reading) for reading, value in found.items() if value is None}
-        if why := _why_not_idle(found, end_s - start_s):
-            found["utilization"], unreadable["utilization"] = None, why
+        why = {"idle_power_w": "the GPU was never idle before the first window"} | newest.reasons
+        missing = [reading for reading, value in found.items() if value is None]
+        unreadable = {name: why.get(name) or why.get(f"{name} samples", "no sample in the window") for name in missing}
+        if not_idle := _why_not_idle(found, end_s - start_s):
+            found["utilization"], unreadable["utilization"] = None, not_idle
         polls = len(self._within("polls", start_s, end_s))
         for series in self._series.values():
             del series[: bisect_left(series, (start_s - KEEP_S,))]
         return GpuReadings(**window, polls=polls, **found, unreadable=unreadable)
-
-    def _why_missing(self, reading: str) -> str:
-        if reading == "idle_power_w":
-            return "the GPU was never idle before the first window"
-        reasons = self.newest.reasons
-        return reasons.get(reading) or reasons.get(f"{reading} samples", "no sample in the window")
 
     def _energy_j(self, start_s: float, end_s: float) -> float | None:
         """Of the window at the mean power between its first and its last poll, because power jumps at its edges."""

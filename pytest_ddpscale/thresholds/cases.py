@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from msgspec import convert, to_builtins
+from msgspec import convert, json
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -23,6 +23,7 @@ from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku
 from pytest_ddpscale.thresholds.parts import Node
 from pytest_ddpscale.thresholds.peer_limits import has_peers
+from pytest_ddpscale.util.printable import printable_json
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ AnyCase: TypeAlias = Case | NodeCase
 
 def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
     """Compiled requirements in JSON types, as in plan.json and verdicts.json."""
-    return tuple(map(to_builtins, cases))
+    return tuple(printable_json(json.decode(json.encode([*cases]))))
 
 
 def cases_of(requirements: Iterable[dict[str, Any]]) -> list[AnyCase]:

@@ -30,8 +30,9 @@ import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
+from pytest_ddpscale.run.place import CPU, Place  # noqa: E402
 from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, RecordSink, read_assignment  # noqa: E402  # noqa: E402
-from pytest_ddpscale.run.records import WhoIAm  # noqa: E402
+from pytest_ddpscale.run.records import Rank  # noqa: E402
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
@@ -68,20 +69,16 @@ _RECORDED = (
 )
 
 
-def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
+def who_i_am(control: Control, device: Device, binding: Binding) -> Rank:
     """Place, versions and start-up times of this rank."""
     cuda = torch.version.cuda if torch.cuda.is_available() else None
-    return WhoIAm(
-        host=host_name(),
-        local_rank=control.local_rank,
-        device=device.id,
-        gpu_index=binding.gpu.index if binding.gpu else None,
-        pci_bus_id=binding.gpu.bus_id if binding.gpu else "",
+    index = control.local_rank if device.id == CPU else binding.gpu.index if binding.gpu else None
+    return Rank(
+        place=Place(host_name(), control.local_rank, device.id, index, binding.gpu.bus_id if binding.gpu else ""),
         device_name=device.name,
         pid=os.getpid(),
         import_s=IMPORTED_UNIX_S - STARTED_UNIX_S,
         rendezvous_s=max(0.0, time.time() - IMPORTED_UNIX_S),  # a clock may be set back
-        numa_node=binding.node,
         numa_note=binding.note,
         versions={
             "python": sys.version.split()[0],
@@ -92,7 +89,7 @@ def who_i_am(control: Control, device: Device, binding: Binding) -> WhoIAm:
             "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
             "pytest_ddpscale": __version__,
         },
-        environment=recorded(os.environ),
+        environment={} if control.rank else recorded(os.environ),
     )
 
 

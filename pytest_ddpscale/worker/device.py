@@ -13,7 +13,7 @@ import torch
 
 from pytest_ddpscale.plan.hardware import has_kernels, wheel_for
 from pytest_ddpscale.plan.words import DeviceType, Precision
-from pytest_ddpscale.run.rank_folder import RankMemory
+from pytest_ddpscale.run.records import RankMemory
 from pytest_ddpscale.worker.forward_hooks import ForwardHooks, Forwards
 from pytest_ddpscale.worker.memory_held import resident_memory
 

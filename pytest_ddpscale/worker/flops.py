@@ -48,8 +48,7 @@ def workload_flops_record(study: Study, model: nn.Module) -> WorkloadFlops | Non
         reason = f"{type(error).__name__}: {error}"
         print(f"{study.id}: FLOPs of {study.workload.family.model} not counted: {reason}", file=sys.stderr, flush=True)
         return None
-    counter = f"torch.utils.flop_counter {torch.__version__}"
-    return WorkloadFlops(study=study.id, flops_per_sample=flops, counter=counter)
+    return WorkloadFlops(study=study.id, flops_per_sample=flops)
 
 
 def _without_data(model: nn.Module) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pytest_ddpscale.run.rank_folder import RankMemory
+from pytest_ddpscale.run.records import RankMemory
 
 _PROCESS = Path("/proc/self")
 _KIB = 1024

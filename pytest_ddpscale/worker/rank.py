@@ -18,19 +18,20 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
 from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.rank_folder import RankMemory, StudyMemory
 from pytest_ddpscale.run.readings import READINGS, STEP_S, WAITED_S
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
+    Rank,
+    RankMemory,
     RoundEnd,
     SeededStep,
     SeededSteps,
     StudyEnd,
+    StudyMemory,
     StudyStart,
     WarmUp,
-    WhoIAm,
 )
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
@@ -79,7 +80,7 @@ class GangMember:
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
-    def announce(self, who: WhoIAm) -> None:
+    def announce(self, who: Rank) -> None:
         """Record host and device of all ranks, and start sampling their GPUs.
 
         The messages stay in the store, a few megabytes for 8,192 ranks: local rank 0 of another node may read them
@@ -89,12 +90,14 @@ class GangMember:
         control.say(f"startup/{control.rank}", who)
 
         def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.device for one in control.hear_all([f"startup/{rank}" for rank in ranks], WhoIAm)]
+            return [one.place.uuid for one in control.hear_all([f"startup/{rank}" for rank in ranks], Rank)]
 
         self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
-            self._sink.append_record(joined(GangRecord, control.hear_all(keys, WhoIAm), gang=self._gang))
+            told = control.hear_all(keys, Rank)
+            others = (replace(one, versions=None) if one.versions == who.versions else one for one in told[1:])
+            self._sink.append_record(GangRecord(gang=self._gang, ranks=(told[0], *others)))
             control.say("startup/done", True)
         else:
             control.wait_for("startup/done")
@@ -190,7 +193,7 @@ class GangMember:
         """Record the peak memory of every rank, before it is freed."""
 
         def join(parts: list[RankMemory]) -> None:
-            self._sink.append_memory(StudyMemory(study=study.id, ranks=tuple(parts)))
+            self._sink.append_record(StudyMemory(study=study.id, ranks=tuple(parts)))
 
         everybody = range(self._control.world_size)
         self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)
@@ -280,9 +283,7 @@ class GangMember:
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
             steps = steps_for_block(_usual_step_s(latest), study.block_s, steps_at_once(study, arm))
-            self._sink.append_record(
-                WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s, steps_per_block=steps)
-            )
+            self._sink.append_record(WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s))
             self._control.say(f"{key}/steps", steps)
 
 

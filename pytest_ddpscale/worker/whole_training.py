@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.run.training_record import RankEpoch, RankTrained, TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker.compiled_call import compiled
@@ -108,8 +107,8 @@ class WholeTraining:
 
         def join(parts: list[RankEpoch]) -> None:
             told = torch.tensor(losses).numpy().astype("<f4").tobytes()
-            common = {"study": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
-            self._context.sink.append_record(joined(TrainedEpoch, parts, **common))
+            common: dict[str, Any] = {"study": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
+            self._context.sink.append_record(TrainedEpoch(**common, ranks=tuple(parts)))
 
         self._say("gathering")
         self._context.gather(f"{self._run.id}/{epoch}", range(control.world_size), part, RankEpoch, join)
@@ -198,14 +197,14 @@ class WholeTraining:
             skipped_steps=len(self._losses) - self._steps.taken,
         )
         counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
-        common = {
+        common: dict[str, Any] = {
             "study": self._run.id, "gang": self._context.gang, "start_up_s": self._start_up_s,
             "parameters": sum(count for count, _ in counts),
             "trainable_parameters": sum(count for count, trains in counts if trains),
         }  # fmt: skip
         self._context.gather(
             f"{self._run.id}/end", range(control.world_size), part, RankTrained,
-            lambda parts: self._context.sink.append_record(joined(TrainedRun, parts, **common)),
+            lambda parts: self._context.sink.append_record(TrainedRun(**common, ranks=tuple(parts))),
         )  # fmt: skip
 
     def _await_device(self) -> None:

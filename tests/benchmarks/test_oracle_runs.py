@@ -32,17 +32,17 @@ def edited(folder: Path, *edits: str) -> tuple[list[dict[str, Any]], list[dict[s
         {"kind": "round_end", "study": "weak/net", "round": number, "arms": []} for number in (0, 1)
     ]
     lines = [block(0), ends[0], block(1), ends[1], {"kind": "study_end", "study": "weak/net", "reason": "rounds"}]
-    window = {"study": "weak/net", "arm": "ddp@2", "ranks": [4, 5]}
+    window = {"kind": "telemetry", "study": "weak/net", "arm": "ddp@2", "ranks": [4, 5]}
     files: dict[str, list[dict[str, Any]]] = {
         "run.json": [{}],
-        "measurements.jsonl": lines,
-        "telemetry.jsonl": [window | {"round": 0}, window | {"round": 1}],
+        "measurements.jsonl": [window | {"round": 0}, window | {"round": 1}, *lines],
     }
     for name, said in files.items():
         (folder / name).write_text("\n".join(map(json.dumps, said)))
     RUNS.edit(folder, edits)
-    after = [(folder / name).read_text().splitlines() for name in ("measurements.jsonl", "telemetry.jsonl")]
-    return [json.loads(line) for line in after[0]], [json.loads(line) for line in after[1]]
+    after = list(map(json.loads, (folder / "measurements.jsonl").read_text().splitlines()))
+    lines, telemetry = ([one for one in after if (one["kind"] == "telemetry") == is_told] for is_told in (False, True))
+    return lines, telemetry
 
 
 @pytest.mark.parametrize(

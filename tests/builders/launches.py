@@ -34,7 +34,7 @@ def send(file, data, node=0):
     say("piece", node, file=file, part=0, parts=1, data=told, offset=SENT.get(file, 0))
     SENT[file] = SENT.get(file, 0) + len(data)
 def record(kind, **fields):
-    send("records", b"measurements.jsonl " + json.dumps({{"kind": kind, **fields}}).encode() + b"\\n")
+    send("records", json.dumps({{"kind": kind, **fields}}).encode() + b"\\n")
 def up(nodes=1, **fields):
     for node in range(nodes):
         say("up", node, **{{"version": VERSION, **fields}})

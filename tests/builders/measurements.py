@@ -92,7 +92,7 @@ def of_ranks(block: Block, gang: GangRecord) -> Iterator[Measurement]:
     for rank, made, started, block_s, step_s, stdev_s, busy, energy_j, forward_s, memory, skipped, checksum in zip(
         block.each("ranks").tolist(), *columns, strict=True
     ):
-        at = gang.place(rank)
+        at = gang.ranks[rank].place
         yield Measurement(
             study=block.study, arm=block.arm, round=block.round, rank=rank, local_rank=at.of_rank[1], host=at.host,
             device=at.uuid, batch_size=int(block.each("work")[0]), steps=made, block_s=block_s, started_unix_s=started,

@@ -12,6 +12,7 @@ from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -22,7 +23,7 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.json_types import run_record
 from tests.builders.judged import ALONE_SAMPLES_PER_S, WORKLOAD, make_measurement
 from tests.builders.measurements import Measurement
-from tests.builders.records import blocks_of, gang_on
+from tests.builders.records import blocks_of, gang_at
 
 SKU = "tested-gpu"
 GPUS = 2
@@ -100,8 +101,8 @@ def judged_run(
     records: list[AnyRecord] = []
     if driver is not None:
         records += [Survey(h, 0.0, versions={"driver": driver, "torch": versions.get("torch")}) for h in told]
-    devices = tuple(f"GPU-{host}-{gpu}" for host in told for gpu in range(GPUS))
-    records.append(gang_on(list(told), GPUS, devices=devices, pids=pid, device_names="Tested", versions=dict(versions)))
+    places = [Place(host, gpu, f"GPU-{host}-{gpu}", gpu) for host in told for gpu in range(GPUS)]
+    records.append(gang_at(places, pid=pid, device_name="Tested", versions=dict(versions)))
     measured = [measurements(host, pace, first_rank=node * GPUS) for node, (host, pace) in enumerate(told.items())]
     records += blocks_of(sorted((one for node in measured for one in node), key=lambda one: (one.arm, one.round)))
     run.append_records([*records, StudyEnd(STUDY.id, "rounds")])

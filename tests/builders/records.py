@@ -12,9 +12,10 @@ from msgspec.structs import force_setattr
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.strict_json import column
 from tests.builders.measurements import Measurement, ProbeMeasurement
 
@@ -28,11 +29,16 @@ def gang_of(placed: Iterable[Placed], number: int = 0) -> GangRecord:
     device = "cpu" if all(device == "cpu" for _, _, device in places.values()) else "GPU-idle-{}"
     ranks = range(max(places, default=0) + 1)
     found = [places.get(rank, ("idle", rank, device.format(rank))) for rank in ranks]
-    hosts, local_ranks, devices = zip(*found, strict=True)
-    return GangRecord(
-        gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices,
-        gpu_indices=None if device == "cpu" else local_ranks,
-    )  # fmt: skip
+    return gang_at([Place(host, local_rank, uuid, local_rank) for host, local_rank, uuid in found], number)
+
+
+def gang_at(places: Iterable[Place], number: int = 0, **of_ranks: Any) -> GangRecord:
+    """Ranks in these places; what they say of themselves is a list with a value for each, or the same for all."""
+    ranks = (
+        Rank(place=place, **{name: said[i] if isinstance(said, list) else said for name, said in of_ranks.items()})
+        for i, place in enumerate(places)
+    )
+    return GangRecord(gang=number, ranks=tuple(ranks))
 
 
 def blocks_of(measured: Iterable[Measurement], gang: int = 0) -> list[Block]:
@@ -129,7 +135,7 @@ def probes_of(records: Iterable[AnyRecord]) -> list[ProbeMeasurement]:
             columns = [one.each(name).tolist() for name in ("work", "count", "seconds", "began_unix_s")]
             columns.append(one.each("is_correct").tolist())
             for rank, group, work, count, seconds, began, is_correct in zip(ranks, groups, *columns, strict=True):
-                place = gangs[one.gang].place(rank)
+                place = gangs[one.gang].ranks[rank].place
                 host, local_rank = place.of_rank
                 others = [other for other, its in zip(ranks, groups, strict=True) if its == group and other != rank]
                 peer = others[0] if name.startswith("send-recv") else None
@@ -165,13 +171,8 @@ def steady_block(
     return Block(**(fields | changes))
 
 
-def gang_on(hosts: Sequence[str], per_node: int, device: str = "cpu", number: int = 0, **changes: Any) -> GangRecord:
-    """Ranks on some hosts, so many on each; `device` may have a ``{}`` for the rank's number."""
-    ranks = range(len(hosts) * per_node)
-    fields: dict[str, Any] = {
-        "gang": number, "hosts": tuple(hosts[rank // per_node] for rank in ranks),
-        "local_ranks": tuple(rank % per_node for rank in ranks), "devices": tuple(map(device.format, ranks)),
-    }  # fmt: skip
-    fields |= changes
-    is_cpu = set(fields["devices"]) == {"cpu"}
-    return GangRecord(**{"gpu_indices": None if is_cpu else fields["local_ranks"], **fields})
+def gang_on(hosts: Sequence[str], per_node: int, device: str = "cpu", number: int = 0, **of_ranks: Any) -> GangRecord:
+    """Ranks on some hosts, so many on each; `device` may have a ``{}`` for the rank's number. See `gang_at`."""
+    places = ((host, local_rank) for host in hosts for local_rank in range(per_node))
+    named = [Place(*place, device.format(rank), place[1]) for rank, place in enumerate(places)]
+    return gang_at(named, number, **of_ranks)

@@ -57,7 +57,7 @@ def _as_if_measured(run: RunDirectory, again: tuple[str, ...], studies: int | No
     if studies is not None:
         last = ends[studies - 1]
         lines = [*lines[:last], lines[last].replace('"rounds"', '"interrupted"')]
-    texts |= {run.measurements_jsonl: "".join(lines), run.telemetry_jsonl: run.telemetry_jsonl.read_text("utf-8")}
+    texts[run.measurements_jsonl] = "".join(lines)
     for file, text in texts.items():
         for of_simulated, of_measured in AS_IF_MEASURED.items():
             text = text.replace(of_simulated, of_measured)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_ddpscale.judge import devices
 from pytest_ddpscale.run.column_record import joined
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
 from pytest_ddpscale.run.telemetry import (
@@ -15,6 +16,7 @@ from pytest_ddpscale.run.telemetry import (
     TelemetryColumns,
     telemetry_columns_of,
 )
+from tests.builders.records import gang_at
 
 
 class Telemetry(GpuReadings, frozen=True):
@@ -29,13 +31,13 @@ class Telemetry(GpuReadings, frozen=True):
     device: str
 
 
-def telemetry_of(blocks: Iterable[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
+def telemetry_of(records: Iterable[object], gangs: Mapping[int, GangRecord]) -> list[Telemetry]:
     """Records GPU by GPU."""
     found = []
-    for block in blocks:
+    for block in (one for one in records if isinstance(one, TelemetryBlock)):
         columns = [each(getattr(block, name), len(block.ranks)) for name in READINGS]
         for rank, *values in zip(block.ranks, *columns, strict=True):
-            at = gangs[block.gang].place(rank)
+            at = gangs[block.gang].ranks[rank].place
             readings = dict(zip(READINGS, values, strict=True))
             of = block.study, block.arm, block.round, rank
             found.append(Telemetry(*of, at.of_rank[1], at.host, at.uuid, **readings))
@@ -49,17 +51,12 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
         readings = GpuReadings(**{name: getattr(one, name) for name in READINGS})
         place = {"study": one.study, "arm": one.arm, "round": one.round, "gang": number, "ranks": (one.rank,)}
         blocks.append(joined(TelemetryBlock, [readings], **place))
-        ranks = one.rank + 1
-        gangs[number] = GangRecord(
-            gang=number,
-            hosts=(one.host,) * ranks,
-            local_ranks=(one.local_rank,) * ranks,
-            devices=(one.device,) * ranks,
-            gpu_indices=one.local_rank,
-        )
+        place_of = Place(one.host, one.local_rank, one.device, one.local_rank)
+        gangs[number] = gang_at([place_of] * (one.rank + 1), number)
     return telemetry_columns_of(blocks, gangs)
 
 
-def flags_of(window: Telemetry) -> tuple[str, ...]:
-    """What is conspicuous about a window, in order."""
+def flags_of(readings: GpuReadings) -> tuple[str, ...]:
+    """What is conspicuous about a GPU, in order."""
+    window = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-0", **{name: getattr(readings, name) for name in READINGS})
     return tuple(flag for flag, raised in devices.flags(columns_of_telemetry([window])).items() if raised[0])

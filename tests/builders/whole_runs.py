@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,21 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
 from pytest_ddpscale.run.run_record import ended
-from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun, trained_runs
+from pytest_ddpscale.run.training_record import (
+    LaunchTime,
+    RankEpoch,
+    RankTrained,
+    TrainedEpoch,
+    TrainedRun,
+    trained_runs,
+)
 from pytest_ddpscale.suites.suite import MeasuredSuite
+from tests.builders.records import gang_on
 from tests.builders.rounds import columns_of
 from tests.suites.run_records import SUITE_RECORD
 
 BATCH, EPOCHS = 8, 3
+T = TypeVar("T", RankEpoch, RankTrained)
 START_UP_S, VALIDATION_S, WAITING_S, OUTER_REST_S = 20.0, 1.0, 0.5, 0.1
 
 
@@ -32,8 +41,7 @@ def training_run(ranks: int = 2, name: str = "small", images: int = 64, **fields
 
 
 def gang_of(run: TrainingRun, gang: int = 0) -> GangRecord:
-    ranks = tuple(range(run.world_size))
-    return GangRecord(gang=gang, hosts=("n1",) * len(ranks), local_ranks=ranks, devices=("cpu",) * len(ranks))
+    return gang_on(["n1"], run.world_size, number=gang)
 
 
 def epoch_of(
@@ -43,24 +51,31 @@ def epoch_of(
     validated = tuple(
         len(range(rank, run.samples.validation_samples, run.world_size)) for rank in range(run.world_size)
     )
-    losses = np.full(run.iterations, 2.0 - 0.5 * number, "<f4").tobytes()
-    columns = {
+    usual = {
         "trained": run.iterations * BATCH, "validated": validated, "correct": tuple(one // 2 for one in validated),
         "compile_s": 0.0, "training_s": run.epoch_samples / samples_per_s - WAITING_S, "waiting_s": WAITING_S,
         "validation_s": VALIDATION_S, "validation_waiting_s": 0.0,
     }  # fmt: skip
-    return TrainedEpoch(
-        study=run.id, gang=gang, epoch=number, ranks=tuple(range(run.world_size)),
-        **{"losses": losses, **columns, **fields},
+    losses = fields.pop("losses", np.full(run.iterations, 2.0 - 0.5 * number, "<f4").tobytes())
+    ranks = _of_ranks(RankEpoch, run.world_size, usual | fields)
+    return TrainedEpoch(study=run.id, gang=gang, epoch=number, losses=losses, ranks=ranks)
+
+
+def _of_ranks(kind: type[T], world_size: int, fields: Mapping[str, Any]) -> tuple[T, ...]:
+    """What each rank sent; a field is a tuple with a value for each, or what all of them have."""
+    return tuple(
+        kind(rank=rank, **{name: value[rank] if isinstance(value, tuple) else value for name, value in fields.items()})
+        for rank in range(world_size)
+    )
+
+
+def end_of(
+    run: TrainingRun, gang: int = 0, start_up_s: float = START_UP_S, trainable_parameters: int = 900, **of_ranks: Any
+) -> TrainedRun:
+    return TrainedRun(
+        study=run.id, gang=gang, start_up_s=start_up_s, parameters=1000, trainable_parameters=trainable_parameters,
+        ranks=_of_ranks(RankTrained, run.world_size, {"parameters_checksum": "0" * 15 + "1", **of_ranks}),
     )  # fmt: skip
-
-
-def end_of(run: TrainingRun, gang: int = 0, **fields: Any) -> TrainedRun:
-    usual = {
-        "start_up_s": START_UP_S, "parameters": 1000, "trainable_parameters": 900, "allocated_bytes": None,
-        "reserved_bytes": None, "parameters_checksum": "0" * 15 + "1", "skipped_steps": 0,
-    }  # fmt: skip
-    return TrainedRun(study=run.id, gang=gang, ranks=tuple(range(run.world_size)), **{**usual, **fields})
 
 
 def records_of(

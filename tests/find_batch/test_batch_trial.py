@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.rank_folder import RankMemory
+from pytest_ddpscale.run.records import RankMemory
 from tests.builders.launches import playing
 
 pytestmark = pytest.mark.usefixtures("little_patience")
@@ -36,7 +36,7 @@ say("exit", code=1)
 def memory(*ranks: dict[str, int]) -> str:
     """Source that says what ranks took."""
     line = json.dumps({"kind": "memory", "study": STUDY.id, "ranks": list(ranks)})
-    return f"send('records', b'memory ' + {line!r}.encode() + b'\\n')\n"
+    return f"send('records', {line!r}.encode() + b'\\n')\n"
 
 
 def end(reason: str = "rounds") -> str:

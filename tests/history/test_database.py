@@ -14,8 +14,7 @@ import pytest
 
 from pytest_ddpscale.errors import HistoryError
 from pytest_ddpscale.history.database import DEFAULT_HISTORY, SCHEMA_VERSION, history_file_of, reading, writing
-from pytest_ddpscale.run.no_run import RUNS_FOLDER
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RUNS_FOLDER, RunDirectory
 from tests.small_disk import small_disk
 
 ROW = ("id", "/run", "sku", "2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "accepted", "0" * 64)

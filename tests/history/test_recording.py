@@ -22,7 +22,7 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults
 from tests.builders.nights import SKU, STUDY, VERSIONS, at, conclude, judged_run, measurements
-from tests.builders.records import blocks_of
+from tests.builders.records import blocks_of, gang_at
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_versions_are_those_of_each_host(tmp_path: Path, history: Path) -> None:
     run = judged_run(tmp_path / "run", hosts={"n1": [100.0, 100.0], "n2": [100.0, 100.0]})
     mine, theirs = {"torch": "2.14.0", "cuda": "13.0"}, {"torch": "2.15.0", "cuda": None}
     records = [
-        altered(one, versions=(mine, mine, theirs, theirs)) if isinstance(one, GangRecord) else one
+        gang_at(one.places, versions=[mine, None, theirs, theirs]) if isinstance(one, GangRecord) else one
         for one in run.read_records()
     ]
     run.measurements_jsonl.unlink()

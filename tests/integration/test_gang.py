@@ -31,8 +31,7 @@ from pytest_ddpscale.run.records import (
     gangs_by_number,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import ends_of, versions_of
-from pytest_ddpscale.run.strict_json import each
+from pytest_ddpscale.run.run_record import ends_of
 from tests.builders.measurements import measurements_in
 from tests.forks.launcher import forked_here
 
@@ -70,7 +69,7 @@ def rounds_by_arm(run: RunDirectory, study: Study) -> dict[str, list[int]]:
 
 def ranks_of(run: RunDirectory) -> list[int]:
     gangs = gangs_by_number(run.read_records()).values()
-    return [pid for gang in gangs for pid in each(gang.pids, gang.world_size)]
+    return [rank.pid for gang in gangs for rank in gang.ranks]
 
 
 def assert_gone(pids: list[int]) -> None:
@@ -183,10 +182,9 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
 
 def test_ranks_say_who_they_are_and_how_long_they_took_to_start(measured: RunDirectory) -> None:
     (gang,) = gangs_by_number(measured.read_records()).values()
-    assert min(each(gang.import_s, 1)) > 0
-    assert min(each(gang.rendezvous_s, 1)) > 0
-    assert each(gang.environment, 1)[0]["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
-    assert versions_of(gang)["torch"]
+    assert all(rank.import_s > 0 < rank.rendezvous_s for rank in gang.ranks)
+    assert gang.ranks[0].environment["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert gang.versions_of(1)["torch"]
 
 
 def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
@@ -194,7 +192,7 @@ def test_no_file_of_the_run_has_the_value_of_a_variable_named_like_a_secret(
 ) -> None:
     run = measured
     (gang,) = gangs_by_number(run.read_records()).values()
-    assert each(gang.environment, 1)[0]["NCCL_SITE_TOKEN"] == "***"
+    assert gang.ranks[0].environment["NCCL_SITE_TOKEN"] == "***"
     files = [path for path in run.path.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {"measurements.jsonl", "gang-0.log"}
     assert not [path for path in files if SITE_TOKEN.encode() in path.read_bytes()]
@@ -215,8 +213,8 @@ def test_a_study_ends_when_all_is_decided_and_arms_before_it(gangs: Gangs) -> No
 
 def test_each_launch_measures_with_processes_of_its_own(gangs: Gangs) -> None:
     records = gangs.launched.read_records()
-    first, second = (gang.pids for gang in gangs_by_number(records).values())
-    assert first != second
+    first, second = ({rank.pid for rank in gang.ranks} for gang in gangs_by_number(records).values())
+    assert not first & second
     by_gang = [(block.study, block.gang) for block in records if isinstance(block, Block)]
     assert by_gang == [(study.id, study.launch - 1) for study in LAUNCHED for _ in range(FEWEST_ROUNDS)]
     assert {end.reason for end in ends(gangs.launched).values()} == {"rounds"}

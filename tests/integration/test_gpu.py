@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.run.run_record import ended, versions_of
+from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment
@@ -90,9 +90,9 @@ def test_ddp_of_one_rank_costs_little(gpu_run: GpuRun, precision: Precision) -> 
 
 def test_the_rank_says_which_build_of_cuda_it_runs_on(gpu_run: GpuRun, gpu: TorchGpu) -> None:
     (gang,) = gangs_by_number(gpu_run.directory.read_records()).values()
-    assert gang.device_names == gpu.name
-    assert versions_of(gang)["torch"] == gpu.torch_version
-    assert all(versions_of(gang)[name] for name in ("cuda", "nccl", "cudnn"))
+    assert gang.ranks[0].device_name == gpu.name
+    assert gang.versions_of(0)["torch"] == gpu.torch_version
+    assert all(gang.versions_of(0)[name] for name in ("cuda", "nccl", "cudnn"))
 
 
 def test_nccl_says_how_it_would_talk(gpu_run: GpuRun, gpu: TorchGpu) -> None:

@@ -15,7 +15,7 @@ from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
-from pytest_ddpscale.run.telemetry import telemetry_columns_of
+from pytest_ddpscale.run.telemetry import TelemetryBlock, telemetry_columns_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.judged import CONFIDENCE, check_case
 from tests.integration.gpu_run import GpuRun, TorchGpu
@@ -81,8 +81,6 @@ def test_the_gpu_is_at_rest_and_nobody_elses(surveyed: SurveyedGpu) -> None:
     assert surveyed.processes == ()
     assert surveyed.temperature_c is not None
     assert 10 <= surveyed.temperature_c <= 90
-    assert surveyed.sm_clock_max_mhz is not None
-    assert 500 <= surveyed.sm_clock_max_mhz <= 5000
     assert surveyed.power_limit_w is not None
     assert 50 <= surveyed.power_limit_w <= 2000
 
@@ -111,7 +109,9 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
     if name == "topology" and shutil.which("nvidia-smi") is None:
         pytest.skip("there is no nvidia-smi here")
     records = gpu_run.directory.read_records()
-    telemetry = telemetry_columns_of(gpu_run.directory.read_telemetry(), gangs_by_number(records))
+    telemetry = telemetry_columns_of(
+        [one for one in records if isinstance(one, TelemetryBlock)], gangs_by_number(records)
+    )
     evidence = replace(evidence_of(gpu_run.plan, Columns(), records), telemetry=telemetry)
     found = judge(check_case(name, sku=sku), evidence, CONFIDENCE)
     if sku.checks[name] == "fail":

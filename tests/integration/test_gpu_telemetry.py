@@ -12,6 +12,7 @@ import pytest
 
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.telemetry import GpuReadings
 from pytest_ddpscale.telemetry.windows import Sampler
 from tests.builders.measurements import measurements_in
 from tests.builders.records import probes_of
@@ -40,12 +41,12 @@ EACH_PRECISION = pytest.mark.parametrize("precision", ["fp16", "bf16"])
 
 
 @pytest.fixture(scope="module")
-def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> Telemetry:
+def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuReadings:
     """A window of nothing but matrix products, with the same on either side of it."""
     command = [sys.executable, "-c", _BUSY, str(SETTLED_S + WINDOW_S + 3)]
     uuid = gpu.uuid  # bare, as torch has it
     with (
-        closing(Sampler([uuid], tmp_path_factory.mktemp("node") / "lines", environment=gpu_environment())) as sampler,
+        closing(Sampler([uuid], tmp_path_factory.mktemp("node") / "lines")) as sampler,
         subprocess.Popen(command, env=gpu_environment(), stdout=subprocess.PIPE, text=True) as process,
     ):
         try:
@@ -60,9 +61,8 @@ def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> Telemetry
 
 def training(gpu_run: GpuRun) -> list[Telemetry]:
     """Telemetry of the blocks in which a model was trained."""
-    run = gpu_run.directory
-    gangs = gangs_by_number(run.read_records())
-    found = [one for one in telemetry_of(run.read_telemetry(), gangs) if one.study.startswith("weak/")]
+    records = gpu_run.directory.read_records()
+    found = [one for one in telemetry_of(records, gangs_by_number(records)) if one.study.startswith("weak/")]
     assert len(found) == len(gpu_run.plan.studies) * 2 * ROUNDS
     return found
 
@@ -84,19 +84,19 @@ def has_gpm(gpu: TorchGpu) -> bool:
     return gpu.capability[0] in (9, 10)
 
 
-def test_utilization_is_high_while_the_gpu_multiplies_matrices(steady: Telemetry) -> None:
+def test_utilization_is_high_while_the_gpu_multiplies_matrices(steady: GpuReadings) -> None:
     assert steady.utilization is not None
     assert 0.5 < steady.utilization <= 1.0
     assert flags_of(steady) == ()
 
 
-def test_the_energy_counter_and_power_samples_agree(steady: Telemetry) -> None:
+def test_the_energy_counter_and_power_samples_agree(steady: GpuReadings) -> None:
     assert steady.energy_j is not None
     assert steady.power_w is not None
     assert steady.energy_j == pytest.approx(steady.power_w * WINDOW_S, rel=0.1)
 
 
-def test_gpm_sees_the_sms_at_work(steady: Telemetry, gpu: TorchGpu) -> None:
+def test_gpm_sees_the_sms_at_work(steady: GpuReadings, gpu: TorchGpu) -> None:
     if not has_gpm(gpu):
         pytest.skip(f"{gpu.name} has no GPM")
     assert steady.sm_activity is not None, steady.unreadable
@@ -107,7 +107,7 @@ def test_every_timed_block_has_one_line_of_telemetry(gpu_run: GpuRun, gpu: Torch
     run = gpu_run.directory
     trained = [(one.study, one.arm, one.round, one.rank) for one in measurements_in(run)]
     probed = [(one.study, one.probe, one.round, one.rank) for one in probes_of(run.read_records())]
-    telemetry = telemetry_of(run.read_telemetry(), gangs_by_number(run.read_records()))
+    telemetry = telemetry_of(run.read_records(), gangs_by_number(run.read_records()))
     assert trained
     assert probed
     assert sorted((one.study, one.arm, one.round, one.rank) for one in telemetry) == sorted(trained + probed)

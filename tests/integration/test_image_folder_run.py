@@ -19,7 +19,6 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.strict_json import each
 from tests.builders.image_folder import image_folder
 from tests.forks.launcher import forking_here
 from tests.forks.start import LOADER_SITE, command
@@ -143,7 +142,7 @@ def ranks_that_load(process: subprocess.Popen[str]) -> list[psutil.Process]:
         records = run.read_records() if run.measurements_jsonl.exists() else []
         if any(isinstance(one, Block) for one in records):
             (gang,) = gangs_by_number(records).values()
-            return [psutil.Process(pid) for pid in each(gang.pids, gang.world_size)]
+            return [psutil.Process(rank.pid) for rank in gang.ranks]
         assert process.poll() is None, process.stdout.read() if process.stdout else ""
         time.sleep(0.05)
     raise AssertionError("nothing was measured")

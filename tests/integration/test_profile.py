@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.integration.sites import make_site, measured, session
@@ -73,7 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_arm_is_profiled_after_its_rounds_and_reported(site: Path) -> None:
     run = RunDirectory.open(site / "run")
-    profiles = {one.arm: one for one in run.read_profiles()}
+    profiles = {one.arm: one for one in run.read_records() if isinstance(one, ArmProfile)}
     assert set(profiles) == {"each@2", "no_sync@2", "ddp@2"}
     ends = [n for n, record in enumerate(run.read_records()) if isinstance(record, StudyEnd)]
     blocks = [n for n, record in enumerate(run.read_records()) if isinstance(record, Block)]

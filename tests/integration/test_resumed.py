@@ -11,7 +11,6 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
-from pytest_ddpscale.run.strict_json import each
 from tests.builders.tiny_site import tiny_thresholds
 from tests.integration.sites import QUICK, make_site, measured, session, verdicts_of
 
@@ -29,8 +28,8 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 append_lines = RunDirectory.append_lines
 
 
-def append_and_interrupt(run, file, lines):
-    append_lines(run, file, lines)
+def append_and_interrupt(run, lines):
+    append_lines(run, lines)
     blocks = [line for line in lines.splitlines() if b'"kind":"timed"' in line and b'"study":"strong/tiny"' in line]
     if blocks and os.environ.pop("INTERRUPTED", ""):
         os.kill(os.getpid(), signal.SIGINT)
@@ -54,7 +53,7 @@ def test_what_is_interrupted_is_resumed_to_the_end(tmp_path: Path) -> None:
         FIRST: "rounds", SECOND: "interrupted",
     }  # fmt: skip
     assert verdicts_of(site)["outcome"] == "incomplete"
-    ranks = [pid for gang in gangs_by_number(run.read_records()).values() for pid in each(gang.pids, gang.world_size)]
+    ranks = [rank.pid for gang in gangs_by_number(run.read_records()).values() for rank in gang.ranks]
     assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
 
     first = blocks(run, FIRST)

@@ -68,7 +68,7 @@ def test_ranks_are_numbered_from_node_to_node(measured: Measured) -> None:
     assert {m.rank: m.host for m in measurements} == OF_RANKS
     assert {m.rank: m.local_rank for m in measurements} == {0: 0, 1: 1, 2: 0, 3: 1}
     (gang,) = gangs_by_number(records).values()
-    assert dict(enumerate(gang.hosts)) == OF_RANKS
+    assert {rank: place.host for rank, place in enumerate(gang.places)} == OF_RANKS
     (steps,) = seeded_steps_of(records).values()
     assert {one.rank: place.host for place, one in steps.items()} == OF_RANKS
     assert len({one.checksum for one in steps.values()}) == 1

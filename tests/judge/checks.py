@@ -84,7 +84,7 @@ def value_of(name: str, text: str, before: Any) -> Any:
     if text == "none":
         return None
     if name == "remapped_rows":
-        return RemappedRows(1, 2, pending=text == "pending", failed=text == "failed")
+        return RemappedRows(2, pending=text == "pending", failed=text == "failed")
     if name == "processes":
         return tuple(GpuProcess(4711, name, 3 * GIB if name else None) for name in text.split(","))
     if name == "infiniband":

@@ -63,8 +63,8 @@ from pytest_ddpscale.report.cause import causes
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
 from pytest_ddpscale.session.sources import Site, Subject
@@ -167,9 +167,7 @@ class Run(runs.Run):
         for rank in map(int, ranks.split(",")):
             (host, local_rank), device = self.places[rank], "" if how == "early" else f"GPU-{rank}"
             peers = int(how) if how.isdigit() else len(self.places) - 1
-            errors.append(
-                RankGpuError(host=host, local_rank=local_rank, error=f"CUDA error: {how}", device=device, peers=peers)
-            )
+            errors.append(RankGpuError(place=Place(host, local_rank, device), error=f"CUDA error: {how}", peers=peers))
         return GpuErrors(gang=number, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
 
     def _survey(self, host: str) -> Survey:

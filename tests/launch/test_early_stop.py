@@ -28,7 +28,7 @@ class JudgeAfter:
 @pytest.mark.parametrize(("enough", "arms"), [(2, ("alone",)), (1, ())])
 def test_the_end_of_a_round_is_answered(enough: int, arms: tuple[str, ...]) -> None:
     judge = JudgeAfter(enough)
-    assert wanted_arms(judge, WarmUp(study="weak/r", arm="alone", first_block_s=1.0, steps_per_block=3)) is None
+    assert wanted_arms(judge, WarmUp(study="weak/r", arm="alone", first_block_s=1.0)) is None
     answer = wanted_arms(judge, RoundEnd(study="weak/r", round=4, arms=()))
     assert answer == WantedArms("weak/r", 4, arms)
 

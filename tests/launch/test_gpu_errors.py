@@ -6,6 +6,7 @@ import pytest
 
 from pytest_ddpscale.launch.gang_failure import describe
 from pytest_ddpscale.launch.gpu_errors import gpu_error_in, gpu_errors
+from pytest_ddpscale.run.place import Place
 from tests.builders.launches import News
 from tests.rows import rows
 
@@ -57,7 +58,7 @@ def test_partners_that_lost_their_communicator_are_not_among_them(gang: News) ->
     gang.failed(2, "DistBackendError", PARTNER)
     gang.failed(1, "AcceleratorError", LAUNCH_FAILURE, device="GPU-7", gpu_index=7)
     (found,) = gpu_errors(gang.roll)
-    assert (found.host, found.local_rank, found.device) == ("n1", 1, "GPU-7")
+    assert found.place == Place("n1", 1, "GPU-7", 7)
     assert (found.study, found.arm) == ("weak/r", "ddp@2")
 
 
@@ -69,7 +70,7 @@ def test_a_rank_that_the_watchdog_aborts_has_its_error_in_its_last_words(gang: N
     gang.exit(0, [0, 1, 100, True])
     gang.exit(1, [1, -6, 103, True], [0, 1, 102, False])
     (found,) = gpu_errors(gang.roll)
-    assert (found.host, found.local_rank, found.device) == ("n2", 1, "")
+    assert found.place == Place("n2", 1)
     assert found.error == "CUDA error: an illegal memory access was encountered"
 
 

@@ -24,9 +24,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.gpu_error_record import GpuErrors, RankGpuError
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
-from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GpuErrors, RankGpuError, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import read_as
 from tests.builders.launches import slurm
@@ -77,7 +77,7 @@ class Stage:
         stage = self
 
         def measures(record: AnyRecord) -> None:
-            for kept in owner.keep(b"measurements.jsonl " + line_of(record)):
+            for kept in owner.keep(line_of(record)):
                 owner.hear(kept)
 
         class Scripted:
@@ -218,11 +218,9 @@ def test_what_is_no_record_is_kept_and_passed_over(stage: Stage) -> None:
     """The judge refuses it later, and says which line it is."""
     supervisor = Supervisor(Launch(slurm(), {}), stage.run, Limits())
     end = StudyEnd("weak/r", "rounds")
-    lines = b'measurements.jsonl garbage\ntelemetry.jsonl {"kind":"telemetry"}\nmeasurements.jsonl [1]\nodd.json {}\n'
-    assert supervisor.keep(lines + b"measurements.jsonl " + line_of(end)) == [end]
-    assert stage.run.measurements_jsonl.read_bytes() == b"garbage\n[1]\n" + line_of(end)
-    assert stage.run.telemetry_jsonl.read_bytes() == b'{"kind":"telemetry"}\n'
-    assert not (stage.run.path / "odd.json").exists()
+    lines = b'garbage\n{"kind":"telemetry"}\n[1]\n' + line_of(end)
+    assert supervisor.keep(lines) == [end]
+    assert stage.run.measurements_jsonl.read_bytes() == lines
 
 
 def test_only_agents_that_do_not_share_our_environment_are_told_of_it(stage: Stage, monkeypatch: Any) -> None:
@@ -244,10 +242,9 @@ def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(s
 
 
 def gpu_error(study: str | None, arm: str | None = None) -> GangEnd:
-    error = RankGpuError(
-        host="n2", local_rank=1, device="GPU-7", error="CUDA error: unspecified launch failure", study=study, arm=arm
-    )
-    return GangEnd(None, "rank 3 on n2, GPU 7 (GPU-7), failed", gpu_errors=(error,))
+    place, error = Place("n2", 1, "GPU-7"), "CUDA error: unspecified launch failure"
+    ended = RankGpuError(place=place, error=error, study=study, arm=arm)
+    return GangEnd(None, "rank 3 on n2, GPU 7 (GPU-7), failed", gpu_errors=(ended,))
 
 
 def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage) -> None:
@@ -258,7 +255,7 @@ def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage
     )
     found = [one for one in stage.run.read_records() if isinstance(one, GpuErrors)]
     assert [(one.gang, one.ranks, one.studies) for one in found] == [(0, 6, ("weak/r",)), (1, 6, ("strong/r",))]
-    assert [(error.device, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
+    assert [(error.place.uuid, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
 
 
 def test_a_gang_that_a_gpu_ends_before_its_first_study_is_tried_once_more(stage: Stage) -> None:

@@ -20,11 +20,12 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended, ends_of, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from tests.builders.launches import AGENTS, scripted
+from tests.builders.records import gang_on
 
 STUDIES = tuple(
     Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("alone", 1, 4),), 5, 1.0, 1.0)
@@ -107,7 +108,7 @@ def test_no_gang_writes_into_the_log_of_another_of_which_some_are_gone(
     run: RunDirectory, log: str, recorded: int
 ) -> None:
     (run.logs / log).write_text("said before")
-    run.append_record(GangRecord(gang=recorded, hosts=("n",), local_ranks=(0,), devices=("cpu",)))
+    run.append_record(gang_on(["n"], 1, number=recorded))
     measure(run, Starting(["/no/such/python"]))
     assert sorted(one.name for one in run.logs.glob("*.log")) == [log, "gang-2.log"]
 

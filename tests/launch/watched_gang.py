@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_ddpscale.launch.gang_owner import GangEnd
-from pytest_ddpscale.run.rank_folder import WantedArms, lines_by_file
+from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.run.survey_record import Survey
 
@@ -26,7 +26,7 @@ class Owner:
 
     def keep(self, lines: bytes) -> list[Any]:
         self.kept += lines
-        return [parse_strict_json(line.decode()) for line in lines_by_file(lines)["measurements.jsonl"].splitlines()]
+        return [parse_strict_json(line.decode()) for line in lines.splitlines()]
 
     def hear(self, record: Any) -> WantedArms | None:
         self.take(record)

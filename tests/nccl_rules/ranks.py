@@ -23,7 +23,7 @@ from torchvision.models._api import register_model
 
 from pytest_ddpscale.node.addresses import reserved_port
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.rank_folder import Assignment, leave_assignment, lines_by_file
+from pytest_ddpscale.run.rank_folder import Assignment, leave_assignment
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.worker.__main__ import run
 from pytest_ddpscale.worker.arms import StudyArms
@@ -72,8 +72,7 @@ def ranks_folder(run_dir: Path) -> Path:
 
 def take_over(folder: Path, run: RunDirectory) -> None:
     """Write what ranks without an agent have left in a file where it is sent otherwise."""
-    for file, lines in lines_by_file((folder / "records").read_bytes()).items():
-        run.append_lines(file, lines)
+    run.append_lines((folder / "records").read_bytes())
 
 
 def make_recorded(run_dir: Path, rank: int) -> None:

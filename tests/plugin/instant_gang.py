@@ -17,9 +17,10 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block, step_bytes
-from pytest_ddpscale.run.records import GangRecord, RoundEnd, StudyEnd, StudyStart, gangs_by_number
+from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.session import measure
+from tests.builders.records import gang_on
 
 ROUNDS = FEWEST_ROUNDS + 1
 SAMPLES_PER_S = {"ddp@2": 90.0}  # of a rank
@@ -40,10 +41,9 @@ class InstantGang:
         self.gang = len(gangs_by_number(self.run.read_records()))
         if plan.world_size:
             self.run.append_record(
-                GangRecord(
-                    gang=self.gang, hosts=(self.host,) * plan.world_size, local_ranks=tuple(range(plan.world_size)),
-                    devices=("cpu",) * plan.world_size, device_names="CPU", pids=4711, import_s=1.0, rendezvous_s=1.0,
-                    versions={"torch": "2.9.0"},
+                gang_on(
+                    [self.host], plan.world_size, number=self.gang, device_name="CPU", pid=4711, import_s=1.0,
+                    rendezvous_s=1.0, versions={"torch": "2.9.0"},
                 )
             )  # fmt: skip
         ends = json.loads(os.environ.get("GANG_ENDS", "{}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -149,7 +150,8 @@ def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_
     run = RunDirectory.create(path)
     plan = _plan(series, sku)
     run.write_json(run.plan_json, plan)
-    start_run(run, sku, ("pytest", f"--gpu-sku={sku}"), thresholds, "ab" * 32)
+    used = hashlib.sha256(thresholds.read_bytes()).hexdigest()
+    start_run(run, sku, ("pytest", f"--gpu-sku={sku}"), thresholds, used)
     measured = [measurement for one in series for measurement in _measurements(one)]
     run.append_records([gang_of(measured), *blocks_of(measured)])
     run.append_records([StudyEnd(study.id, "rounds") for study in plan.studies])

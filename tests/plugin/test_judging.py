@@ -51,7 +51,7 @@ JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "not_selected",
     "unfinished",
-    "causes",
+    "causes", "requirements", "requirements_sha256",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",
@@ -203,10 +203,11 @@ def test_judging_again_keeps_what_was_measured_and_the_first_verdicts(site: Site
     assert first.items() >= measured.items()
     # Only what failed last is judged once more, with the bound mended.
     site.write("thresholds.yaml", IMPOSSIBLE)
-    assert site.judge().ret == pytest.ExitCode.TESTS_FAILED
-    site.judge("--lf").assert_outcomes(failed=1)
+    thresholds = "--thresholds=thresholds.yaml"
+    assert site.judge(thresholds).ret == pytest.ExitCode.TESTS_FAILED
+    site.judge("--lf", thresholds).assert_outcomes(failed=1)
     site.write("thresholds.yaml", thresholds_with(WEAK_8, "bound: 0.96", "bound: 0.95"))
-    site.judge("--lf").assert_outcomes(passed=1)
+    site.judge("--lf", thresholds).assert_outcomes(passed=1)
     after = contents(run.path)
     assert {name: after[name] for name in first} == first
     judged = [site.outcome(f"measured{more}") for more in ("", "/judged-1", "/judged-2", "/judged-3")]

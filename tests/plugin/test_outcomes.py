@@ -324,7 +324,7 @@ def test_all_who_count_agree(site: Site, part: int) -> None:
         for step in situation.steps:
             step(site, run)
         measured = run.measurements_jsonl.read_bytes() if run.measurements_jsonl.exists() else b""
-        result = site.judge("--junitxml=pytest.xml", *split(situation.arguments))
+        result = site.judge("--thresholds=thresholds.yaml", "--junitxml=pytest.xml", *split(situation.arguments))
         assert_agreement(site, situation, result)
         assert (run.measurements_jsonl.read_bytes() if measured else b"") == measured
 
@@ -406,7 +406,7 @@ def test_a_run_without_bounds_names_the_command_that_computes_them(
     """It is pasted as it stands, finds the run and the thresholds, and says which runs it takes beside this one."""
     run = site.measured()
     asked(thresholds_text(PROVISIONAL))(site, run)
-    line = outcome_line(site.judge())
+    line = outcome_line(site.judge("--thresholds=thresholds.yaml"))
     begins = "INCOMPLETE: not decidable without site bounds: ddpscale calibrate "
     assert line.startswith(begins)
     command = split(line.removeprefix("INCOMPLETE: not decidable without site bounds: ").partition(" (")[0])

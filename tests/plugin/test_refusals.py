@@ -13,8 +13,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_opening import RunLock
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_record import start_run
 from tests.plugin.site import WEAK_8, Site, assert_refused, edit_json, output_of, thresholds_with
 from tests.rows import rows
@@ -137,16 +136,21 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "no run": (as_it_is, "--ddp-judge=nowhere", ("ERROR: nowhere: does not exist. `ddpscale runs` lists runs.",)),
     "a run that may not be looked at": (as_it_is, f"--ddp-judge={'x' * 300}", ("run.json: File name too long.",)),
     "an older run": (
-        of_schema("run.json", 1), JUDGE,
-        ("measured/run.json: has schema_version 1; expected 2", "measure again, or judge with the version"),
+        of_schema("run.json", 2), JUDGE,
+        ("measured/run.json: has schema_version 2; expected 3, which", "finish it with the version that began it."),
     ),
     "an impossible measurement": (
         with_an_impossible_measurement, JUDGE, ("measured/measurements.jsonl: line 42 is not a record",),
     ),
     "a broken baseline": (with_file("measured/baseline.json", "[" * 100_000), JUDGE, ("measured/baseline.json: ",)),
     "an unknown key": (
-        with_thresholds("bound: 0.96", "buond: 0.96"), JUDGE,
-        (f"/thresholds.yaml:{WEAK_8_LINE}: ", "unknown key", "did you mean 'bound'"),
+        with_thresholds("bound: 0.96", "buond: 0.96"), f"{JUDGE} --thresholds=thresholds.yaml",
+        (f"thresholds.yaml:{WEAK_8_LINE}: ", "unknown key", "did you mean 'bound'"),
+    ),
+    "other thresholds than the run began with": (
+        with_thresholds("bound: 0.96", "bound: 0.95"), JUDGE,
+        ("/thresholds.yaml: is gone or has changed since the run began; expected the same file (sha256 ",
+         "Restore it, or name the file to judge by with --thresholds."),
     ),
     "a folder of thresholds": (
         as_it_is, "--gpu-sku=tested --thresholds=acceptance",

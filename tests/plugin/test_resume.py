@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
 from pytest_ddpscale.run.run_record import start_run
 from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, outcome_line, output_of
 from tests.rows import rows
@@ -166,7 +166,7 @@ def test_nothing_is_measured_where_all_was(site: Site, run: RunDirectory) -> Non
     for name in ("verdicts.json", "report.md", "junit.xml", "pytest-report.json", "plots/weak-throughput.png"):
         assert (run.path / "before-resume-1" / name).read_bytes() == before[f"run/{name}"], "kept as it was signed"
     assert site.outcome("run") == "accepted"
-    assert not (run.path / "run.lock").exists()
+    RunLock.acquire(run.path).release()
 
 
 def test_all_is_measured_where_a_kill_came_before_the_plan(site: Site, run: RunDirectory) -> None:

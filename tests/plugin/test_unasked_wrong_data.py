@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("speed", ["1189.5", "1500"])
 def test_every_run_says_it_once_whatever_else_is_wrong(speed: str, run: Path, site: Site) -> None:
     site.write("thresholds.yaml", HEAD.replace("1189.5", speed))
-    result = site.judge(run=str(run))
+    result = site.judge("--thresholds=thresholds.yaml", run=str(run))
     assert outcome_line(result).startswith("REJECTED" if speed == "1500" else "INCOMPLETE: ")
     said = " ".join(output_of(result).split())
     assert said.count(SAID) == 1

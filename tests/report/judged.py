@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict
 from tests.builders.json_types import run_record
+from tests.builders.records import gang_at
 
 STARTED_UNIX_S = 1_770_000_000
 
@@ -72,9 +73,7 @@ def write_judged_run(
     there = hosts if measured is None else measured
     if there:
         ranks = range(len(there))
-        run.append_record(
-            GangRecord(gang=0, hosts=tuple(there), local_ranks=(0,) * len(ranks), devices=tuple(map(str, ranks)))
-        )
+        run.append_record(gang_at([Place(host, 0, str(rank)) for rank, host in zip(ranks, there, strict=True)]))
         for arm in arms:
             run.append_record(
                 Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, ranks=tuple(ranks), count=1, work=1.0,

@@ -12,16 +12,16 @@ from msgspec.structs import replace as altered
 from pytest_ddpscale.report.culprits_text import read_findings, settled
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from tests.builders.culprits import gpu
+from tests.builders.records import gang_on
 from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run
 
 LATER = STARTED_UNIX_S + 3600
 TRAINED = ("alone", "ddp@8")
 SURVEY = Survey("n1", 1.0)
-GANG = GangRecord(gang=1, hosts=("n1",), local_ranks=(0,), devices=("GPU-0",))
+GANG = gang_on(["n1"], 1, "GPU-0", 1)
 PROBE = Block(
     study="probes", arm="all-reduce-32mib@8", round=0, gang=1, ranks=(0,), count=1, work=1.0, seconds=1.0,
     began_unix_s=1.0,

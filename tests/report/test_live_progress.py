@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.live_progress import LiveProgress
 from pytest_ddpscale.report.progress import Progress
-from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from tests.builders.judgements import HOSTILE, JUDGEMENT, PLAN
@@ -28,13 +26,10 @@ def heard(*records: object) -> LiveProgress:
     return progress
 
 
-def telemetry(ranks: tuple[int, ...], power_w: Any, hot_c: Any = 60.0) -> bytes:
-    """A line of telemetry.jsonl."""
-    return line_of(
-        TelemetryBlock(
-            study=SECOND, arm="ddp@2", round=0, gang=0, ranks=ranks, started_unix_s=1.0, ended_unix_s=2.0,
-            power_w=power_w, temperature_c=hot_c,
-        )
+def telemetry(ranks: tuple[int, ...], power_w: Any, hot_c: Any = 60.0) -> TelemetryBlock:
+    return TelemetryBlock(
+        study=SECOND, arm="ddp@2", round=0, gang=0, ranks=ranks, started_unix_s=1.0, ended_unix_s=2.0,
+        power_w=power_w, temperature_c=hot_c,
     )  # fmt: skip
 
 
@@ -64,32 +59,28 @@ def test_each_rank_of_the_latest_block_of_the_most_has_a_line_with_what_is_known
     assert cells(section, "1")[5:] == ["–", "–"], "a CPU has neither power nor temperature"
 
 
-def test_power_and_temperature_are_the_newest_of_each_rank(tmp_path: Path) -> None:
-    file, progress = tmp_path / "telemetry.jsonl", of_second()
-    progress.read_telemetry(file)  # that does not exist on a CPU
-    whole = telemetry((0, 1), (600.0, 650.0)), telemetry((0,), (700.4,), 71.6)
-    broken = telemetry((1, 7), (900.0, 900.0)), whole[0].replace(b"[600.0,650.0]", b"[1.0,2.0,3.0]"), b'{"gang":0,"ra'
-    file.write_bytes(b"".join([*whole, *broken]))
-    progress.read_telemetry(file)
+def test_power_and_temperature_are_the_newest_of_each_rank() -> None:
+    progress = of_second()
+    progress.hear(telemetry((0, 1), (600.0, 650.0)))
+    progress.hear(telemetry((0,), (700.4,), 71.6))
     section = progress.section(WHEN, JUDGEMENT)
     assert cells(section, "0")[5:] == ["700", "72"]
     assert cells(section, "1")[5:] == ["650", "60"]
+    progress.hear(telemetry((1, 0), (None, 1.0), None))
+    assert cells(progress.section(WHEN, JUDGEMENT), "1")[5:] == ["–", "–"], "the driver gave no value"
     progress.hear(gang_on(["n1", "n2"], 1, number=1))
     progress.hear(steady_block(SECOND, Arm("ddp", 2, 4), 1, (0, 1), 100.0, gang=1))
-    progress.read_telemetry(file)
     assert cells(progress.section(WHEN, JUDGEMENT), "0")[5:] == ["–", "–"], "it is of an earlier gang"
 
 
-def test_of_many_ranks_the_slowest_and_the_hottest_are_shown(tmp_path: Path) -> None:
+def test_of_many_ranks_the_slowest_and_the_hottest_are_shown() -> None:
     ranks = tuple(range(100))
     block = steady_block(
         SECOND, Arm("each", 100, 4), 0, ranks, 100.0, seconds=tuple(1.0 + 0.01 * rank for rank in ranks), series={}
     )
-    progress = heard(gang_on(["n1"], 100), StudyStart(study=SECOND, unix_s=2.0), block)
     hot = tuple(60.0 + (rank if rank < 9 else 0) for rank in ranks)
-    (tmp_path / "telemetry.jsonl").write_bytes(telemetry(ranks, tuple(500.0 for _ in ranks), hot))
-    progress.read_telemetry(tmp_path / "telemetry.jsonl")
-    section = progress.section(WHEN, JUDGEMENT)
+    told = StudyStart(study=SECOND, unix_s=2.0), telemetry(ranks, 500.0, hot), block
+    section = heard(gang_on(["n1"], 100), *told).section(WHEN, JUDGEMENT)
     assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in (*range(1, 9), *range(92, 100))]
     assert "the slowest and the hottest of 100 ranks" in section
 

@@ -14,9 +14,10 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
-from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.survey_record import Survey
 from tests.approved import assert_approved
+from tests.builders.records import gang_on
 from tests.builders.whole_runs import epoch_of, plan_of, training_run
 from tests.rows import rows
 
@@ -24,7 +25,7 @@ WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=8
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=6, block_s=5.0, warmup_s=10.0)
 STRONG = Study("strong", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 4)), rounds=6, block_s=5.0, warmup_s=10.0)
 PLAN = Plan("cpu", "cpu", (WEAK, STRONG))
-STARTUP = GangRecord(gang=0, hosts=("a", "a"), local_ranks=(0, 1), devices=("cpu", "cpu"), versions={"torch": "2.9.0"})
+STARTUP = gang_on(["a"], 2, versions={"torch": "2.9.0"})
 BEGIN = StudyStart(study="weak/r", unix_s=1.7e9)
 
 

@@ -15,7 +15,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.time_left import TimeLeft, range_text
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from tests.builders.records import gang_on
 from tests.builders.whole_runs import plan_of, training_run
 from tests.rows import rows
 
@@ -23,7 +24,7 @@ WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=8
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=20, block_s=5.0, warmup_s=10.0)
 STRONG = Study("strong", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 4)), rounds=6, block_s=5.0, warmup_s=10.0)
 PLAN = Plan("cpu", "cpu", (WEAK, STRONG), survey=True)
-GANG = GangRecord(gang=0, hosts=("a", "a"), local_ranks=(0, 1), devices=("cpu", "cpu"))
+GANG = gang_on(["a"], 2)
 WEAK_BEGINS = StudyStart(study="weak/r", unix_s=1.7e9)
 WARM_UP_S, ROUND_S = warm_up_seconds(WEAK), round_seconds(WEAK, WEAK.arms)
 STRONG_S = study_times(PLAN)["strong/r"].seconds(6)  # that is decided after its six rounds or never

@@ -68,7 +68,7 @@ def sound() -> Sequence[AnyRecord]:
             records += probe_blocks_of([one for one in probed[name] if one.round == number])
         records.append(RoundEnd(study="probes", round=number, arms=tuple(ids)))
     records += [StudyEnd(study="probes", reason="decided"), SeededSteps(study=STUDY.id, gang=0, ranks=steps)]
-    records.append(WorkloadFlops(study=STUDY.id, flops_per_sample=1e9, counter="by hand"))
+    records.append(WorkloadFlops(study=STUDY.id, flops_per_sample=1e9))
     for number in range(ROUNDS):
         arms = FEWER if number >= FEWEST_ROUNDS else ARMS
         records += blocks_of([one for one in measured if one.round == number and one.arm in arms])
@@ -109,16 +109,14 @@ def read(
     run.write_json(run.run_json, as_json(run.read_run()) | (run_json or {}))
     run.write_json(run.plan_json, plan)
     records = list(sound())
-    run.append_records(change(records))
-    if is_watched:
-        run.append_records(telemetry_of(records))
+    run.append_records([*change(records), *(telemetry_of(records) if is_watched else ())])
     return read_evidence(run)
 
 
-def refusal(folder: Path, change: Change = list, plan: Plan = PLAN, run_json: dict[str, Any] | None = None) -> str:
+def refusal(folder: Path, change: Change = list, plan: Plan = PLAN, **options: Any) -> str:
     """What is said of it; a test fails if nothing is."""
     with pytest.raises(RunDirectoryError) as raised:
-        read(folder, change, plan, run_json)
+        read(folder, change, plan, **options)
     return str(raised.value)
 
 

@@ -14,11 +14,12 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.block import NO_CHECKSUM, Block, Unsupported, step_bytes
 from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, StudyEnd, WorkloadFlops
 from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from tests.builders.records import blocks_of, gang_on
+from tests.builders.records import blocks_of, gang_at, gang_on
 from tests.judge.nodes import measure_nodes
 from tests.rows import rows
 from tests.run.sound_run import (
@@ -57,8 +58,11 @@ def end(number: int, *arms: str) -> Change:
     return changed(RoundEnd, lambda one: (one.study, one.round) == (STUDY.id, number), arms=arms)
 
 
-def gang(**changes: Any) -> Change:
-    return changed(GangRecord, **changes)
+def gang(text: str) -> Change:
+    """Ranks in other places: ``host local_rank gpu``, … ."""
+    places = [one.split() for one in text.split(", ")]
+    ranks = gang_at([Place(host, int(local), gpu, int(local)) for host, local, gpu in places]).ranks
+    return changed(GangRecord, ranks=ranks)
 
 
 def unable(study: str, arm: str, *ranks: int) -> Unsupported:
@@ -192,18 +196,17 @@ REFUSED = [
     (twice(Block, "pairs", turn=1), "is turn 1 of all-reduce-32mib@2"),
     (again(Block, lambda one: one.arm == "send-recv-256mib@2", turn=7, seconds=1e-3), "is turn 7 of send-recv"),
     # Gangs that share GPUs or names, or are not those of the plan.
-    (gang(devices=("GPU-0", "GPU-1", "GPU-1", "GPU-3")), "line 1 has rank 2 on GPU-1, as rank 1; expected a separate"),
-    (gang(devices=("GPU-0", "GPU-1", "GPU-2", "cpu")), "line 1 has ranks on 'cpu', but plan.json plans for cuda"),
-    (gang(hosts=("n0",) * 4), "two ranks as local rank 0 of n0, on different nodes; expected a unique name for every"),
-    (gang(hosts=("n0",) * 4, local_ranks=(0, 1, 2, 3)), "has probes on 1 hosts, but plan.json plans for 2"),
-    (gang(hosts=("n0", "n0", "n1", "n2"), local_ranks=(0, 1, 0, 0)), "not numbered node by node"),
-    (gang(local_ranks=(0, 1, 1, 0)), "not numbered node by node"),
-    (gang(hosts=tuple("abcd"), local_ranks=(0,) * 4), "has ranks on 4 hosts, but plan.json plans for 2"),
+    (gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-1, n1 1 GPU-3"), "line 1 has rank 2 on GPU-1, as rank 1; expected a"),
+    (gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-2, n1 1 cpu"), "line 1 has ranks on 'cpu', but plan.json plans for cuda"),
     (
-        gang(hosts=tuple("aabbcc"), local_ranks=(0, 1) * 3, devices=tuple(f"GPU-{rank}" for rank in range(6)),
-             gpu_indices=None),
-        "line 1 has 6 ranks, but plan.json plans for 4",
+        gang("n0 0 GPU-0, n0 1 GPU-1, n0 0 GPU-2, n0 1 GPU-3"),
+        "two ranks as local rank 0 of n0, on different nodes; expected a unique name for every",
     ),
+    (gang("n0 0 GPU-0, n0 1 GPU-1, n0 2 GPU-2, n0 3 GPU-3"), "has probes on 1 hosts, but plan.json plans for 2"),
+    (gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-2, n2 0 GPU-3"), "not numbered node by node"),
+    (gang("n0 0 GPU-0, n0 1 GPU-1, n1 1 GPU-2, n1 0 GPU-3"), "not numbered node by node"),
+    (gang("a 0 GPU-0, b 0 GPU-1, c 0 GPU-2, d 0 GPU-3"), "has ranks on 4 hosts, but plan.json plans for 2"),
+    (changed(GangRecord, ranks=gang_on("abc", 2, "GPU-{}").ranks), "line 1 has 6 ranks, but plan.json plans for 4"),
     # Telemetry that would vouch for GPUs that were not watched.
     (cut, "which was not measured"),
     (block(DDP, began_unix_s=1.0), "which was measured by other ranks or at another time"),
@@ -252,7 +255,7 @@ def test_pairs_of_ranks_take_their_turns(tmp_path: Path, turns: Sequence[int], f
                   began_unix_s=1.7e9, seconds=0.1, readings={"is_correct": True})
         )  # fmt: skip
     if found:
-        assert found in refusal(tmp_path, lambda sound: records, plan)
+        assert found in refusal(tmp_path, lambda sound: records, plan, is_watched=False)
     else:
         assert len(read(tmp_path, lambda sound: records, plan, is_watched=False).probes) == 1
 
@@ -335,7 +338,7 @@ def test_a_gang_of_fewer_nodes_measures_what_fits_one(tmp_path: Path) -> None:
         who: Any = records[0]
         kept = [one for one in records if isinstance(one, Block) and one.arm in names]
         ends = [altered(one, arms=names) for one in records if isinstance(one, RoundEnd) and one.study == STUDY.id]
-        left = GangRecord(gang=0, hosts=who.hosts[:2], local_ranks=who.local_ranks[:2], devices=who.devices[:2])
+        left = altered(who, ranks=who.ranks[:2])
         return [left, *(without_rank(without_rank(one, 3), 2) for one in kept), *ends]
 
     assert read(tmp_path, lost, plan, is_watched=False).errors.keys() == {STUDY.id, "pairs"}

@@ -59,31 +59,30 @@ def test_sizes_are_named_by_machines(gpus: int, per_machine: int, name: str) -> 
     assert size_name(gpus, per_machine) == name
 
 
+def result(place: int, **changes: Any) -> str:
+    return changed(lambda said: results(said)[place].update(changes))
+
+
 BAD: list[tuple[str, str]] = [
-    ("", "Expecting value"),
-    ("{", "Expecting"),
-    ("[1]", "it holds list, not an object"),
+    ("{", "Input data was truncated"),
+    ("[1]", "Expected `object`, got `array`"),
     (json.dumps({"benchmarks": []}), "it has no 'pytorch_version'"),
     (changed(lambda said: said.pop("benchmark_results")), "it has no 'benchmark_results'"),
     (changed(lambda said: said.update(benchmark_results=[])), "Expected `array` of length >= 1"),
-    (changed(lambda said: said.update(benchmark_results={})), "Expected `array`, got `object`"),
     (changed(lambda said: said.update(bucket_size=[25])), "got `array`"),
-    (changed(lambda said: results(said)[1].update(measurements=[])), "Expected `array` of length >= 1"),
-    (changed(lambda said: results(said)[1].update(measurements=[0.0, 0.1])), "Expected `float` >= 1e-09"),
-    (changed(lambda said: results(said)[1].update(measurements=[-0.1])), "Expected `float` >= 1e-09"),
-    (changed(lambda said: results(said)[1].update(measurements=[float("nan")])), "NaN is not JSON"),
-    (changed(lambda said: results(said)[1].update(measurements=[float("inf")])), "Infinity is not JSON"),
-    (changed(lambda said: results(said)[1].update(measurements=["0.1"])), "Expected `float`, got `str`"),
-    (changed(lambda said: results(said)[2].update(measurements=[0.1] * 3)), "3 measurements of 2 ranks"),
-    (changed(lambda said: results(said)[1].pop("ranks")), "missing required field `ranks`"),
-    (changed(lambda said: results(said)[1].update(ranks=[])), "Expected `array` of length >= 1"),
+    (result(1, measurements=[]), "Expected `array` of length >= 1"),
+    (result(1, measurements=[0.0, 0.1]), "Expected `float` >= 1e-09"),
+    (result(1, measurements=[float("nan")]), "JSON is malformed"),
+    (result(1, measurements=["0.1"]), "Expected `float`, got `str`"),
+    (result(2, measurements=[0.1] * 3), "3 measurements of 2 ranks"),
+    (result(1, ranks=[]), "Expected `array` of length >= 1"),
     (changed(lambda said: results(said).pop(0) and results(said).pop(0)), "is of 2 ranks; expected one GPU without"),
-    (changed(lambda said: said["benchmark_results"].append(said["benchmark_results"][0])), "resnet50 is there twice"),
+    (changed(lambda said: said["benchmark_results"].append(said["benchmark_results"][0])), "a model is there twice"),
     (changed(lambda said: said["benchmark_results"][0].update(batch_size=0)), "Expected `int` >= 1"),
-    (changed(lambda said: said["benchmark_results"][0].update(model="\x1b[2J")), "matching regex"),
-    (changed(lambda said: results(said)[2].update(steps_per_round=[1])), "steps_per_round adds up to 1 of 2 steps"),
-    (changed(lambda said: said.update(gpus_per_machine="8")), "gpus_per_machine is '8'"),
+    (result(2, steps_per_round=[1]), "steps_per_round adds up to 1 of 2 steps"),
+    (changed(lambda said: said.update(gpus_per_machine="8")), "Expected `int`, got `str` - at `$.gpus_per_machine`"),
     ("[" * 100_000, "nested too deeply"),
+    ("\0", "JSON is malformed"),
 ]
 
 
@@ -101,14 +100,6 @@ def test_what_is_no_report_is_one_sentence(
     assert str(path) in told.err
     assert len(told.err.splitlines()) == 1
     assert told.out == ""
-
-
-@rows("content", [b"\xff\xfe{}", b"\0"])
-def test_what_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
-    path = tmp_path / "bad.json"
-    path.write_bytes(content)
-    assert main(["import", "pytorch-ddp", str(path)]) == USER_ERROR
-    assert "cannot be read as a report" in capsys.readouterr().err
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

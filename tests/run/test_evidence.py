@@ -102,7 +102,7 @@ def test_the_latest_profiles_of_planned_arms_are_evidence(run: RunDirectory) -> 
     run.append_records([first, again])
     assert read_evidence(run).profiles == (again,)
     run.append_records([ArmProfile(study=STUDY.id, arm="ddp@2", gang=0, rank=0, problem="c")])
-    with pytest.raises(RunDirectoryError, match=r"profiles\.jsonl: has ddp@2 of weak/r, which plan\.json"):
+    with pytest.raises(RunDirectoryError, match=r"line 4 has ddp@2 of weak/r, which plan\.json does not"):
         read_evidence(run)
 
 

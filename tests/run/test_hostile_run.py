@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,12 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import GangRecord, StudyEnd
 from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunDirectory
-from pytest_ddpscale.run.run_opening import RunLock
 from pytest_ddpscale.run.verdicts import read_judgement
 from tests.builders.json_types import as_json, run_record
+from tests.builders.records import gang_on
 from tests.run.sound_run import PLAN, sound
 
-FILES = ("run.json", "plan.json", "measurements.jsonl", "telemetry.jsonl", "profiles.jsonl")
+FILES = ("run.json", "plan.json", "measurements.jsonl")
 SOON_S = 2.0
 
 
@@ -66,14 +65,6 @@ def test_a_line_without_an_end_is_refused(run: RunDirectory) -> None:
     assert f"line 1 is longer than {MOST_LINE_BYTES // 2**20} MiB" in refusal(run)
 
 
-def test_a_lock_that_is_a_link_leaves_what_it_leads_to(run: RunDirectory, tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("content")
-    (run.path / "run.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(RunDirectoryError):
-        RunLock.acquire(run.path)
-    assert (tmp_path / "precious").read_text() == "content"
-
-
 @pytest.mark.parametrize("field", ["started_at", "finished_at"])
 @pytest.mark.parametrize(
     "moment",
@@ -95,12 +86,11 @@ def test_times_of_a_clock_that_was_never_set_are_read(run: RunDirectory, moment:
 
 def test_texts_are_escaped_where_they_are_read(run: RunDirectory) -> None:
     name = "\x1b[2Jn\n1\u202e"
-    gang: dict[str, Any] = {"hosts": (name,), "local_ranks": (0,), "devices": ("GPU-0",), "device_names": name}
     message = "rank 0 failed\n  stack\x1b[A"
-    run.append_records([GangRecord(gang=9, **gang), StudyEnd("probes", "error", message)])
+    run.append_records([gang_on([name], 1, "GPU-0", 9, device_name=name), StudyEnd("probes", "error", message)])
     *_, read, end = run.read_records()
     assert isinstance(read, GangRecord)
-    assert read.hosts == (read.device_names,) == (r"\x1b[2Jn\n1\u202e",)
+    assert read.hosts == [read.ranks[0].device_name] == [r"\x1b[2Jn\n1\u202e"]
     assert isinstance(end, StudyEnd)
     assert end.message == "rank 0 failed\n  stack\\x1b[A"
     run.write_json(run.run_json, as_json(run_record(sku=PLAN.sku)) | {"noted": {name: name}, "argv": [name]})

@@ -1,26 +1,22 @@
-"""Transports and telemetry are read as strictly as blocks, and come apart rank by rank."""
+"""Transports, telemetry and profiles are read as strictly as blocks, and come apart rank by rank."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
-from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
+from tests.builders.profiles import profile
+from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
 
-WHO = GangRecord(
-    gang=0, hosts=("n1", "n1", "n2", "n2"), local_ranks=(0, 1, 0, 1), devices=tuple(f"GPU-{rank}" for rank in range(4))
-)
+WHO = gang_on(["n1", "n2"], 2, "GPU-{}")
 TRANSPORT: dict[str, Any] = {
     "kind": "transport", "study": "weak/r", "gang": 0, "ranks": [
         {
@@ -41,13 +37,13 @@ FULL = GpuReadings(
 TELEMETRY: dict[str, Any] = json.loads(
     line_of(joined(TelemetryBlock, [FULL, EMPTY], study="weak/r", arm="ddp@4", round=0, gang=0, ranks=(1, 0)))
 )
+PROFILE: dict[str, Any] = json.loads(line_of(profile("weak/r", "ddp@2", [(100, 60, 30)], [(40, 10)])))
 
 
 def read(data: dict[str, Any]) -> Any:
     reader = RecordReader()
-    reader.know([WHO])
-    line = json.dumps(data).encode()
-    return reader.read(line) if "kind" in data else reader.read_telemetry(line)
+    reader.read(line_of(WHO))
+    return reader.read(json.dumps(data).encode())
 
 
 def refusal(data: dict[str, Any]) -> str:
@@ -99,19 +95,17 @@ def test_telemetry_comes_apart() -> None:
         (TELEMETRY, {"power_w": {"mean": 0.5}}, "Expected `float | array | null`, got `object`"),
         (TELEMETRY, {"ranks": [1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (TELEMETRY, {"speed": 1}, "unknown field `speed`"),
+        (PROFILE, {"speed": 1}, "unknown field"),
+        (PROFILE, {"gang": 1}, "gang 1 was not announced before"),
+        (PROFILE, {"rank": 4}, "rank 4 is named, but gang 0 has 4 ranks"),
+        (PROFILE, {"compute_ms": [1.0, 2.0]}, "compute_ms has 2 values"),
+        (PROFILE, {"compute_ms": [70.0]}, "expected them to add up"),
+        (PROFILE, {"hidden_ms": [41.0]}, "expected no more"),
+        (PROFILE, {"step_ms": [-1.0]}, ">= 0"),
+        (PROFILE, {"problem": "none"}, "expected one of the two"),
+        (PROFILE, {"buckets": [{"bytes": 0, "begins_ms": 1, "took_ms": 1, "hidden_ms": 1}]}, ">= 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(data: dict[str, Any], changes: dict[str, Any], found: str) -> None:
     read(data)
     assert found in refusal(data | changes)
-
-
-def test_telemetry_is_apart_from_measurements(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run")
-    run.append_record(WHO)
-    assert run.read_telemetry() == []
-    run.append_records([read(TELEMETRY)])
-    assert (run.read_records(), run.read_telemetry()) == ([WHO], [read(TELEMETRY)])
-    run.telemetry_jsonl.write_text(json.dumps(TELEMETRY | {"speed": 1}) + "\n")
-    with pytest.raises(RunDirectoryError, match=r"telemetry\.jsonl: line 1 is not a record"):
-        run.read_telemetry()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
 from typing import Any
 
 import msgspec
@@ -17,12 +16,13 @@ from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, Block, RankBlock, step
 from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.readings import READINGS, SERIES
 from pytest_ddpscale.run.record_lines import RecordReader, line_of
-from pytest_ddpscale.run.records import GangRecord, StudyEnd
+from pytest_ddpscale.run.records import StudyEnd
 from tests.builders.measurements import measurements_of
+from tests.builders.records import gang_on
 from tests.rows import rows
 
 RANKS = 3
-WHO = GangRecord(gang=2, hosts=("n1", "n1", "n2"), local_ranks=(0, 1, 0), devices=("GPU-0", "GPU-1", "GPU-2"))
+WHO = gang_on(["n1"], 3, "GPU-{}", 2)
 STEPS = st.lists(st.floats(2**-20, 2**20, width=32), min_size=4, max_size=4)
 PARTS = st.builds(
     RankBlock,
@@ -216,9 +216,10 @@ def test_a_gang_announces_itself_once() -> None:
     assert refusal(line_of(WHO)) == "a second gang 2"
 
 
-def test_columns_of_a_gang_are_as_long_as_its_hosts() -> None:
-    line = re.sub(rb'"gang":2', b'"gang":3', line_of(WHO)).replace(b',"GPU-2"', b"")
-    assert refusal(line) == "devices has 2 values; expected 3, one for each rank"
+@rows("place", [{"host": "n1", "uuid": "GPU-0"}, {"host": "n1", "local_rank": 0}])
+def test_a_rank_has_a_local_rank_and_a_device(place: dict[str, Any]) -> None:
+    said = {"kind": "gang", "gang": 3, "ranks": [{"place": place}]}
+    assert "place has no local rank or no device (uuid) - at `$.ranks[0]`" in refusal(said)
 
 
 def test_why_a_rank_lacks_a_reading_is_joined_and_kept() -> None:

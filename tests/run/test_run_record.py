@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd, WarmUp
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -34,6 +35,7 @@ from pytest_ddpscale.run.run_record import (
 )
 from pytest_ddpscale.run.survey_record import Survey
 from tests.builders.json_types import as_json, run_record
+from tests.builders.records import gang_at
 from tests.rows import rows
 
 
@@ -48,14 +50,10 @@ def run(tmp_path: Path) -> RunDirectory:
 def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord:
     """A gang with one rank per host and local rank."""
     fields: dict[str, Any] = {
-        "device_names": "NVIDIA A100", "import_s": 4.0, "rendezvous_s": 1.0,
+        "device_name": "NVIDIA A100", "import_s": 4.0, "rendezvous_s": 1.0,
         "versions": {"torch": "2.9.0", "cuda": "12.8", "nccl": None}, "environment": {"NCCL_DEBUG": "WARN"},
     } | changes  # fmt: skip
-    hosts, local_ranks = zip(*ranks, strict=True)
-    devices = tuple(f"GPU-{host}-{local_rank}" for host, local_rank in ranks)
-    return GangRecord(
-        gang=number, hosts=hosts, local_ranks=local_ranks, devices=devices, gpu_indices=local_ranks, **fields
-    )
+    return gang_at([Place(host, rank, f"GPU-{host}-{rank}", rank) for host, rank in ranks], number, **fields)
 
 
 class TestRunJson:
@@ -101,11 +99,11 @@ class TestRunJson:
         assert record.environment == {"NCCL_DEBUG": "WARN"}
 
     def test_start_up_is_the_slowest_ranks(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node1", 0), ("node1", 1), import_s=(4.0, 7.0), rendezvous_s=(9.0, 1.0)))
+        run.append_record(gang(("node1", 0), ("node1", 1), import_s=[4.0, 7.0], rendezvous_s=[9.0, 1.0]))
         finish_run(run, "finished")
         assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0)
         for first_block_s in (2.5, 0.5):
-            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s, steps_per_block=9))
+            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s))
         finish_run(run, "finished")
         assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0, first_step_s=2.5)
 
@@ -215,7 +213,7 @@ def test_now_is_utc_to_the_second() -> None:
 
 def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason() -> None:
     refused, absent = "not bound: Operation not permitted", "not bound: no cores"
-    who = gang(("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1), numa_notes=(refused, "", refused, absent))
+    who = gang(("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1), numa_note=[refused, "", refused, absent])
     again = [who, msgspec.structs.replace(who, gang=1)]
     assert binding_notes(again) == [f"rank 0 on n1 and 1 more rank: {refused}", f"rank 3 on n2: {absent}"]
 
@@ -227,8 +225,8 @@ def launch(*devices: str, torch: str = "2.9.0", measured: tuple[AnyRecord | str,
     """A gang with one rank per ``host:device``, and what it measured."""
     number = next(_NUMBERS)
     hosts, _, uuids = zip(*(device.partition(":") for device in devices), strict=True)
-    who = GangRecord(gang=number, hosts=hosts, local_ranks=tuple(range(len(hosts))), devices=uuids,
-                     versions={"torch": torch, "python": "3.11"})  # fmt: skip
+    places = [Place(host, rank, uuid) for rank, (host, uuid) in enumerate(zip(hosts, uuids, strict=True))]
+    who = gang_at(places, number, versions={"torch": torch, "python": "3.11"})
     return [who, *(block(one, number) if isinstance(one, str) else one for one in measured)]
 
 
@@ -339,7 +337,7 @@ def test_of_many_hosts_a_few_are_named() -> None:
     ],
 )
 def test_ranks_with_other_software_than_their_peers_are_named(surveyed: str, hosts: str, why: str) -> None:
-    versions = ({"torch": "2.9.0"}, {"torch": "2.10.0"})
+    versions = [{"torch": "2.9.0"}, {"torch": "2.10.0"}]
     who = gang(*[(host, rank) for rank, host in enumerate(hosts)], versions=versions)
     block = Block(study="weak/r", arm="ddp@2", round=0, gang=0, ranks=(0, 1), count=1, work=1.0, began_unix_s=1.0,
                   seconds=1.0)  # fmt: skip

@@ -25,7 +25,7 @@ from tests.rows import rows
 
 GPU = SurveyedGpu(
     index=3, uuid="GPU-1", name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:17:00.0", pci_device_id="20b2",
-    compute_capability="8.0", memory_bytes=8 * 10**10, remapped_rows=RemappedRows(1, 0, pending=True, failed=False),
+    compute_capability="8.0", memory_bytes=8 * 10**10, remapped_rows=RemappedRows(0, pending=True, failed=False),
     throttle_reasons=("gpu_idle",), power_limit_w=400.0, processes=(GpuProcess(7, "python", None),),
     unreadable={"retired_pages_pending": "Not Supported"},
 )  # fmt: skip

@@ -43,6 +43,20 @@ class TestJudging:
         assert verdicts[2].reason == "strong scaling of r was not measured in this run"
         assert len(gangs) == 1, "the one that measured it"
 
+    @pytest.mark.parametrize("place", ["", "gone.yaml"])
+    def test_bounds_are_those_of_the_thresholds_that_it_began_with_wherever_they_are_and_not_of_the_plan(
+        self, opened: Open, old: RunDirectory, place: str
+    ) -> None:
+        plan, record = old.read_plan(), old.read_run()
+        plan.requirements[0]["requirement"]["bound"] = 150.0
+        old.write_json(old.plan_json, plan)
+        assert record.thresholds is not None
+        used = with_fields(record.thresholds, path=place or record.thresholds.path)
+        old.write_json(old.run_json, with_fields(record, thresholds=used))
+        session = self.judged(opened, old)
+        verdict = session.judge(session.source.cases[0], nothing)
+        assert (verdict.outcome, verdict.bound_value) == ("passed", 50)
+
     def test_arms_without_a_profile_are_told_with_the_reason(self, opened: Open, old: RunDirectory) -> None:
         study = old.read_plan().studies[0]
         old.append_records(
@@ -58,7 +72,8 @@ class TestJudging:
         record = old.run_json.read_bytes()
         session = self.judged(opened, old, ddp_note=["operator=Eve", "ticket=T-2", "thresholds_path=none"])
         judgement = session.conclude(interrupted=False, spoiled=())
-        assert judgement.notes_of_judging == {"operator": "Eve", "ticket": "T-2", "thresholds_path": "none"}
+        noted = {"note_operator": "Eve", "note_ticket": "T-2", "note_thresholds_path": "none"}
+        assert noted.items() <= judgement.basis.items()
         assert Path(judgement.basis["thresholds_path"]).is_file(), "no note hides what it was judged by"
         assert session.run is not None
         measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})

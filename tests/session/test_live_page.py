@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.report.live_progress import REFRESH_S
-from pytest_ddpscale.run.record_lines import Idle, Interrupted, line_of
+from pytest_ddpscale.run.record_lines import Idle, Interrupted
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.session.interim import LARGEST_SHARE_OF_PROGRESS, Interim
@@ -64,7 +64,6 @@ def test_ranks_and_progress_are_put_in_every_10_s_also_while_blocks_are_timed(
     measuring: AcceptanceSession, timed: Timed
 ) -> None:
     timed.page.begin()
-    assert measuring.run is not None
     timed.page.hear(gang_on(["n1", "n2"], 1))
     timed.page.hear(StudyStart(study=STUDY, unix_s=1.0))
     for second in range(30):
@@ -76,7 +75,7 @@ def test_ranks_and_progress_are_put_in_every_10_s_also_while_blocks_are_timed(
             study=STUDY, arm="ddp@2", round=second, gang=0, ranks=(0, 1), started_unix_s=1.0, ended_unix_s=2.0,
             temperature_c=60.0 + second,
         )  # fmt: skip
-        measuring.run.append_lines("telemetry.jsonl", line_of(telemetry))
+        timed.page.hear(telemetry)
         timed.page.hear(steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0))
     assert timed.written == pytest.approx([100.0, 110.0, 120.0, 130.0], abs=1.1)
     page = text_of(measuring)

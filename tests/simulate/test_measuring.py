@@ -304,7 +304,7 @@ def test_ranks_are_where_torchrun_would_put_them() -> None:
 
 
 def test_devices_of_a_cpu_run_are_called_cpu() -> None:
-    assert gang_of(Plan("cpu", "cpu", (BOTH,))).place(3).uuid == "cpu"
+    assert gang_of(Plan("cpu", "cpu", (BOTH,))).places[3].uuid == "cpu"
 
 
 def test_the_packaged_thresholds_are_all_simulated() -> None:

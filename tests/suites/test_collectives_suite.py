@@ -170,14 +170,14 @@ def test_bounds_of_a_file_that_changed_judge_nothing(tmp_path: Path) -> None:
     plan = h100_plan()
     assert len(cases_of_run(RECORD, plan)[0]) > 2
     changed = msgspec.structs.replace(RECORD, thresholds=ThresholdsUsed(str(FILE.path), "0" * 64))
-    assert cases_of_run(changed, plan) == ([], f"{FILE.path} has changed since the run began")
+    assert cases_of_run(changed, plan) == ([], f"{FILE.path} is gone or has changed since the run began")
     gone = msgspec.structs.replace(RECORD, thresholds=ThresholdsUsed(str(tmp_path / "t.yaml"), "0" * 64))
     assert cases_of_run(gone, plan)[0] == []
     report = concluded(steady(60.0), record=changed)
     assert report.headline.endswith("; bounds not judged")
-    assert list(report.problems) == [f"bounds: {FILE.path} has changed since the run began"]
+    assert list(report.problems) == [f"bounds: {FILE.path} is gone or has changed since the run began"]
     [bounds] = [section for section in report.sections if section.title == "Bounds"]
-    assert bounds.paragraphs == [f"Nothing was judged: {FILE.path} has changed since the run began."]
+    assert bounds.paragraphs == [f"Nothing was judged: {FILE.path} is gone or has changed since the run began."]
 
 
 SMALL = ("suite", "collectives", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--ddp-block=0.01s")

@@ -138,7 +138,7 @@ def test_it_is_measured_reported_and_told_again(
     assert "<h2>squeezenet1_1</h2>" in (run.path / "report.html").read_text()
     for name in (FILE_NAME, "pytorch-ddp-bucket-1.json"):
         (benchmark,) = read_ddp_benchmark(run.path / name).benchmarks
-        assert [(len(one.ranks), one.steps > 0) for one in benchmark.result] == [(1, True), (1, True), (2, True)]
+        assert [len(one.ranks) for one in benchmark.result] == [1, 1, 2]
 
     run.write_json(run.suite_json, {"suite": "pytorch-ddp", "confidence": 0.99})
     assert main(["report", str(run.path)]) == 0

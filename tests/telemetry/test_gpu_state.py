@@ -30,6 +30,7 @@ from tests.nvml_stand_in.machine import (
     RTX_PRO_6000_SERVER,
     UNKNOWN_ERROR,
     V100,
+    PlayedGpu,
     PlayedMachine,
     uuid_of,
 )
@@ -39,8 +40,53 @@ import json, msgspec
 from pytest_ddpscale.telemetry.gpu_state import read_gpus
 print(json.dumps(msgspec.to_builtins(read_gpus())))
 """
-MIB = 2**20
-NOT_HERE = "Not Supported"
+OURS, NOBODY, MIB = os.getpid(), 2**22 + 1, 2**20
+
+
+def failing(gpu: PlayedGpu = A100, **failures: int) -> PlayedGpu:
+    return replace(gpu, failures={f"nvmlDeviceGet{name}": code for name, code in failures.items()})
+
+
+# GPUs, and what is read of each; what a driver does not say is its reason, and never zero.
+GPUS: list[tuple[PlayedGpu, dict[str, Any]]] = [
+    (V100, {"compute_capability": "7.0", "nvlinks_active": 6, "nvlinks": 6, "retired_pages_pending": False,
+            "unreadable": dict.fromkeys(("mig_enabled", "remapped_rows"), "Not Supported")}),
+    (B200, {"compute_capability": "10.0", "nvlinks_active": 18, "nvlinks": 18}),
+    (RTX_PRO_6000_SERVER, {"compute_capability": "12.0", "nvlinks_active": 0, "nvlinks": 0,
+                           "pcie_generation": 1, "pcie_generation_max": 5}),  # an idle one saves power
+    (replace(A100, compute_mode=COMPUTE_MODE_PROHIBITED), {"compute_mode": "Prohibited"}),
+    (replace(A100, compute_mode=COMPUTE_MODE_EXCLUSIVE_PROCESS), {"compute_mode": "Exclusive_Process"}),
+    (replace(A100, compute_mode=7), {"compute_mode": "mode 7"}),
+    (replace(A100, compute_mode=None), {"compute_mode": "Not Supported"}),
+    (replace(A100, ecc=Ecc(corrected_volatile=9, uncorrected_volatile=2, uncorrected_aggregate=3)),
+     {"ecc_corrected": 9, "ecc_uncorrected": 2}),
+    (replace(A100, remapped_rows=PlayedRows(4, 1, pending=True, failed=True)),
+     {"remapped_rows": RemappedRows(1, pending=True, failed=True)}),
+    (replace(A100, clock_event_reasons=HW_SLOWDOWN | HW_THERMAL_SLOWDOWN),
+     {"throttle_reasons": ("hw_slowdown", "hw_thermal_slowdown")}),
+    (replace(A100, nvlinks=[NvLink(), NvLink(active=0), *[NvLink()] * 10], mig=Mig(enabled=True)),
+     {"nvlinks_active": 11, "nvlinks": 12, "mig_enabled": True}),
+    (replace(A100, pcie=replace(A100.pcie, width=8, max_generation=3), ecc=Ecc(enabled=False)),
+     {"pcie_width": 8, "pcie_width_max": 16, "pcie_generation_max": 3, "pcie_generation_gpu_max": 4,
+      "ecc_enabled": False}),
+    (replace(A100, processes=[Process(OURS, 512), Process(NOBODY, 30)]),
+     {"processes": (GpuProcess(OURS, command_of(OURS), 512 * MIB), GpuProcess(NOBODY, "", 30 * MIB))}),
+    (replace(V100, retired_pages=RetiredPages(pending=True)), {"retired_pages_pending": True}),
+    (failing(V100, CurrentClocksEventReasons=FUNCTION_NOT_FOUND), {"throttle_reasons": ("gpu_idle",)}),  # an old driver
+    (failing(TotalEccErrors=NOT_SUPPORTED, EccMode=NOT_SUPPORTED),
+     {"ecc_enabled": "Not Supported", "ecc_uncorrected": "Not Supported"}),
+    (failing(NvLinkState=UNKNOWN_ERROR), {"nvlinks": "Unknown Error", "nvlinks_active": None}),
+    (failing(NvLinkState=FUNCTION_NOT_FOUND), {"nvlinks": "Function Not Found"}),
+]  # fmt: skip
+# And what is wrong with a GPU as a whole.
+BROKEN: list[tuple[PlayedGpu, dict[str, Any]]] = [
+    (replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}), {"problem": "GPU is lost", "is_lost": True, "uuid": ""}),
+    (failing(MemoryInfo=GPU_IS_LOST), {"problem": "GPU is lost", "is_lost": True, "name": A100.name,
+                                       "memory_bytes": "GPU is lost", "processes": "GPU is lost"}),
+    (failing(UUID=UNKNOWN_ERROR), {"problem": "Unknown Error", "is_lost": False, "uuid": "", "name": A100.name}),
+    (failing(HandleByIndex_v2=NO_PERMISSION),
+     {"problem": "", "is_visible": False, "unreadable": {"handle": "Insufficient Permissions"}}),
+]  # fmt: skip
 
 
 def read(machine: PlayedMachine, **environ: str) -> tuple[dict[str, Any], list[SurveyedGpu]]:
@@ -49,119 +95,51 @@ def read(machine: PlayedMachine, **environ: str) -> tuple[dict[str, Any], list[S
     return state, msgspec.convert(state.pop("gpus"), list[SurveyedGpu])
 
 
-def test_who_may_use_a_gpu_is_read_by_nvidia_smis_names(machine: PlayedMachine) -> None:
-    modes = (COMPUTE_MODE_PROHIBITED, COMPUTE_MODE_EXCLUSIVE_PROCESS, 7, None)
-    machine.play([replace(A100, compute_mode=mode) for mode in modes])
-    _, gpus = read(machine)
-    assert [gpu.compute_mode for gpu in gpus] == ["Prohibited", "Exclusive_Process", "mode 7", None]
-    assert gpus[3].unreadable["compute_mode"]
-
-
-def test_healthy_gpus_of_four_kinds_are_read_as_they_are(machine: PlayedMachine) -> None:
-    machine.play([V100, A100, B200, RTX_PRO_6000_SERVER], cuda_driver_version=12090)
-    state, (v100, a100, b200, rtx) = read(machine)
+def test_a_healthy_gpu_is_read_completely(machine: PlayedMachine) -> None:
+    state, (gpu,) = read(machine.play([A100], cuda_driver_version=12090))
     assert state == {"is_loaded": True, "problem": "", "versions": {"driver": "570.86.15", "cuda_driver": "12.9"}}
-    assert a100 == SurveyedGpu(
-        index=1, uuid=uuid_of(1), name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:11:00.0", pci_device_id="20b2",
+    assert gpu == SurveyedGpu(
+        index=0, uuid=uuid_of(0), name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:10:00.0", pci_device_id="20b2",
         compute_capability="8.0", compute_mode="Default", memory_bytes=81251 * MIB, mig_enabled=False,
         ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, retired_pages_pending=None,
-        remapped_rows=RemappedRows(0, 0, pending=False, failed=False), throttle_reasons=("gpu_idle",),
-        power_limit_w=400.0, power_limit_default_w=400.0, temperature_c=32, sm_clock_max_mhz=1410,
+        remapped_rows=RemappedRows(0, pending=False, failed=False), throttle_reasons=("gpu_idle",),
+        power_limit_w=400.0, power_limit_default_w=400.0, temperature_c=32,
         pcie_generation=4, pcie_generation_max=4, pcie_generation_gpu_max=4, pcie_width=16, pcie_width_max=16,
-        nvlinks_active=12, nvlinks=12, processes=(), unreadable={"retired_pages_pending": NOT_HERE},
+        nvlinks_active=12, nvlinks=12, processes=(), unreadable={"retired_pages_pending": "Not Supported"},
     )  # fmt: skip
-    assert [gpu.compute_capability for gpu in (v100, b200, rtx)] == ["7.0", "10.0", "12.0"]
-    assert [(gpu.nvlinks_active, gpu.nvlinks) for gpu in (v100, b200, rtx)] == [(6, 6), (18, 18), (0, 0)]
-    assert (rtx.pcie_generation, rtx.pcie_generation_max) == (1, 5), "an idle one saves power"
-    assert (v100.remapped_rows, v100.mig_enabled, v100.retired_pages_pending) == (None, None, False)
-    assert v100.unreadable == {"remapped_rows": NOT_HERE, "mig_enabled": NOT_HERE}
 
 
-def test_each_fault_is_told_and_the_other_gpus_are_read_all_the_same(machine: PlayedMachine) -> None:
-    ours = os.getpid()
-    machine.play([
-        replace(A100, ecc=Ecc(corrected_volatile=9, uncorrected_volatile=2, uncorrected_aggregate=3)),
-        replace(A100, remapped_rows=PlayedRows(4, 1, pending=True, failed=True)),
-        replace(A100, clock_event_reasons=HW_SLOWDOWN | HW_THERMAL_SLOWDOWN),
-        replace(A100, nvlinks=[NvLink(), NvLink(active=0), *[NvLink()] * 10], mig=Mig(enabled=True)),
-        replace(A100, pcie=replace(A100.pcie, width=8, max_generation=3), ecc=Ecc(enabled=False)),
-        replace(A100, processes=[Process(ours, 512), Process(2**22 + 1, 30)]),
-        replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}),
-        replace(V100, retired_pages=RetiredPages(pending=True)),
-    ])  # fmt: skip
-    _, (ecc, rows, hot, link, narrow, busy, lost, v100) = read(machine)
-    assert (ecc.ecc_corrected, ecc.ecc_uncorrected) == (9, 2)
-    assert rows.remapped_rows == RemappedRows(4, 1, pending=True, failed=True)
-    assert hot.throttle_reasons == ("hw_slowdown", "hw_thermal_slowdown")
-    assert (link.nvlinks_active, link.nvlinks, link.mig_enabled) == (11, 12, True)
-    assert (narrow.pcie_width, narrow.pcie_width_max, narrow.pcie_generation_max) == (8, 16, 3)
-    assert (narrow.pcie_generation_gpu_max, narrow.ecc_enabled) == (4, False)
-    assert busy.processes is not None
-    assert busy.processes[1] == GpuProcess(2**22 + 1, "", 30 * MIB), "no such process can be seen here"
-    assert busy.processes[0] == GpuProcess(ours, command_of(ours), 512 * MIB)
-    assert (lost.index, lost.problem, lost.uuid, lost.ecc_uncorrected) == (6, "GPU is lost", "", None)
-    assert v100.retired_pages_pending is True
-    assert [gpu.problem for gpu in (ecc, rows, hot, link, narrow, busy, v100)] == [""] * 7
-    assert [gpu.is_lost for gpu in (lost, ecc, rows, hot, link, narrow, busy, v100)] == [True] + [False] * 7
-
-
-def test_what_fails_is_unknown_and_never_zero(machine: PlayedMachine) -> None:
-    machine.play([
-        replace(A100, failures={"nvmlDeviceGetMemoryInfo": GPU_IS_LOST}),
-        replace(A100, failures={"nvmlDeviceGetTotalEccErrors": NOT_SUPPORTED, "nvmlDeviceGetEccMode": NOT_SUPPORTED}),
-        replace(A100, failures={"nvmlDeviceGetNvLinkState": UNKNOWN_ERROR}),
-        replace(A100, failures={"nvmlDeviceGetUUID": UNKNOWN_ERROR}),
-        replace(A100, failures={"nvmlDeviceGetHandleByIndex_v2": NO_PERMISSION}),
-        replace(A100, failures={"nvmlDeviceGetNvLinkState": FUNCTION_NOT_FOUND}),
-    ])  # fmt: skip
-    _, (lost, no_ecc, dark, nameless, withheld, old) = read(machine)
-    assert (lost.problem, lost.is_lost, lost.uuid) == ("GPU is lost", True, uuid_of(0))
-    assert (lost.memory_bytes, lost.pcie_width, lost.processes, lost.nvlinks) == (None, None, None, None)
-    assert set(lost.unreadable.values()) == {"GPU is lost"}
-    assert (no_ecc.ecc_enabled, no_ecc.ecc_uncorrected) == (None, None)
-    assert no_ecc.unreadable["ecc_uncorrected"] == NOT_HERE
-    assert (dark.nvlinks, dark.nvlinks_active, dark.unreadable["nvlinks"]) == (None, None, "Unknown Error")
-    assert (nameless.uuid, nameless.problem, nameless.name) == ("", "Unknown Error", A100.name)
-    assert (withheld.is_visible, withheld.problem) == (False, "")
-    assert withheld.unreadable == {"handle": "Insufficient Permissions"}
-    assert (old.nvlinks, old.unreadable["nvlinks"], old.problem) == (None, "Function Not Found", "")
-
-
-def test_an_old_driver_is_asked_by_the_names_that_it_knows(machine: PlayedMachine) -> None:
-    renamed = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlSystemGetCudaDriverVersion_v2")
-    machine.play([V100], dict.fromkeys(renamed, FUNCTION_NOT_FOUND))
-    state, [gpu] = read(machine)
-    assert gpu.throttle_reasons == ("gpu_idle",)
-    assert gpu.memory_bytes == 16160 * MIB
-    assert state["versions"]["driver"] == "570.86.15"
+def test_each_fault_is_told_of_its_gpu_alone(machine: PlayedMachine) -> None:
+    rows = GPUS + BROKEN
+    _, gpus = read(machine.play([gpu for gpu, _ in rows]))
+    for index, (gpu, (_, expected)) in enumerate(zip(gpus, rows, strict=True)):
+        found = {name: getattr(gpu, name) for name in expected}
+        reasons = {name: gpu.unreadable[name] for name in found if found[name] is None and name in gpu.unreadable}
+        assert (gpu.index, found | reasons) == (index, expected)
+    assert {gpu.problem for gpu in gpus[: len(GPUS)]} == {""}
 
 
 @pytest.mark.parametrize(
-    ("failures", "is_loaded", "problem"),
+    ("failures", "environ", "is_loaded", "problem"),
     [
-        ({"nvmlInit": DRIVER_NOT_LOADED}, False, ""),
-        ({"nvmlInit": LIB_RM_VERSION_MISMATCH}, True, "RM has detected an NVML/RM version mismatch."),
-        ({"nvmlDeviceGetCount_v2": UNKNOWN_ERROR}, True, "Unknown Error"),
+        ({"nvmlInit": DRIVER_NOT_LOADED}, {}, False, ""),
+        ({"nvmlInit": LIB_RM_VERSION_MISMATCH}, {}, True, "RM has detected an NVML/RM version mismatch."),
+        ({"nvmlDeviceGetCount_v2": UNKNOWN_ERROR}, {}, True, "Unknown Error"),
+        ({}, {"LD_LIBRARY_PATH": ""}, False, ""),
     ],
 )
 def test_a_driver_that_does_not_answer_at_all(
-    machine: PlayedMachine, failures: dict[str, int], is_loaded: bool, problem: str
+    machine: PlayedMachine, failures: dict[str, int], environ: dict[str, str], is_loaded: bool, problem: str
 ) -> None:
-    state, gpus = read(machine.play([A100], failures))
+    state, gpus = read(machine.play([A100], failures), **environ)
     assert (state["is_loaded"], state["problem"], gpus) == (is_loaded, problem, [])
-
-
-def test_without_the_library_there_is_no_driver(machine: PlayedMachine) -> None:
-    state, gpus = read(machine.play([A100]), LD_LIBRARY_PATH="")
-    assert (state["is_loaded"], state["problem"], gpus) == (False, "", [])
 
 
 def test_a_process_is_named_only_where_its_pid_means_the_same(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/comm").write_text("python\n")
-    (tmp_path / "self/ns/pid").symlink_to("pid:[4026531836]")
-    assert [command_of(pid, tmp_path) for pid in (7, 8)] == ["python", ""]
-    (tmp_path / "self/ns/pid").unlink()
-    (tmp_path / "self/ns/pid").symlink_to("pid:[4026532411]")  # a container's
-    assert command_of(7, tmp_path) == ""
+    for namespace, names in [("pid:[4026531836]", ["python", ""]), ("pid:[4026532411]", ["", ""])]:  # a container's
+        (tmp_path / "self/ns/pid").unlink(missing_ok=True)
+        (tmp_path / "self/ns/pid").symlink_to(namespace)
+        assert [command_of(pid, tmp_path) for pid in (7, 8)] == names

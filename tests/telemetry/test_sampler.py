@@ -1,4 +1,4 @@
-"""The sampler on played machines: eight GPUs with something of their own each in one window of load, and its ends."""
+"""The sampler on played machines: GPUs with something of their own each in one window of load, and its ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.run.telemetry import GpuReadings
 from pytest_ddpscale.telemetry.windows import LATE_S, Sampler
-from tests.builders.telemetry import Telemetry, flags_of
 from tests.nvml_stand_in.gpus import HW_THERMAL_SLOWDOWN, Ecc
 from tests.nvml_stand_in.machine import (
     A100,
@@ -37,22 +37,14 @@ from tests.nvml_stand_in.machine import (
 from tests.rows import rows
 from tests.telemetry.sampled import cut, ends_within, sampler_on, wait_until
 
-REST_S, WINDOW_S = 0.3, 1.2
-HEALTHY, NO_BUFFERS, OLD, IMPOSSIBLE, FAULTY, DIES, LOST, STALLED = range(8)
+WINDOW_S = 1.2
+HEALTHY, NO_BUFFERS, OLD, IMPOSSIBLE, FAULTY, DIES, LOST = range(7)
 HANGING = replace(A100, failures={"any": HANG})
 
 
-def node(start: float, end: float) -> list[PlayedGpu]:
-    """What the GPUs do in the window."""
-    middle = (start + end) / 2
-    busy = at_work(B200, (start, end + 60))
-    faulty = replace(
-        busy,
-        clock_event_reasons=Changing(0, [(start, HW_THERMAL_SLOWDOWN)]),
-        sm_clock_mhz=Changing(120, [(start, 600)]),
-        ecc=Ecc(corrected_volatile=Changing(5, [(middle, 8)]), uncorrected_volatile=Changing(0, [(middle, 1)])),
-        pcie=replace(busy.pcie, width=8, generation=5),
-    )
+def node(start: float) -> list[PlayedGpu]:
+    """What the GPUs do from then on."""
+    busy, middle = at_work(B200, (start, start + 60)), start + WINDOW_S / 2
     old_driver = {
         "nvmlDeviceGetCurrentClocksEventReasons": FUNCTION_NOT_FOUND,
         "nvmlDeviceGetTotalEnergyConsumption": NOT_SUPPORTED,
@@ -63,24 +55,23 @@ def node(start: float, end: float) -> list[PlayedGpu]:
         replace(at_work(A100), sample_buffers=()),
         replace(at_work(V100), failures=old_driver, sample_buffers=(0, 5)),
         replace(at_work(RTX_PRO_6000_SERVER), utilization_pct=1000),
-        faulty,
+        replace(busy, clock_event_reasons=Changing(0, [(start, HW_THERMAL_SLOWDOWN)]), sm_clock_mhz=600,
+                ecc=Ecc(corrected_volatile=Changing(5, [(middle, 8)]), uncorrected_volatile=Changing(0, [(middle, 1)])),
+                pcie=replace(busy.pcie, width=8, generation=5)),
         replace(at_work(A100), failures={"any": Failing(UNKNOWN_ERROR, middle)}),
         replace(at_work(A100), failures={"any": GPU_IS_LOST}),
-        replace(A100, power_w=Changing(62, [(start, 90)]), utilization_pct=Changing(0, [(start, 100)]),
-                sm_clock_mhz=1410),
     ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def gpus(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Telemetry]:
+def gpus(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[GpuReadings, ...]:
     """The window begins once the sampler has polled, however long that took."""
     machine = PlayedMachine(nvml_library_directory, tmp_path_factory.mktemp("node") / "machine.json")
-    machine.play(node(time.time() + 3600, time.time() + 3601))
-    uuids = [uuid_of(i) for i in range(8)]
+    uuids = [uuid_of(i) for i in range(7)]
     # In an order that is not NVML's, as CUDA_VISIBLE_DEVICES may have it.
-    with sampler_on(machine, uuids[::-1], poll_s=0.1) as sampler:
-        start = round(time.time() + REST_S, 1)
-        machine.play(node(start, start + WINDOW_S))
+    with sampler_on(machine.play(node(time.time() + 3600)), uuids[::-1], poll_s=0.1) as sampler:
+        start = round(time.time() + 0.3, 1)
+        machine.play(node(start))
         wait_until(start + WINDOW_S)
         return cut(sampler, [(uuid, start, start + WINDOW_S) for uuid in uuids])
 
@@ -92,35 +83,24 @@ def gpus(nvml_library_directory: Path, tmp_path_factory: pytest.TempPathFactory)
         (HEALTHY, {"energy_j": 880 * WINDOW_S, "sm_activity": 0.85, "ecc_corrected": 0, "ecc_uncorrected": 0}),
         (HEALTHY, {"unreadable": {}, "lost": "", "power_limit_w": 1000, "pcie_width": 16, "temperature_c": 60}),
         (NO_BUFFERS, {"power_w": 390, "sm_clock_mhz": 1350, "utilization": 0.99, "power_limit_w": 400}),
-        (OLD, {"utilization": None, "power_w": 265, "throttle_reasons": {}, "energy_j": None, "power_limit_w": 300}),
-        (IMPOSSIBLE, {"utilization": None, "sm_clock_mhz": 2200}),
+        (OLD, {"utilization": "Not Supported", "sm_activity": "Not Supported", "energy_j": "Not Supported"}),
+        (OLD, {"power_w": 265, "throttle_reasons": {}, "power_limit_w": 300}),
+        (IMPOSSIBLE, {"utilization": "no sample in the window", "sm_clock_mhz": 2200}),
         (FAULTY, {"ecc_corrected": 3, "ecc_uncorrected": 1, "pcie_width": 8, "pcie_generation": 5}),
         (FAULTY, {"throttle_reasons": {"hw_thermal_slowdown": 1}}),
-        (DIES, {"utilization": 0.99, "ecc_uncorrected": None, "lost": ""}),
+        (DIES, {"utilization": 0.99, "ecc_uncorrected": "Unknown Error", "lost": ""}),
         (LOST, {"unreadable": {"device": "GPU is lost"}, "lost": "GPU is lost"}),
-        (STALLED, {"idle_power_w": 62, "utilization": 1}),
     ],
 )
-def test_each_gpu_is_read_as_it_was_in_the_window(gpus: list[Telemetry], number: int, found: dict[str, Any]) -> None:
-    for name, value in found.items():
-        is_number = isinstance(value, float | int)
-        assert getattr(gpus[number], name) == (pytest.approx(value, rel=0.02) if is_number else value), name
-
-
-@rows(
-    ("number", "reading", "why"),
-    [(OLD, "utilization", "Not Supported"), (OLD, "sm_activity", "Not Supported"), (OLD, "energy_j", "Not Supported"),
-     (DIES, "ecc_uncorrected", "Unknown Error"), (IMPOSSIBLE, "utilization", "no sample in the window")],
-)  # fmt: skip
-def test_what_a_gpu_does_not_say_has_the_drivers_reason(
-    gpus: list[Telemetry], number: int, reading: str, why: str
+def test_each_gpu_is_read_as_it_was_in_the_window(
+    gpus: tuple[GpuReadings, ...], number: int, found: dict[str, Any]
 ) -> None:
-    assert gpus[number].unreadable[reading] == why
-
-
-@rows(("number", "flags"), [(HEALTHY, ()), (FAULTY, ("throttled", "slow_clock")), (STALLED, ("stalled",))])
-def test_what_is_conspicuous_is_flagged(gpus: list[Telemetry], number: int, flags: tuple[str, ...]) -> None:
-    assert flags_of(gpus[number]) == flags
+    for name, value in found.items():
+        told = getattr(gpus[number], name)
+        is_number = isinstance(value, float | int)
+        assert (gpus[number].unreadable[name] if told is None else told) == (
+            pytest.approx(value, rel=0.02) if is_number else value
+        )
 
 
 def test_between_rare_polls_no_sample_is_lost_nor_taken_twice(machine: PlayedMachine) -> None:
@@ -139,8 +119,6 @@ def test_without_a_driver_the_reason_is_its_own(machine: PlayedMachine) -> None:
     with sampler_on(machine) as sampler:
         (found,) = cut(sampler, [(uuid_of(0), time.time() - 1, time.time())])
     assert found.unreadable == {"device": "Driver Not Loaded"}
-    assert sampler.process is not None
-    assert ends_within(sampler.process.pid, 5)
 
 
 def test_nobody_waits_while_a_driver_hangs(machine: PlayedMachine) -> None:
@@ -149,24 +127,21 @@ def test_nobody_waits_while_a_driver_hangs(machine: PlayedMachine) -> None:
         machine.play([HANGING])
         hung_s = time.time()
         wait_until(hung_s + LATE_S + 1)
-        windows = [(uuid_of(0), hung_s - 0.5, hung_s + 0.5), (uuid_of(0), hung_s, time.time())]
         began_s = time.monotonic()
+        windows = [(uuid_of(0), hung_s - 0.5, hung_s + 0.5), (uuid_of(0), hung_s, time.time())]
         before, after = sampler.cut(windows)
         assert time.monotonic() - began_s < 0.2
     assert "device" not in before.unreadable
     assert "may hang" in after.unreadable["device"]
     assert sampler.process is not None
-    assert ends_within(sampler.process.pid, 5)
+    assert sampler.process.returncode == -9
 
 
-@rows(
-    ("executable", "why"),
-    [("/nowhere/python", "did not start: [Errno 2]"), ("false", "ended with exit code 1")],
-)  # fmt: skip
+@rows(("program", "why"), [("/nowhere/python", "did not start: [Errno 2]"), ("false", "ended with exit code 1")])
 def test_a_sampler_that_is_not_there_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
 ) -> None:
-    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(sys, "executable", program)
     with closing(Sampler([uuid_of(0)], tmp_path / "lines")) as sampler:
         sampler.wait_for_first_poll()
         (found,) = sampler.cut([(uuid_of(0), 1, 2)])
@@ -174,7 +149,6 @@ def test_a_sampler_that_is_not_there_says_so(
 
 
 def test_the_file_does_not_grow_without_end(machine: PlayedMachine, tmp_path: Path) -> None:
-    machine.play([A100])
     path = tmp_path / "lines"
     path.touch()
     program = "import sys; from pytest_ddpscale.telemetry import sampler; sampler.MOST_BYTES = 1; sampler.main()"
@@ -182,7 +156,7 @@ def test_the_file_does_not_grow_without_end(machine: PlayedMachine, tmp_path: Pa
     files, deadline_s = [0], time.monotonic() + 30
     with subprocess.Popen(command, env=machine.environment()) as sampler:
         while len(files) < 5 and time.monotonic() < deadline_s:
-            files += [now] if (now := path.stat().st_ino) != files[-1] else []
+            files += {path.stat().st_ino} - {files[-1]}
             assert path.read_bytes().count(b"\n") <= 1
         sampler.kill()
     assert len(files) == 5
@@ -196,7 +170,6 @@ from pathlib import Path
 from pytest_ddpscale.telemetry.windows import Sampler
 sampler = Sampler([sys.argv[1]], Path(sys.argv[2]))
 sampler.wait_for_first_poll(0.7)
-assert "may hang" in sampler.cut([(sys.argv[1], 1, 5)])[0].unreadable["device"]
 print(sampler.process.pid, flush=True)
 time.sleep(60)
 """
@@ -210,7 +183,5 @@ time.sleep(60)
 
 
 def test_a_sampler_whose_parent_ended_before_it_began_ends_at_once(machine: PlayedMachine, tmp_path: Path) -> None:
-    machine.play([HANGING])
     command = [sys.executable, "-m", "pytest_ddpscale.telemetry.sampler", uuid_of(0), str(tmp_path / "lines"), "1", "1"]
-    with subprocess.Popen(command, env=machine.environment()) as sampler:
-        assert sampler.wait(10) == 0
+    assert subprocess.run(command, env=machine.environment(), check=False, timeout=10).returncode == 0

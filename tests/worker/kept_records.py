@@ -7,11 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.rank_folder import RecordSink, StudyMemory
-from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.run_directory import AnyLine
-from pytest_ddpscale.run.telemetry import TelemetryBlock
+from pytest_ddpscale.run.rank_folder import RecordSink
+from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
+from pytest_ddpscale.run.records import StudyEnd, StudyMemory
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry
@@ -27,14 +25,12 @@ class KeptRecords(RecordSink):
         self.profiles: list[ArmProfile] = []
         self.after_study: Callable[[], object] = lambda: None
 
-    def append_records(self, records: Sequence[AnyLine]) -> None:
+    def append_records(self, records: Sequence[AnyRecord]) -> None:
         self.profiles += [record for record in records if isinstance(record, ArmProfile)]
-        self.records += [record for record in records if not isinstance(record, ArmProfile | TelemetryBlock)]
+        self.memory += [record for record in records if isinstance(record, StudyMemory)]
+        self.records += [record for record in records if not isinstance(record, OfDevices | StudyMemory)]
         if any(isinstance(record, StudyEnd) for record in records):
             self.after_study()
-
-    def append_memory(self, record: StudyMemory) -> None:
-        self.memory.append(record)
 
 
 def context_on_cpu(

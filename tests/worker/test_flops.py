@@ -66,9 +66,9 @@ def test_counting_leaves_the_model_where_it_was_and_without_gradients() -> None:
     assert sum(counted) == 0 < len(counted)
 
 
-def test_the_record_says_what_counted() -> None:
+def test_the_record_has_the_operations_of_an_image() -> None:
     workload = with_settings(TINY, model="resnet18")
     record = workload_flops_record(study(workload=workload), build_model(workload, CPU))
     assert record is not None
     assert record.flops_per_sample == pytest.approx(3 * 2 * 0.037e9, rel=0.03)
-    assert (record.study, record.counter) == ("weak/tiny", f"torch.utils.flop_counter {torch.__version__}")
+    assert record.study == "weak/tiny"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_ddpscale.run.rank_folder import RankMemory
+from pytest_ddpscale.run.records import RankMemory
 from pytest_ddpscale.worker.device import CpuDevice, open_device
 from pytest_ddpscale.worker.memory_held import be_ended_first, resident_memory
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock, Value
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import RecordSink
-from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
+from tests.builders.records import gang_at
 from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
@@ -169,8 +171,8 @@ def stores(connected: list[TCPStore], request: pytest.FixtureRequest) -> list[St
 
 def gpus_of(written: Sequence[TelemetryBlock], devices: Sequence[str] = UUIDS) -> list[Telemetry]:
     """What was written, GPU by GPU."""
-    hosts, local_ranks = tuple(f"n{rank // PER_NODE + 1}" for rank in RANKS), tuple(rank % PER_NODE for rank in RANKS)
-    return telemetry_of(written, {0: GangRecord(gang=0, hosts=hosts, local_ranks=local_ranks, devices=tuple(devices))})
+    places = [Place(f"n{rank // PER_NODE + 1}", rank % PER_NODE, devices[rank]) for rank in RANKS]
+    return telemetry_of(written, {0: gang_at(places)})
 
 
 def part(rank: int, **changes: Any) -> RankBlock:
@@ -264,15 +266,20 @@ def test_cpus_are_not_sampled(stores: list[Store]) -> None:
     assert gang.samplers == []
 
 
-def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machine: PlayedMachine) -> None:
+def real_sampler(machine: PlayedMachine, monkeypatch: pytest.MonkeyPatch) -> Starts:
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    return lambda uuids, path: Sampler(uuids, Path(mkdtemp(dir=machine.file.parent), path.name), 0.1)
+
+
+def test_the_real_sampler_finds_the_gpus_of_its_ranks(
+    stores: list[Store], machine: PlayedMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By UUID: ranks have the machine's GPUs in another order than NVML, and the last one is of another machine."""
     machine.play([at_work(A100), A100, A100])
     uuids = [uuid_of(1), uuid_of(2), uuid_of(0), "GPU-of-nowhere"]
 
-    def sampler(uuids: Iterable[str], path: Path) -> Sampler:
-        return Sampler(uuids, machine.file.with_name("-".join(uuids)), 0.1, machine.environment())
-
-    gang = Gang(stores, sampler=sampler).begin(uuids)
+    gang = Gang(stores, sampler=real_sampler(machine, monkeypatch)).begin(uuids)
     for rank in (0, 2):  # the first poll takes an interpreter's start
         gang.ranks[rank].samplers[0].wait_for_first_poll(GENEROUS_S)
     written = gang.block(lambda rank: measured(rank, time.time() - 3 - rank, 1.0))
@@ -285,15 +292,12 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(stores: list[Store], machi
 
 
 def test_errors_of_the_first_block_are_counted_however_long_the_sampler_takes_to_start(
-    stores: list[Store], machine: PlayedMachine
+    stores: list[Store], machine: PlayedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.play([at_work(A100), A100])
 
-    def sampler(uuids: Iterable[str], path: Path) -> Sampler:
-        return Sampler(uuids, machine.file.with_name("-".join(uuids)), 0.1, machine.environment())
-
     uuids = [uuid_of(rank % PER_NODE) for rank in RANKS]
-    gang = Gang(stores, sampler=sampler).begin(uuids)
+    gang = Gang(stores, sampler=real_sampler(machine, monkeypatch)).begin(uuids)
     gang.all(lambda rank: rank.telemetry.wait_for_first_poll())
     began = time.time()
     wait_until(began + 0.1)

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
-from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
@@ -22,6 +22,7 @@ from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.judged import Rail, find_link_faults, rails_of
 from tests.builders.probes import pair_evidence
+from tests.builders.records import gang_at
 
 from .kept_records import KeptRecords, context_on_cpu
 
@@ -98,11 +99,7 @@ def measured(ranks: list[Rank]) -> tuple[list[str], Sequence[Rail]]:
     """What each rank returned, and what the first one wrote."""
     ended = [future.result(timeout=60) for future in started(ranks)]
     assert all(not rank.sink.records for rank in ranks[1:]), "only rank 0 writes"
-    hosts = tuple(rank.host for rank in ranks)
-    who = GangRecord(
-        gang=0, hosts=hosts, local_ranks=tuple(rank.control.local_rank for rank in ranks),
-        devices=tuple(rank.device.id for rank in ranks),
-    )  # fmt: skip
+    who = gang_at([Place(rank.host, rank.control.local_rank, rank.device.id) for rank in ranks])
     return ended, rails_of(pair_evidence([who, *ranks[0].sink.records]))
 
 
@@ -118,14 +115,14 @@ def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:
 def test_a_record_says_who_was_measured_and_the_bandwidth_of_the_slower_end() -> None:
     _, found = measured(gang(nodes=2, slow_ranks=(1,)))
     (pair,) = found
-    assert (pair.round, pair.ranks, pair.hosts) == (0, (0, 1), ("n1", "n2"))
-    assert (pair.local_ranks, pair.devices) == ((0, 0), ("cpu-0", "cpu-1"))
+    assert (pair.round, pair.ends) == (0, (Place("n1", 0, "cpu-0"), Place("n2", 0, "cpu-1")))
     assert pair.gbps == pytest.approx(4096 / SLOW_S / 1e9)
 
 
 def test_all_ranks_of_a_node_are_measured_at_once_each_with_its_like() -> None:
     _, found = measured(gang(nodes=2, per_node=2, slow_ranks=(3,)))
-    assert [(pair.round, pair.ranks, pair.local_ranks) for pair in found] == [(0, (0, 2), (0, 0)), (0, (1, 3), (1, 1))]
+    ends = [(pair.round, [(end.host, end.local_rank) for end in pair.ends]) for pair in found]
+    assert ends == [(0, [("n1", 0), ("n2", 0)]), (0, [("n1", 1), ("n2", 1)])]
     assert found[0].gbps > 10 * found[1].gbps
 
 

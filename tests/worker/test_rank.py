@@ -13,11 +13,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
 from msgspec import structs
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import LOGS
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.worker.__main__ import who_i_am
@@ -119,7 +121,9 @@ def test_a_node_may_read_who_its_ranks_are_after_they_are_up() -> None:
         own = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
         control = LateReader(PrefixStore("gang", own), rank, is_up)
         device = CpuDevice()
-        who = structs.replace(who_i_am(control, device, Binding()), device=f"GPU-{rank}")
+        who = who_i_am(control, device, Binding())
+        versions = {"torch": "other"} if rank == 3 else who.versions
+        who = structs.replace(who, place=Place(f"n{rank // 2}", rank % 2, f"GPU-{rank}"), versions=versions)
         context = context_on_cpu(device, control, TIMEOUT, sink=sinks[rank])
 
         def start(devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
@@ -137,3 +141,7 @@ def test_a_node_may_read_who_its_ranks_are_after_they_are_up() -> None:
     assert sampled == {0: ["GPU-0", "GPU-1"], 2: ["GPU-2", "GPU-3"]}
     [gang] = sinks[0].records
     assert isinstance(gang, GangRecord)
+    assert [place.name for place in gang.places] == [f"GPU of local rank {rank % 2} (GPU-{rank})" for rank in range(4)]
+    assert [rank.versions is None for rank in gang.ranks] == [False, True, True, False], "said once"
+    assert [gang.versions_of(rank)["torch"] for rank in (1, 3)] == [torch.__version__, "other"]
+    assert [bool(rank.environment) for rank in gang.ranks] == [True, False, False, False]

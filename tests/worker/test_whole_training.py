@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import EndReason, GangRecord
+from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.run.training_record import TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.compiled_call import forget_compiled
@@ -26,6 +26,7 @@ from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.rank_context import RankContext
 from pytest_ddpscale.worker.replica_checksum import checksum
 from pytest_ddpscale.worker.whole_training import WholeTraining, padded
+from tests.builders.records import gang_on
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_ranks
 from tests.worker.two_kernels import TwoKernels, needs_compiler
@@ -65,7 +66,7 @@ def normalised(rank: int) -> str:
 
 def epochs_of(lines: list[bytes]) -> list[TrainedEpoch]:
     reader = RecordReader()
-    reader.know([GangRecord(gang=0, hosts=("n1",) * 4, local_ranks=(0, 1, 2, 3), devices=("cpu",) * 4)])
+    reader.read(line_of(gang_on(["n1"], 4)))
     return [one for one in map(reader.read, lines) if isinstance(one, TrainedEpoch)]
 
 
@@ -99,11 +100,12 @@ def test_a_run_records_its_epochs_its_spans_and_its_end(one_rank: None) -> None:
     assert isinstance(end, TrainedRun)
     assert [one.epoch for one in (first, second)] == [0, 1]
     assert len(first.losses) == 4 * run_of(1).iterations
-    assert first.trained == run_of(1).epoch_samples == 96
+    assert first.ranks[0].trained == run_of(1).epoch_samples == 96
     assert 5 < end.start_up_s < 35, "from the beginning of the launch"
     assert end.parameters == end.trainable_parameters == 1024 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10
-    assert (end.allocated_bytes, end.reserved_bytes) == (None, None), "nobody counts on a CPU"
-    assert end.skipped_steps == 0
+    (rank,) = end.ranks
+    assert (rank.allocated_bytes, rank.reserved_bytes) == (None, None), "nobody counts on a CPU"
+    assert rank.skipped_steps == 0
 
 
 def test_steps_that_the_loss_scaler_skips_are_counted(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_steps_that_the_loss_scaler_skips_are_counted(one_rank: None, monkeypatc
     monkeypatch.setattr(whole_training, "new_scaler", lambda workload, device: scaler)
     end = carried_out(run_of(1), 0)[2][-1]
     assert isinstance(end, TrainedRun)
-    assert end.skipped_steps == 2 * run_of(1).iterations
+    assert end.ranks[0].skipped_steps == 2 * run_of(1).iterations
 
 
 def test_training_ends_with_the_epoch_in_which_its_loss_is_reached(one_rank: None) -> None:

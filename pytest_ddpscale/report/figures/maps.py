@@ -24,6 +24,7 @@ from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
@@ -169,21 +170,21 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
 
     The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
     """
-    rails: dict[tuple[str, str], dict[tuple[int, ...], list[float]]] = {}
+    rails: dict[tuple[str, str], dict[tuple[Place, ...], list[float]]] = {}
 
-    def add(hosts: tuple[str, str], ranks: tuple[int, ...], gbps: Sequence[float]) -> None:
-        first, second = sorted(hosts)
-        rails.setdefault((first, second), {}).setdefault(ranks, []).extend(gbps)
+    def add(ends: tuple[Place, ...], gbps: Sequence[float]) -> None:
+        first, second = sorted(end.host for end in ends)
+        rails.setdefault((first, second), {}).setdefault(ends, []).extend(gbps)
 
     for one in rails_of(evidence):
-        add(one.hosts, one.ranks, [one.gbps])
+        add(one.ends, [one.gbps])
     if not rails and evidence.plan.probes is not None:
         sent = [probe for probe in evidence.plan.probes.arms if probe.operation.kind == "send-recv"]
         # The probe with the most ranks spans several nodes if any probe does.
         for probe in sorted(sent, key=lambda probe: (-probe.world_size, -(probe.operation.message_bytes or 0)))[:1]:
             for place, values in values_of_probe(probe, evidence).items():
-                if place.peer_host is not None and place.peer_host != place.host:
-                    add((place.host, place.peer_host), place.ranks, values.tolist())
+                if place.is_between_nodes:
+                    add(place.ends, values.tolist())
     return {hosts: min(map(statistics.median, by_rail.values())) for hosts, by_rail in rails.items()}
 
 
@@ -197,10 +198,10 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
     found: dict[tuple[str, str], float] = {}
     for probe in sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0)):
         for place, values in values_of_probe(probe, evidence).items():
-            if place.end is not None and place.peer is not None and place.peer_host == place.host:
-                pair = f"rank {place.end.local_rank}", f"rank {place.peer.local_rank}"
+            if not place.is_between_nodes:
+                one, other = (f"rank {end.local_rank}" for end in place.ends)
                 gbps = statistics.median(values.tolist())
-                found[pair] = min(gbps, found.get(pair, math.inf))
+                found[one, other] = min(gbps, found.get((one, other), math.inf))
         if found:
             break
     return found

@@ -141,8 +141,8 @@ class EndedSession:
     @property
     def telemetry(self) -> list[Telemetry]:
         """What each GPU said of itself in each block."""
-        run = RunDirectory(self.run)
-        return telemetry_of(run.read_telemetry(), gangs_by_number(run.read_records()))
+        records = RunDirectory(self.run).read_records()
+        return telemetry_of(records, gangs_by_number(records))
 
 
 def begin(

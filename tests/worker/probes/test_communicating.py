@@ -19,7 +19,7 @@ from pytest_ddpscale.plan.operation import COLLECTIVES
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import GangRecord, RoundEnd
+from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.forward_hooks import Forwards
@@ -29,7 +29,7 @@ from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.probes.work import CannotProbeError
 from tests.builders.measurements import ProbeMeasurement
-from tests.builders.records import probes_of
+from tests.builders.records import gang_on, probes_of
 
 from ..kept_records import KeptRecords, context_on_cpu
 from ..ranks import on_ranks
@@ -117,7 +117,7 @@ def _within_limit(rank: int) -> tuple[list[bytes], list[float]]:
 def test_messages_larger_than_one_that_takes_too_long_are_not_even_tried(tmp_path: Path) -> None:
     answers = on_ranks(_within_limit, tmp_path, RANKS)
     reader = RecordReader()
-    reader.know([WHO])
+    reader.read(line_of(WHO))
     records = [reader.read(line) for line in answers[0][0]]
     assert {record.arm for record in records if isinstance(record, Block)} == {SMALL.name, MEDIUM.name}
     unsupported = {record.arm: record for record in records if isinstance(record, Unsupported)}
@@ -128,7 +128,7 @@ def test_messages_larger_than_one_that_takes_too_long_are_not_even_tried(tmp_pat
 
 
 Told = tuple[list[str], list[list[AnyRecord]]]
-WHO = GangRecord(gang=0, hosts=("n1",) * RANKS, local_ranks=tuple(range(RANKS)), devices=("cpu",) * RANKS)
+WHO = gang_on(["n1"], RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Why each rank ended, and what it wrote."""
     answers = on_ranks(_probe, tmp_path_factory.mktemp("probes"), RANKS)
     reader = RecordReader()
-    reader.know([WHO])
+    reader.read(line_of(WHO))
     return [ended for ended, _ in answers], [[reader.read(line) for line in lines] for _, lines in answers]
 
 

@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, RoundEnd
+from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.worker import rank_context
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
@@ -26,7 +26,7 @@ from pytest_ddpscale.worker.probes.memory import Copy
 from pytest_ddpscale.worker.probes.running import ProbeRounds
 from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.measurements import ProbeMeasurement
-from tests.builders.records import probes_of
+from tests.builders.records import gang_on, probes_of
 
 from ..kept_records import KeptRecords, context_on_cpu
 
@@ -95,7 +95,7 @@ class Session:
 
     @property
     def measured(self) -> list[ProbeMeasurement]:
-        return probes_of([GangRecord(gang=0, hosts=("n1",), local_ranks=(0,), devices=("cpu",)), *self.records])
+        return probes_of([gang_on(["n1"], 1), *self.records])
 
     def round_ends(self) -> list[tuple[int, list[str]]]:
         return [(record.round, list(record.arms)) for record in self.records if isinstance(record, RoundEnd)]
