@@ -6,20 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import (
     CONFIRMATIONS,
     NodePair,
     PairResult,
-    PairStudy,
     StallSuspects,
     Standings,
     are_stalled,
@@ -28,10 +23,7 @@ from pytest_ddpscale.plan.pairing import (
     is_undecided,
     most_rounds,
     next_round,
-    pair_study,
 )
-from pytest_ddpscale.run.strict_json import read_as
-from tests.builders.json_types import as_json
 from tests.plan.network import Network
 from tests.rows import rows
 from tests.tables import assert_approved, each_block
@@ -261,25 +253,3 @@ def test_a_message_stalls_if_it_takes_far_longer_than_the_others(
     step_s[1, 2, 7] = longest_s
     assert np.argwhere(are_stalled(step_s)).tolist() == ([[1, 2]] if is_stalled else [])
     assert are_stalled(step_s[..., :0]).tolist() == [[False] * 3] * 2
-
-
-def test_how_ranks_are_measured_survives_json() -> None:
-    study = pair_study("cuda")
-    assert read_as(PairStudy, as_json(study)) == study
-    assert as_json(study)["id"] == study.id == "pairs"
-
-
-@rows(
-    ("change", "message"),
-    [
-        ({"iterations": 0}, "iterations"),
-        ({"iterations": True}, "iterations"),
-        ({"arms": []}, "times nothing; expected one all-reduce of 2 ranks"),
-        ({"arms": [as_json(Arm("all-reduce-1mib", 3))]}, "times all-reduce-1mib@3"),
-        ({"arms": [as_json(Arm("send-recv-1mib", 2))]}, "times send-recv-1mib@2"),
-        ({"arms": [as_json(Arm("ddp", 2))]}, "times ddp@2"),
-    ],
-)
-def test_an_impossible_study_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        msgspec.convert(as_json(pair_study("cpu")) | change, PairStudy)
