@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.block import CELLS, Block
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.rank_columns import NOBODY, Index, Keeping, RankColumns, ranks_in_one_place, ranks_of_gang
 from pytest_ddpscale.run.records import GangRecord
 
 StepArray: TypeAlias = npt.NDArray[np.float32]
 # Quantities that every block has, by the type of their arrays.
-_OF_A_CELL = {
-    "present": "?", "groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "began_unix_s": "f8", "digest": "i8",
-}  # fmt: skip
+_OF_A_CELL = {"present": "?", "digest": "i8", **CELLS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +144,7 @@ class Columns(Keeping):
         arms: by study and name of the arm, in the order of their first measurements.
     """
 
-    arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=lambda: MappingProxyType({}))
+    arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=dict)
 
     def of_study(self, study_id: str) -> Iterator[ArmColumns]:
         """All arms of a study."""

@@ -52,7 +52,7 @@ def refuse_contradictions(
         plan: what should have been measured.
         records: all lines of measurements.jsonl.
         is_imported: measured by another tool, so device names are meaningless and ranks had no turns.
-        is_simulated: ranks may be missing, and one gang measures all launches.
+        is_simulated: ranks may be missing.
 
     Raises:
         RunDirectoryError: the message has the line.
@@ -156,21 +156,18 @@ class _Said:
                     "a separate GPU for every rank",
                     "Restore the file from a copy, or measure again with as many GPUs as ranks.",
                 )
-            if plan.nodes > 1 and first.setdefault(place.of_rank, rank) != rank:
+            if first.setdefault(place.of_rank, rank) != rank:
                 raise ValueError(
-                    f"has two ranks as local rank {place.local_rank} of {place.host}, on different nodes",
+                    f"has two ranks as local rank {place.local_rank} of {place.host}",
                     "a unique name for every node",
-                    "Give the nodes different host names, because results could not be assigned, and measure again.",
+                    "Give the nodes different host names, and measure again.",
                 )
-        nodes = len(hosts) if plan.nodes > 1 else 1
-        self._layouts[one.gang] = layout = Layout(nodes, max(1, len(places) // nodes))
-        # The plan of a simulated run may have 1 node with several hosts.
-        is_more = len(hosts) > plan.nodes and not (self._is_simulated and plan.nodes == 1)
-        if is_more or len(places) > plan.layout.world_size:
+        if len(hosts) > plan.nodes or len(places) > plan.layout.world_size:
             most = f"{plan.layout.world_size} on {plan.nodes}"
             raise _not_planned(f"{len(places)} ranks on {len(hosts)} hosts", most)
+        self._layouts[one.gang] = layout = Layout(len(hosts), len(places) // len(hosts))
         planned = [(host, rank) for host in hosts for rank in range(layout.ranks_per_node)]
-        if plan.nodes > 1 and [place.of_rank for place in places] != planned:
+        if [place.of_rank for place in places] != planned:
             raise ValueError("has ranks that are not numbered node by node, with as many on each")
 
     def _refuse_gang_of(self, one: OfRanks) -> None:
@@ -180,7 +177,7 @@ class _Said:
         if hosts < self._plan.nodes and not self._plan.fits_nodes(one.study):  # those that fit may lack lost nodes
             raise _not_planned(f"{one.study} on {hosts} hosts", self._plan.nodes)
         first = self._launch_of.setdefault(one.gang, launch)
-        if first != launch and not self._is_simulated:
+        if first != launch:
             found = f"has {one.study}, of launch {launch}, measured by gang {one.gang}"
             raise ValueError(f"{found}, which measured launch {first}")
 
@@ -214,17 +211,17 @@ class _Said:
             fill = (np.abs(total_s - seconds) <= STEPS_DIFFER_FROM_BLOCK * seconds) & (steps > 0).all(axis=1)
             if not fill.all():
                 at = int(fill.argmin())
-                found = f"has steps of {total_s[at]:g} s in all, the shortest of {steps[at].min():g} s ({STEP_S})"
-                raise ValueError(f"{found}, of rank {one.each('ranks')[at]} in a block of {seconds[at]:g} s")
-        elif one.study == PAIRS or not (arm.is_probe or self._is_imported or self._is_simulated):
+                found = f"has steps ({STEP_S}) of {steps[at].min():g} s and more, {total_s[at]:g} s in all"
+                raise ValueError(f"{found}, of rank {one.ranks[at]} in a block of {seconds[at]:g} s")
+        elif one.study == PAIRS or not (arm.is_probe or self._is_imported):
             raise ValueError(f"has no step times ({STEP_S}) of {one.arm}")
 
     def _refuse_groups(self, one: Block) -> None:
         """The planned groups of ranks worked, and replicas have checksums."""
         arm, layout = self._arms[one.study, one.arm], self._layouts[one.gang]
-        ranks, groups = one.each("ranks"), one.each("groups")
-        if one.turn >= layout.turns(arm):
-            raise ValueError(f"is turn {one.turn} of {one.arm}, whose groups take {layout.turns(arm)} in a round")
+        ranks, groups = np.asarray(one.ranks), one.each("groups")
+        if one.turn >= (turns := layout.turns(arm)):
+            raise ValueError(f"is turn {one.turn} of {one.arm}, whose groups take {turns} in a round")
         if one.study == PAIRS:
             _, at, sizes = np.unique(groups, return_inverse=True, return_counts=True)
             local = ranks % layout.ranks_per_node  # pairs are chosen while measuring, of equal local ranks

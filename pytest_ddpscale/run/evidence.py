@@ -178,6 +178,10 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         seeded[line.study] = {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
     for line in said[RoundEnd]:
         timed.setdefault(line.study, {})[line.round] = frozenset(line.arms)
+    unable = dict[str, str]()
+    for line in said[Unsupported]:
+        why = each(line.reasons, len(line.ranks))[-1]
+        unable[line.arm] = f"{places[line.gang][line.ranks[-1]].host}: {why}"
     unread: dict[tuple[str, str, str], Unread] = {}
     for block in said[Block]:
         for name, reasons in block.unread.items():
@@ -201,10 +205,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         timed,
         ended(said[StudyEnd], "interrupted"),
         sorted({host for gang in gangs.values() for host in gang.hosts}),
-        {
-            line.arm: f"{places[line.gang][line.ranks[-1]].host}: {each(line.reasons, len(line.ranks))[-1]}"
-            for line in said[Unsupported]
-        },
+        unable,
         surveys,
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
@@ -256,7 +257,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         raise broken_file(run.measurements_jsonl, str(error)) from None
     if not is_imported:
         ended = ends_of(records)
-        unfinished = {study: died for study in ids if study not in ended}
+        unfinished = {study: died for study in plan.study_ids if study not in ended}
         finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
         interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
         if goes_on or record.status == "interrupted":

@@ -30,13 +30,9 @@ def in_utc(moment: str) -> datetime:
     found = datetime.fromisoformat(moment)
     if found.tzinfo is None:
         raise ValueError(f"{moment} has no UTC offset")
-    try:
-        found = found.astimezone(timezone.utc)
-    except OverflowError:
-        raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}") from None
     if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
         raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}")
-    return found
+    return found.astimezone(timezone.utc)
 
 
 class ThresholdsUsed(Record, frozen=True):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from functools import cache, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
@@ -25,8 +24,7 @@ from tests.builders.json_types import as_json, run_record
 
 Lines = list[Any]
 Change = Callable[[Lines], Lines]
-GPUS, ROUNDS = 4, FEWEST_ROUNDS + 2
-DIGITS = 16  # of a checksum
+GPUS, PER_NODE, ROUNDS = 4, 2, FEWEST_ROUNDS + 2
 
 
 @cache
@@ -36,7 +34,7 @@ def plan_of(gpus: int) -> Plan:
 
 
 def _cluster(gpus: int) -> SimulatedCluster:
-    return a100(gpus, gpus_per_node=gpus if gpus % 2 else 2)
+    return a100(gpus, gpus_per_node=gpus if gpus % 2 else PER_NODE)
 
 
 PLAN = plan_of(GPUS)
@@ -52,6 +50,11 @@ def _written(gpus: int) -> str:
         return run.measurements_jsonl.read_text("utf-8").replace("SIM-", "GPU-").replace("simulated-", "n")
 
 
+def lines_of(gpus: int) -> Lines:
+    """All that rank 0 writes of so many GPUs."""
+    return [json.loads(line) for line in _written(gpus).splitlines()]
+
+
 def write(
     folder: Path, change: Change = list, plan: Plan = PLAN, *, is_watched: bool = True, **run_json: Any
 ) -> RunDirectory:
@@ -60,8 +63,7 @@ def write(
     run = RunDirectory.create(Path(mkdtemp(dir=folder)) / "run")
     run.write_json(run.run_json, as_json(run_record(sku=plan.sku)) | run_json)
     run.write_json(run.plan_json, plan)
-    lines = change([json.loads(line) for line in _written(plan.world_size).splitlines()])
-    said = [line for line in lines if is_watched or not is_line(line, "telemetry")]
+    said = [line for line in change(lines_of(plan.world_size)) if is_watched or not is_line(line, "telemetry")]
     run.measurements_jsonl.write_text("".join(json.dumps(line) + "\n" for line in said), encoding="utf-8")
     return run
 
@@ -104,13 +106,8 @@ def _at_first(words: str, change: Callable[[Lines, int], Lines]) -> Change:
 
 
 def more(*added: Any) -> Change:
-    """Adds lines after the first one, which announces the gang."""
-
-    def change(lines: Lines) -> Lines:
-        at = next(at for at, line in enumerate(lines) if is_line(line, "gang")) + 1
-        return [*lines[:at], *added, *lines[at:]]
-
-    return change
+    """Adds lines after that of the gang."""
+    return _at_first("gang", lambda lines, at: [*lines[: at + 1], *added, *lines[at + 1 :]])
 
 
 def unable(study: str, arm: str, *ranks: int) -> Change:
@@ -120,36 +117,24 @@ def unable(study: str, arm: str, *ranks: int) -> Change:
 
 def after(*changes: Change) -> Change:
     """All these changes, one after the other."""
-
-    def change(lines: Lines) -> Lines:
-        for one in changes:
-            lines = one(lines)
-        return lines
-
-    return change
+    return lambda lines: reduce(lambda changed, change: change(changed), changes, lines)
 
 
 def absent(words: str, *ranks: int) -> Change:
-    """Leaves ranks out of the columns of all such lines."""
-    return lambda lines: [_without_ranks(line, ranks) if is_line(line, words) else line for line in lines]
+    """Leaves ranks out of the columns of all such lines, which have no series."""
 
+    def cut(line: Any) -> Any:
+        told = [one["rank"] if isinstance(one, dict) else one for one in line["ranks"]]
 
-def _without_ranks(line: Any, ranks: Sequence[int]) -> Any:
-    told = [one["rank"] if isinstance(one, dict) else one for one in line["ranks"]]
-    keep = [at for at, rank in enumerate(told) if rank not in ranks]
+        def kept(said: Any) -> Any:
+            if isinstance(said, dict):
+                return {name: kept(value) for name, value in said.items()}
+            return (
+                [one for one, rank in zip(said, told, strict=True) if rank not in ranks]
+                if isinstance(said, list)
+                else said
+            )
 
-    def kept(said: Any) -> Any:
-        """Of a column, or of a text in which ranks have equal parts."""
-        part = len(said) // len(line["ranks"])
-        return type(said)().join(said[at * part : (at + 1) * part] for at in keep)
+        return kept(line)
 
-    def changed(name: str, said: Any) -> Any:
-        if name == "series":
-            return {key: base64.b64encode(kept(base64.b64decode(text))).decode() for key, text in said.items()}
-        if name == "digests" and len(said) > DIGITS:
-            return kept(said)
-        if isinstance(said, dict):
-            return {key: changed(key, value) for key, value in said.items()}
-        return [said[at] for at in keep] if isinstance(said, list) else said
-
-    return changed("", line)
+    return lambda lines: [cut(line) if is_line(line, words) else line for line in lines]

@@ -274,6 +274,20 @@ class TestNewRunDirectory:
         with pytest.raises(RunDirectoryError, match=r"already holds|is not empty"):
             new_run_directory(run.path, "cpu")
 
+    def test_a_run_that_another_process_began_and_ended_meanwhile_is_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        acquire, mine = RunLock.acquire, RunDirectory(Path("mine"))
+
+        def late(directory: Path) -> RunLock:
+            mine.write_json(mine.run_json, run_record())
+            return acquire(directory)
+
+        monkeypatch.setattr(RunLock, "acquire", late)
+        with pytest.raises(RunDirectoryError, match="already holds a run"):
+            new_run_directory(mine.path, "cpu")
+        acquire(mine.path).release()  # the lock was given back
+
     @pytest.mark.parametrize("below", ["", "sub"])
     def test_a_file_in_the_way_is_left_as_it_is(self, below: str) -> None:
         Path("file").write_text("in the way")
