@@ -376,4 +376,4 @@ _ALL = (
     ),
 )  # fmt: skip
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+METRICS = {metric.name: metric for metric in _ALL}

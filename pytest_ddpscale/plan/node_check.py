@@ -89,4 +89,4 @@ _ALL = (
     NodeCheck("pcie_under_load", "PCIe under load", "PCIe links run at full speed under load", "telemetry"),
 )
 
-NODE_CHECKS: dict[str, NodeCheck] = {check.name: check for check in _ALL}
+NODE_CHECKS = {check.name: check for check in _ALL}

@@ -155,14 +155,9 @@ class PairStudy:
             raise ValueError(f"a pair study times {found}; expected one all-reduce of 2 ranks")
 
     @property
-    def arm(self) -> Arm:
-        """What each pair of ranks times."""
-        return self.arms[0]
-
-    @property
     def message_bytes(self) -> int:
         """Size of one all-reduce, in bytes."""
-        return self.arm.operation.message_bytes or 0
+        return self.arms[0].operation.message_bytes or 0
 
 
 def pair_study(device_type: DeviceType) -> PairStudy:

@@ -140,9 +140,20 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         if not takes_all and all(map(layout.fits_node, [*every, *probed])):
             layout = Layout(empty.nodes, _largest([*every, *probed]))
         ranks_per_node = layout.ranks_per_node
-        _add_whole_nodes(arms, layout)
+        for (scaling, workload), wanted in arms.items():
+            trained = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
+            beyond, size = _largest(arm for arm in trained if not layout.fits_node(arm)), layout.ranks_per_node
+            while scaling == "weak" and size < beyond:
+                if size > 1:
+                    wanted.add(Arm("ddp", size, workload.batch_size))
+                size *= 2
     _add_each(arms, layout)
-    turns = _turns(arms, _largest(every), ranks_per_node or _largest(every))
+    # Of a node's ranks those take turns that some arm trains together, in whole groups of smaller arms. Others would
+    # count as tested although no larger arm shows their slowness, which the turns average away.
+    here = ranks_per_node or _largest(every)
+    most, sizes = min(_largest(every), here), {arm.world_size for wanted in arms.values() for arm in wanted}
+    dealt = [size for size in sizes if size < most and here % size == 0]
+    turns = next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
     uncompared, studies = min(pace.rounds, pace.uncompared_rounds), []
 
     def compared(key: tuple[Scaling, Workload]) -> int:
@@ -165,28 +176,6 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
 
 def _largest(arms: Iterable[Arm]) -> int:
     return max((arm.world_size for arm in arms), default=1)
-
-
-def _add_whole_nodes(arms: Wanted, layout: Layout) -> None:
-    """Add arms of one node, two, four … below the size of weak scaling that goes beyond a node."""
-    for (scaling, workload), wanted in arms.items():
-        trained = [arm for arm in wanted if arm.placement == "packed" and not arm.infers]
-        most, size = _largest(arm for arm in trained if not layout.fits_node(arm)), layout.ranks_per_node
-        while scaling == "weak" and size < most:
-            if size > 1:
-                wanted.add(Arm("ddp", size, workload.batch_size))
-            size *= 2
-
-
-def _turns(arms: Wanted, asked: int, ranks_per_node: int) -> int:
-    """How many ranks of a node take turns: those that some arm trains together, in whole groups of smaller arms.
-
-    Other ranks do not take turns: they would count as tested although no larger arm shows their slowness, which the
-    turns average away.
-    """
-    most, sizes = min(asked, ranks_per_node), {arm.world_size for wanted in arms.values() for arm in wanted}
-    dealt = [size for size in sizes if size < most and ranks_per_node % size == 0]
-    return next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
 
 
 def _add_each(arms: Wanted, layout: Layout | None) -> None:

@@ -181,7 +181,7 @@ def _paired(run: SimulatedRun, study: PairStudy, pairs: tuple[NodePair, ...], nu
     }
     return Block(
         study=study.id,
-        arm=study.arm.name,
+        arm=study.arms[0].name,
         round=number,
         gang=GANG,
         count=study.iterations,

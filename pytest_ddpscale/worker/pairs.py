@@ -126,7 +126,7 @@ class PairSearch:
         keys = [self._record_key(number, rank) for rank in ranks]
         study, common = self._study, {"round": number, "gang": self._context.gang, "count": self._study.iterations}
         parts = self._control.hear_all(keys, RankBlock)
-        block = joined(Block, parts, study=study.id, arm=study.arm.name, **common)
+        block = joined(Block, parts, study=study.id, arm=study.arms[0].name, **common)
         self._context.sink.append_record(block)
         for key in keys:
             self._control.forget(key)
