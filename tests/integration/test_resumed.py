@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
@@ -56,10 +57,10 @@ def test_what_is_interrupted_is_resumed_to_the_end(tmp_path: Path) -> None:
     ranks = [rank.pid for gang in gangs_by_number(run.read_records()).values() for rank in gang.ranks]
     assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
 
-    first = blocks(run, FIRST)
+    first = [line_of(one) for one in blocks(run, FIRST)]
     finished = session(site, "--ddp-resume=run", *QUICK)
     assert finished.returncode == pytest.ExitCode.OK, finished.stdout
-    assert blocks(run, FIRST) == first
+    assert [line_of(one) for one in blocks(run, FIRST)] == first
     assert {one.round for one in blocks(run, SECOND)} == set(range(8))
     assert [list(one.measured_anew) for one in run.read_run().resumed] == [[SECOND]]
     assert verdicts_of(site)["outcome"] == "accepted"
