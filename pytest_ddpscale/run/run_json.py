@@ -66,7 +66,6 @@ class Resumed(Record, frozen=True, kw_only=True):
     at: str
     argv: tuple[str, ...]
     status_before: str
-    thresholds_digests: str
     measured_anew: dict[str, str]
     noted: dict[str, str] = field(default_factory=dict)
 
@@ -150,8 +149,8 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         said = self.simulated or self.status == "simulated" or self.simulation is not None
         return said or any(device.startswith(SIMULATED_DEVICE) for device in devices)
 
-    def resumption_notes(self) -> list[str]:
-        """Notes for readers of a run that was measured in several sessions."""
+    def resumption_notes(self, thresholds_digests: str) -> list[str]:
+        """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
         if not self.resumed:
             return []
         first = self.thresholds.digests if self.thresholds else ""
@@ -160,10 +159,9 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         if anew:
             earlier = "measured again when resumed (earlier attempts: superseded.jsonl)"
             notes.append(f"{earlier}: {', '.join(anew)}")
-        others = [one.thresholds_digests for one in self.resumed if one.thresholds_digests != first]
-        if others:
+        if thresholds_digests != first:
             notes.append(
-                f"resumed with another thresholds file (sha256 {others[-1][:12]}) than at the start "
-                f"(sha256 {first[:12]}); the bounds of the first decided when the kept studies ended"
+                f"judged by another thresholds file (sha256 {thresholds_digests[:12]}) than at the start "
+                f"(sha256 {first[:12]}), whose bounds decided when studies ended"
             )
         return notes

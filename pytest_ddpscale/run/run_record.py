@@ -82,7 +82,6 @@ def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, s
 def resume_run(
     run: RunDirectory,
     argv: Sequence[str],
-    thresholds_digests: str,
     measured_anew: Mapping[str, str],
     noted: Mapping[str, str] | None = None,
 ) -> None:
@@ -96,7 +95,7 @@ def resume_run(
     record = run.read_run()
     began = Resumed(
         at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
-        thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew), noted=dict(noted or {}),
+        measured_anew=dict(measured_anew), noted=dict(noted or {}),
     )  # fmt: skip
     others = {key: said for key, said in began.noted.items() if key != OPERATOR}
     record = replace(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.records import GangRecord, PeakBytes, StudyEnd, gangs_by_number
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds
 
@@ -55,6 +54,11 @@ class RankEpoch(Record, frozen=True, kw_only=True):
         if self.correct > self.validated:
             raise ValueError(f"correct={self.correct} of validated={self.validated}; expected at most as many")
 
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training, including compilation and waiting for data."""
+        return self.compile_s + self.training_s + self.waiting_s
+
 
 class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
     """One epoch.
@@ -73,29 +77,26 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
     losses: Annotated[tuple[float, ...], Meta(min_length=1)]
     ranks: Annotated[tuple[RankEpoch, ...], Meta(min_length=1)]
 
-    def of_ranks(self, *names: str) -> FloatArray:
-        """The sum of some quantities of each rank, (ranks,)."""
-        return np.array([sum(getattr(one, name) for name in names) for one in self.ranks], np.float64)
-
     @property
     def mean_loss(self) -> float:
         """Mean over the iterations."""
-        return float(np.mean(self.losses))
+        return fmean(self.losses)
 
     @property
     def samples_per_s(self) -> float:
         """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
-        return float(self.of_ranks("trained").sum() / self.of_ranks("compile_s", "training_s", "waiting_s").max())
+        return sum(one.trained for one in self.ranks) / max(one.trained_s for one in self.ranks)
 
     @property
     def accuracy(self) -> float:
         """Share of all validated images that were classified correctly, ranks weighted by their images."""
-        return float(self.of_ranks("correct").sum() / self.of_ranks("validated").sum())
+        return sum(one.correct for one in self.ranks) / sum(one.validated for one in self.ranks)
 
     @property
     def validation_samples_per_s(self) -> float:
         """Validation throughput, computed like `samples_per_s`."""
-        return float(self.of_ranks("validated").sum() / self.of_ranks("validation_s", "validation_waiting_s").max())
+        longest_s = max(one.validation_s + one.validation_waiting_s for one in self.ranks)
+        return sum(one.validated for one in self.ranks) / longest_s
 
 
 class RankTrained(Record, frozen=True, kw_only=True):
@@ -224,8 +225,7 @@ class RunRecords:
     @property
     def samples_per_s(self) -> float | None:
         """Mean throughput without the first epoch, in which caches fill and kernels compile; None with one epoch."""
-        later = [epoch.samples_per_s for epoch in self.epochs[1:]]
-        return sum(later) / len(later) if later else None
+        return fmean(epoch.samples_per_s for epoch in self.epochs[1:]) if len(self.epochs) > 1 else None
 
 
 def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]:
@@ -274,6 +274,6 @@ def _with(one: RunRecords, record: OfTraining | StudyEnd, gangs: Mapping[int, Ga
     if validated != run.samples.validation_samples:
         raise ValueError(f"validated {validated} {samples} {of}; expected {run.samples.validation_samples}, each once")
     for name in ("training_s", "validation_s"):
-        if not (record.of_ranks(name, "compile_s") > 0).all():
+        if any(getattr(rank, name) + rank.compile_s <= 0 for rank in record.ranks):
             raise ValueError(f"took no time ({name}) {of}")
     return replace(one, epochs=(*one.epochs, record))

@@ -86,9 +86,7 @@ def test_a_rejected_run_on_one_node_drains_it_with_nobody_named(tmp_path: Path) 
     assert found.evidence == "weak_scaling_efficiency resnet152-fp16-8gpu 71.0 %, bound ≥ 96.0 % and 1 more failed"
 
 
-RESUMED = Resumed(
-    at="2026-01-31T12:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={}
-)
+RESUMED = Resumed(at="2026-01-31T12:00:00+00:00", argv=(), status_before="interrupted", measured_anew={})
 
 
 def test_the_only_node_is_drained_although_no_rank_came_up_on_it(tmp_path: Path) -> None:

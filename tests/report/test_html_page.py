@@ -185,7 +185,7 @@ def test_one_reason_of_several_requirements_stands_once_below_them() -> None:
 
 def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
     resumed = Resumed(
-        at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={},
+        at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", measured_anew={},
         noted={"operator": "Bob"},
     )  # fmt: skip
     run = with_fields(RUN, noted={"rack": "B 7", "operator": "Ann"}, resumed=(resumed, resumed))

@@ -76,7 +76,7 @@ class TestRunJson:
     def test_secrets_of_the_command_line_are_not(self, run: RunDirectory) -> None:
         argv = ("pytest", "--ddp-slurm-args=--comment=token=hunter2", "--password", "hunter2", "-k", "key or token")
         start_run(run, "a100", argv, Path("thresholds.yaml"), "ab" * 32)
-        resume_run(run, argv, "ab" * 32, {})
+        resume_run(run, argv, {})
         assert "hunter2" not in run.run_json.read_text(encoding="utf-8")
         assert run.read_run().argv[-2:] == ("-k", "key or token")
 
@@ -149,7 +149,7 @@ class TestEnds:
 class TestResumed:
     def test_run_json_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
         finish_run(run, "interrupted")
-        resume_run(run, ("pytest", "--ddp-resume=run"), "ab" * 32, {"weak/r": "error"})
+        resume_run(run, ("pytest", "--ddp-resume=run"), {"weak/r": "error"})
         record = run.read_run()
         assert (record.status, record.finished_at) == ("running", None)
         (resumed,) = record.resumed
@@ -158,31 +158,30 @@ class TestResumed:
             at=resumed.at,
             argv=("pytest", "--ddp-resume=run"),
             status_before="interrupted",
-            thresholds_digests="ab" * 32,
             measured_anew={"weak/r": "error"},
         )
 
     def test_who_resumes_is_added_and_a_ticket_stays_unless_there_is_another(self, run: RunDirectory) -> None:
         noted = {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
         start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, noted=noted)
-        resume_run(run, (), "ab" * 32, {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
-        resume_run(run, (), "ab" * 32, {}, {"operator": "Ann"})
+        resume_run(run, (), {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
+        resume_run(run, (), {}, {"operator": "Ann"})
         record = run.read_run()
         assert record.operators == ("Ann", "Bob")
         assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
         assert record.further_notes == {"rack": "B 7"}
 
     def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
-        assert run.read_run().resumption_notes() == []
-        resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})
-        notes = run.read_run().resumption_notes()
+        assert run.read_run().resumption_notes("cd" * 32) == []
+        resume_run(run, (), {"weak/r": "error", "strong/r": "no end"})
+        notes = run.read_run().resumption_notes("ab" * 32)
         assert notes[0].startswith("measured in 2 sessions: resumed 20")
         assert notes[1].endswith("superseded.jsonl): weak/r (error), strong/r (no end)")
         assert len(notes) == 2
 
     def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:
-        resume_run(run, (), "cd" * 32, {})
-        (_, note) = run.read_run().resumption_notes()
+        resume_run(run, (), {})
+        (_, note) = run.read_run().resumption_notes("cd" * 32)
         assert "another thresholds file (sha256 cdcdcdcdcdcd)" in note
         assert "(sha256 abababababab)" in note
 

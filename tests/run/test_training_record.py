@@ -112,6 +112,7 @@ def test_mean_throughput_leaves_the_first_epoch_out() -> None:
 def test_throughput_is_at_the_slowest_ranks_pace_and_counts_waiting() -> None:
     epoch = epoch_of(RUN, training_s=(1.0, 3.0), waiting_s=(0.0, 1.0))
     assert epoch.samples_per_s == pytest.approx(64 / 4)
+    assert epoch_of(RUN, validation_waiting_s=(1.0, 3.0)).validation_samples_per_s == pytest.approx(16 / 4)
 
 
 def test_accuracy_weighs_ranks_by_their_images() -> None:
