@@ -42,8 +42,8 @@ def _pairs(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
         yield name, _version(a, name), _version(b, name)
     yield from _topology(a, b)
     yield from _of_studies(a, b)
-    for name in sorted({*a.record.environment, *b.record.environment}):
-        yield name, a.record.environment.get(name, "not set"), b.record.environment.get(name, "not set")
+    for name in sorted({*a.evidence.environment, *b.evidence.environment}):
+        yield name, a.evidence.environment.get(name, "not set"), b.evidence.environment.get(name, "not set")
 
 
 def _how_measured(run: ComparedRun) -> str:

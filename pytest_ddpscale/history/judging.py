@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from pytest_ddpscale.history.baseline import Baseline, missing_gpus
 from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of, known_versions
@@ -12,7 +11,6 @@ from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.digits import percent
@@ -90,16 +88,12 @@ def _without_any_past(found: Regression) -> list[str]:
 
 def _culprit(one: Compared) -> Culprit:
     value = one.value
-    kind: Literal["node", "gpu"] = "node" if value.gpu_uuid is None else "gpu"
-    place = Place(value.host, None, value.gpu_uuid or "", value.gpu_index)
     # Not certain: the software or the room's temperature may have changed instead.
-    return Culprit(kind, (place,), _in_words(one), is_certain=False)
+    return Culprit("node" if value.gpu_uuid is None else "gpu", (value.place,), _in_words(one), is_certain=False)
 
 
 def _place(value: KeyValue) -> str:
-    if value.gpu_uuid is None:
-        return value.host
-    return f"{Place(value.host, None, value.gpu_uuid, value.gpu_index).number} on {value.host}"
+    return value.host if value.gpu_uuid is None else f"{value.place.number} on {value.host}"
 
 
 def _in_words(one: Compared) -> str:

@@ -19,6 +19,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import strict_json
 
 _CPU = "cpu"
@@ -86,6 +87,11 @@ class KeyValue:
     def what(self) -> str:
         """``throughput_per_gpu resnet50-fp16 (DDP of 8, batch 256)``: the quantity without its place."""
         return " ".join(filter(None, (self.metric, self.subject, f"({self.how})" if self.how else "")))
+
+    @property
+    def place(self) -> Place:
+        """The GPU, or the node."""
+        return Place(self.host, None, self.gpu_uuid or "", self.gpu_index)
 
     @cached_property
     def series(self) -> KeyValueSeries:

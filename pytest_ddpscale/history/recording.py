@@ -195,8 +195,8 @@ def _judged_at(judgement: Judgement, started_at: str) -> str:
 
 def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
     """Software versions on each host of the run, from its ranks and, such as the driver's, from its survey."""
-    everywhere, named = record.versions, [one.host for one in record.hosts]
-    found = {host: dict(everywhere) for host in (*named, *sorted(evidence.columns.hosts), *evidence.hosts)}
+    everywhere = record.versions
+    found = {host: dict(everywhere) for host in (*sorted(evidence.columns.hosts), *evidence.hosts)}
     for gang in gangs_by_number(records).values():
         for rank, place in enumerate(gang.places):
             found[place.host] |= known_versions(gang.versions_of(rank))

@@ -58,7 +58,7 @@ def _without_own_results(verdict: Verdict, study: Study, evidence: Evidence) -> 
     unrepeated = sum(not step.repeats for step in steps.values())
     reason = f"{unrepeated} of {len(steps)} ranks got another result when they repeated the seeded step of {study.id}"
     alone = {(place.host, place.uuid) for place in steps}
-    if alone <= evidence.compared_alone():
+    if alone <= evidence.compared_alone:
         note = (
             f"{reason}: the model has no deterministic kernels; what each rank computes was compared in other studies"
         )

@@ -29,7 +29,7 @@ LONGEST_UNPOLLED_S = 2.0
 # … and even short windows need on average one poll in this time.
 RAREST_POLLS_S = 10.0
 # Readings from the same NVML call share one key in `SurveyedGpu.unreadable`.
-_READ_AS = {"memory_bytes": "memory", "pci_device_id": "pci", "nvlinks_active": "nvlinks"}
+_READ_AS = {"nvlinks_active": "nvlinks"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -200,8 +200,7 @@ def ecc_under_load(seen: NodeEvidence) -> Findings:
 def _new_errors(expectation: NodeExpectation, windows: TelemetryColumns) -> Iterator[Finding]:
     """New errors of all windows.
 
-    One unread window makes the result unknown: the next window counts from the poll before its own begin, not from the
-    last window that was read, so an error in the unread window may be in no count.
+    One unread window makes the result unknown: if it is the last one of a launch, no later one counts its errors.
     """
     uncorrected, corrected = int(np.nansum(windows.ecc_uncorrected)), int(np.nansum(windows.ecc_corrected))
     reasons = windows.unreadable[np.isnan(windows.ecc_uncorrected)]

@@ -101,8 +101,8 @@ def _with_other_rules(verdict: Verdict, steps: ArmRounds, limit: float, beyond: 
         return replace(verdict, culprits=tuple(beyond) if verdict.outcome == "failed" else ())
     nodes = slow_nodes(group, steps)
     # The median of others lies in the larger group, or between both, of which either may be the normal one.
-    named = [node_culprit(ranks) for ranks in nodes.values()]
-    named += [one.culprit for one in group if one.host not in nodes]
+    whole = [node_culprit(ranks) for ranks in nodes.values()]
+    named = [*whole, *(one.culprit for one in group if one.host not in nodes)]
     named = [replace(one, is_certain=False) for one in named]
     if verdict.outcome == "passed":
         if statistics.median(one.ratio for one in group) < 1 + limit:
@@ -111,7 +111,7 @@ def _with_other_rules(verdict: Verdict, steps: ArmRounds, limit: float, beyond: 
     verdict = replace(verdict, reason=f"{verdict.reason}; {groups_text(group, nodes)}")
     if verdict.outcome == "inconclusive":
         return replace(verdict, culprits=tuple(named))
-    places = {one.culprit.identity for one in group if one.ambiguous} | {one.identity for one in named}
+    places = {one.culprit.identity for one in group if one.ambiguous} | {one.identity for one in whole}
     is_half = 2 * len(group) >= len(steps.ranks)
     doubtful = [one for one in beyond if is_half and one.identity in places]
     return replace(

@@ -14,19 +14,14 @@ import sys
 from pytest_ddpscale.node.agent import NodeAgent
 
 
-def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The agent's own command line; launchers are its only callers."""
+def main() -> int:
+    """Serve as the agent. Returns torchrun's exit code, or 0 if the supervisor ended it."""
     parser = argparse.ArgumentParser(prog="pytest_ddpscale.node")
     parser.add_argument("--node", type=int, default=0, help="the node's index")
     parser.add_argument("--host", default="", help="the node's name; default: the host's")
     parser.add_argument("--node-from", metavar="VARIABLE", help="environment variable with the node's index")
     parser.add_argument("--host-from", metavar="VARIABLE", help="environment variable with the node's name")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Serve as the agent. Returns torchrun's exit code, or 0 if the supervisor ended it."""
-    arguments = parse_arguments(sys.argv[1:])
+    arguments = parser.parse_args()
     node = int(os.environ[arguments.node_from]) if arguments.node_from else arguments.node
     named = os.environ.get(arguments.host_from, "") if arguments.host_from else arguments.host
     return NodeAgent(node, named or socket.gethostname()).run()

@@ -54,8 +54,7 @@ from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
     WantedArms,
-    leave_assignment,
-    leave_wanted_arms,
+    leave_order,
     open_records,
 )
 from pytest_ddpscale.util.orphans import die_with_parent
@@ -112,7 +111,7 @@ class NodeAgent:
         endpoint = start.endpoint or self._endpoint(task.gang_id, "127.0.0.1")
         with _own_folders() as self._folder:
             assignment = msgspec.structs.replace(task.assignment, deadline_unix_s=start.deadline_unix_s)
-            leave_assignment(self._folder, assignment)
+            leave_order(self._folder, assignment)
             return self._serve(task, endpoint, self._folder)
 
     def _leave(self) -> int:
@@ -170,7 +169,9 @@ class NodeAgent:
         nccl_logs = self._nccl_logs(task, folder)
         self._tell_last_words(task, folder, nccl_logs, exits, was_ended=was_ended)
         if has_failed and nccl_logs[0].parent == folder:  # else they are sent anyway
-            _copy(nccl_logs, folder / LOGS / "gang")
+            for log in nccl_logs:
+                with contextlib.suppress(OSError):  # without NCCL there are no logs
+                    shutil.copy(log, folder / LOGS / "gang")
         self._pass_logs_on(logs, is_last=True)
         if task.post_mortem and has_failed:
             self._look_at_gpus_again(was_ended=was_ended)
@@ -249,7 +250,9 @@ class NodeAgent:
                     self._tell(news)
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + task.beat_s
-                    self._beat(ranks)
+                    beats: Sequence[Heard] = ranks.beats() or [Beat(node=self._node, host=self._host)]
+                    for beat in beats:
+                        self._tell(beat)
                 if time.monotonic() >= next_logs:
                     next_logs = time.monotonic() + max(LOGS_EVERY_S, task.beat_s)
                     self._pass_logs_on(logs)
@@ -265,13 +268,6 @@ class NodeAgent:
     def _forget(self, descriptor: int) -> None:
         if descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
-
-    def _beat(self, ranks: LocalRanks) -> None:
-        beats = ranks.beats()
-        for beat in beats:
-            self._tell(beat)
-        if not beats:
-            self._say(Beat)
 
     def _pass_records_on(self, records: int) -> None:
         """Pass on complete lines only; a line cut off by the end of rank 0 is dropped."""
@@ -306,7 +302,7 @@ class NodeAgent:
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
-                        leave_wanted_arms(self._folder, order)
+                        leave_order(self._folder, order)
             elif order is not None and not isinstance(order, Stay):
                 self._orders.append(order)
 
@@ -367,12 +363,6 @@ def _own_folders() -> Iterator[Path]:
             (logs / whose).mkdir(parents=True)
         (folder / LOGS).symlink_to(logs)
         yield folder
-
-
-def _copy(logs: Sequence[Path], folder: Path) -> None:
-    for log in logs:
-        with contextlib.suppress(OSError):  # without NCCL there are no logs
-            shutil.copy(log, folder)
 
 
 def _exit_on_signal(number: int, frame: object) -> None:

@@ -92,16 +92,13 @@ def ask_torch(
 
     def answer() -> TorchFacts:
         _, problem = command.output()
-        found = _facts(command.printed.decode("utf-8", errors="replace"))
+        printed = command.printed.decode("utf-8", errors="replace").strip()
+        try:  # output of torch or of a site may precede the last line
+            found = msgspec.json.decode(printed.splitlines()[-1], type=TorchFacts)
+        except (IndexError, msgspec.MsgspecError):
+            found = TorchFacts(problem=f"printed no valid facts: {printed[-200:]!r}")
         if problem and found.torch:  # it hung or crashed where it counts GPUs
             return msgspec.structs.replace(found, cuda_problem=problem)
         return TorchFacts(problem=problem) if problem else found
 
     return answer
-
-
-def _facts(output: str) -> TorchFacts:
-    try:  # output of torch or of a site may precede the last line
-        return msgspec.json.decode(output.strip().splitlines()[-1], type=TorchFacts)
-    except (IndexError, msgspec.MsgspecError):
-        return TorchFacts(problem=f"printed no valid facts: {output.strip()[-200:]!r}")

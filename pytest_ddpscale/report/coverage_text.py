@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection
 from itertools import combinations, islice
 
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import by_number, first_few
 
 _MOST_NAMED = 5
@@ -29,12 +28,12 @@ def tested_text(coverage: Coverage) -> str:
     return f"{tested} of {count_text(coverage.node_count, 'node')}{gpus_text}"
 
 
-def took_text(run: RunRecord) -> str:
+def took_text(run: RunRecord, coverage: Coverage | None) -> str:
     """``14.6 min, 15.6 GPU-hours``; empty for a run that was not measured from its beginning to its end."""
     if not run.finished_at or run.is_simulated() or run.is_imported or run.resumed:
         return ""
     minutes = (in_utc(run.finished_at) - run.began).total_seconds() / 60
-    gpus = sum(device.uuid != "cpu" for host in run.hosts for device in host.devices)
+    gpus = sum(bool(gpu.tested_by) for gpu in coverage.gpus) if coverage else 0
     return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
 
 
@@ -91,12 +90,13 @@ def _gpu(gpu: GpuCoverage) -> str:
     return f"{gpu.place.name}: {gpu.problem or 'took no part'}"
 
 
-def software_versions(run: RunRecord, surveys: Collection[Survey]) -> dict[str, str]:
+def software_versions(run: RunRecord, evidence: Evidence | None) -> dict[str, str]:
     """Version by name, ``570.1``; where nodes differ, ``570.1 (14 nodes), 565.3 (2 nodes)``.
 
     Versions come from the ranks; from the surveys if the ranks did not report one, or if nodes differ.
     """
-    found = dict(run.versions)
+    surveys = evidence.surveys.values() if evidence else ()
+    found = run.versions | (evidence.versions if evidence else {})
     names = dict.fromkeys(name for survey in surveys for name, version in survey.versions.items() if version)
     for name in names:
         of_nodes = Counter(version for survey in surveys if (version := survey.versions.get(name)))

@@ -104,15 +104,16 @@ def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
         RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
     """
     run, judged = open_judged(path)
-    record, judgement = run.read_run(), read_judged(run, judged)
-    began, aside, why_not = int(record.began.timestamp()), _set_aside(record, judgement), _why_no_return(record)
+    record, judgement, gangs = run.read_run(), read_judged(run, judged), gangs_by_number(run.read_records()).values()
+    aside = _set_aside(record, judgement, [place.uuid for gang in gangs for place in gang.places])
+    began, why_not = int(record.began.timestamp()), _why_no_return(record)
     if rehearses:
         if aside != WATERMARK:
             raise OptionError("--rehearse", f"found {path}, a run of a real machine", "simulated runs")
         record, aside = structs.replace(record, status="finished"), None
     if aside is not None:
         return _findings(path, 0, [HostFinding("none", NOBODY, aside)])
-    done, hosts = _done(run), [host.host for host in record.hosts]
+    done, hosts = _done(run), sorted({host for gang in gangs for host in gang.hosts})
     if record.status != "finished":
         unfinished = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
         named = [*_lost(run, hosts), *_accused(replace(judgement, outcome="incomplete"))]
@@ -181,9 +182,8 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
         yield "\t".join(text.one_line(field) or NOBODY for field in fields)
 
 
-def _set_aside(record: RunRecord, judgement: Judgement) -> str | None:
+def _set_aside(record: RunRecord, judgement: Judgement, devices: Sequence[str]) -> str | None:
     """Why nothing follows from a run for any host; None if something can."""
-    devices = [place.uuid for verdict in judgement.verdicts for one in verdict.culprits for place in one.places]
     if judgement.simulated or record.is_simulated(devices):
         return WATERMARK
     if record.is_imported:

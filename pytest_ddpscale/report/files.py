@@ -49,7 +49,7 @@ def write_reports(
             "junit.xml": lambda: junit.render_junit(judgement),
             "requirements.csv": lambda: csv_tables.render_requirements(judgement),
             "culprits.csv": lambda: csv_tables.render_culprits(judgement),
-            "metrics.prom": lambda: render_prometheus(judgement, record),
+            "metrics.prom": lambda: render_prometheus(judgement, record, evidence.gangs),
         }
         for name, render in views.items():
             problems.append(_attempt(name, partial(_write, run.path / name, render)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number, first_few
 
@@ -48,8 +50,8 @@ def shared(
     judgement: Judgement, run: RunRecord, evidence: Evidence | None, causes: Sequence[Cause], *, goes_on: bool = False
 ) -> dict[str, Any]:
     """What the templates of both reports show, by the names they use; surveys and profiles only with evidence."""
-    is_simulated, surveys = judgement.simulated or run.is_simulated(), evidence.surveys.values() if evidence else ()
-    versions = coverage_text.software_versions(run, surveys)
+    is_simulated = judgement.simulated or run.is_simulated()
+    versions = coverage_text.software_versions(run, evidence)
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     needs_none = judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported
     not_signed = "To be signed once measuring is over." if goes_on else ""
@@ -63,7 +65,7 @@ def shared(
         "again": "" if needs_none else shlex.join(map(text.one_line, run.command_again)),
         "warnings": [warning_text(one) for one in warnings(judgement)],
         "key_numbers": key_numbers(judgement),
-        "facts": facts(judgement, run, versions),
+        "facts": facts(judgement, run, versions, evidence.gangs if evidence else ()),
         "reservations": [*reservations(judgement)],
         "not_tested": not_tested_lines(judgement),
         "not_covered": [*NOT_COVERED],
@@ -153,18 +155,21 @@ def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
     return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
 
 
-def facts(judgement: Judgement, run: RunRecord, versions: dict[str, str]) -> list[tuple[str, str]]:
+def facts(
+    judgement: Judgement, run: RunRecord, versions: dict[str, str], gangs: Collection[GangRecord]
+) -> list[tuple[str, str]]:
     """What was tested, where, when and by whom, by name."""
-    names = Counter(device.name or "device of unknown name" for host in run.hosts for device in host.devices)
+    ranks = ranks_by_host(gangs)
+    names = Counter(one.device_name or "device of unknown name" for host in ranks.values() for one in host)
     devices = ", ".join(f"{count} × {name}" for name, count in names.items())
-    hosts = sorted((host.host for host in run.hosts), key=by_number)
+    hosts = sorted(ranks, key=by_number)
     nodes = f"{len(hosts)}: {first_few(hosts, 4)}" if hosts else ""
     found = [
         ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
         ("Nodes", nodes),
         ("Coverage", " ".join(coverage_text.summary(judgement.coverage)) if judgement.coverage else ""),
         ("Software", software_line(versions)),
-        ("When", _when(run)),
+        ("When", _when(run, judgement)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
     ]
     people = [
@@ -204,13 +209,13 @@ def reservations(judgement: Judgement) -> Iterator[str]:
         yield f"{text.count_text(judgement.not_selected, 'requirement')} not selected"
 
 
-def _when(run: RunRecord) -> str:
+def _when(run: RunRecord, judgement: Judgement) -> str:
     began = run.began
     if run.is_imported:
         return f"{began:%Y-%m-%d %H:%M} UTC, imported from {run.source or 'elsewhere'}"
     if not run.finished_at:
         return f"{began:%Y-%m-%d %H:%M} UTC, {run.status}"
-    more = [coverage_text.took_text(run), "" if run.status == "finished" else run.status]
+    more = [coverage_text.took_text(run, judgement.coverage), "" if run.status == "finished" else run.status]
     return ", ".join([f"{began:%Y-%m-%d %H:%M} to {in_utc(run.finished_at):%Y-%m-%d %H:%M} UTC", *filter(None, more)])
 
 

@@ -11,7 +11,6 @@ from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.util.tables import table, text_lines
 
@@ -79,9 +78,7 @@ def _worst(node: NodeHistory) -> str:
 def _named(value: KeyValue) -> tuple[str, str]:
     """The measured quantity and its place."""
     what = value.what
-    if value.gpu_uuid is None:
-        return what, "node"
-    return what, Place(value.host, None, text.one_line(value.gpu_uuid), value.gpu_index).short
+    return what, "node" if value.gpu_uuid is None else text.one_line(value.place.short)
 
 
 def _beside(one: ValueComparison | None) -> str:

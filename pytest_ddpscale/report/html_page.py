@@ -62,7 +62,7 @@ def render_html(
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
         sources=sources(judgement.verdicts),
         launches=launches_sentence(judgement.verdicts),
-        nodes=page_tables.nodes_table(node_table(judgement, run)),
+        nodes=page_tables.nodes_table(node_table(judgement, evidence.hosts)),
         coverage=[*page_tables.coverage_tables(judgement.coverage)] if judgement.coverage else [],
         topologies=topologies(evidence.surveys.values()),
         waivers=[f"{text.subject_text(one)}: {text.waiver_text(one)}" for one in judgement.waived],
@@ -71,8 +71,8 @@ def render_html(
         scaling=[] if goes_on else scaling_tables(evidence, judgement.verdicts),
         meanings=_meanings(judgement),
         command=shlex.join(run.argv),
-        hosts=page_tables.hosts_table(run),
-        software=page_tables.software_table(run, told["versions"]),
+        hosts=page_tables.hosts_table(evidence),
+        software=page_tables.software_table(evidence, told["versions"]),
     )
 
 

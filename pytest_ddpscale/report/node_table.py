@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import text
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING
-from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.util.listing import by_number
 
@@ -56,8 +55,8 @@ class NodeTable:
     others: str
 
 
-def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
-    """The table of a judged run, with the nodes of its coverage, or of run.json if it has none."""
+def node_table(judgement: Judgement, hosts: Collection[str]) -> NodeTable:
+    """The table of a judged run, with the nodes of its coverage, or the hosts if it has none."""
     missed = [verdict for verdict in judgement.verdicts if not verdict.passed]
     lacks = _not_tested(judgement)
     named: dict[str, _Found] = {host: [] for host in lacks}
@@ -68,7 +67,7 @@ def node_table(judgement: Judgement, run: RunRecord) -> NodeTable:
     metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.culprits))
     rows = [_row(host, named[host], metrics, lacks.get(host, "")) for host in named]
     rows.sort(key=lambda row: (-row.failures, by_number(row.host)))
-    known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {one.host for one in run.hosts}
+    known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {*hosts}
     shown = rows if len(known | named.keys()) <= ALL_ROWS_UP_TO else rows[:MOST_ROWS]
     titles = tuple(METRICS[metric].title for metric in metrics)
     unnamed = judgement.coverage.unnamed_nodes if judgement.coverage else 0

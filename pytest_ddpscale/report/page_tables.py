@@ -9,7 +9,8 @@ from markupsafe import Markup
 from pytest_ddpscale.report import coverage_text, digits, text
 from pytest_ddpscale.report.node_table import NodeTable
 from pytest_ddpscale.run.coverage import Coverage
-from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.listing import by_number
 from pytest_ddpscale.util.tables import Table, html, table
@@ -52,16 +53,16 @@ def coverage_tables(coverage: Coverage) -> Iterator[tuple[str, Markup]]:
             yield caption, _first(found, caption, most)
 
 
-def hosts_table(run: RunRecord) -> Markup:
+def hosts_table(evidence: Evidence) -> Markup:
     """The devices of each host."""
-    hosts = sorted(run.hosts, key=lambda one: by_number(one.host))
-    rows = [(host.host, "; ".join(f"{one.label}: {one.name}" for one in host.devices[:16])) for host in hosts]
-    return _first(table(("Host", "Devices"), rows), "Hosts", _MOST_NODES, "run.json")
+    hosts = sorted(ranks_by_host(evidence.gangs).items(), key=lambda one: by_number(one[0]))
+    rows = [(host, "; ".join(f"{one.place.name}: {one.device_name}" for one in ranks[:16])) for host, ranks in hosts]
+    return _first(table(("Host", "Devices"), rows), "Hosts", _MOST_NODES, "measurements.jsonl")
 
 
-def software_table(run: RunRecord, versions: dict[str, str]) -> Markup:
+def software_table(evidence: Evidence, versions: dict[str, str]) -> Markup:
     """Versions, and variables of the environment."""
-    rows = [*versions.items(), *sorted(run.environment.items())]
+    rows = [*versions.items(), *sorted(evidence.environment.items())]
     return _markup(table(("Name", "Version or setting"), rows), "Software and environment")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import astuple
+
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.profile_record import ArmProfile
@@ -22,8 +24,9 @@ def part_rows(profiles: Sequence[ArmProfile]) -> list[tuple[str, ...]]:
     """One row for each profiled arm, with means over its steps."""
     rows = []
     for one in [profile for profile in profiles if not profile.problem]:
-        step, reduced, hidden = map(statistics.fmean, (one.step_ms, one.all_reduce_ms, one.hidden_ms))
-        shares = [_share(statistics.fmean(part), step) for part in (one.compute_ms, one.waiting_ms, one.idle_ms)]
+        means = (statistics.fmean(part) for part in zip(*map(astuple, one.steps), strict=True))
+        step, *parts, reduced, hidden = means
+        shares = [_share(part, step) for part in parts]
         rows.append(
             (one.study, one.arm, _ms(step), *shares, _ms(reduced) if reduced else ABSENT, _share(hidden, reduced))
         )
@@ -44,7 +47,7 @@ def how_line(profiles: Sequence[ArmProfile], device_type: str) -> str:
     done = [one for one in profiles if not one.problem]
     if not done:
         return ""
-    steps = count_text(max(len(one.step_ms) for one in done), "step")
+    steps = count_text(max(len(one.steps) for one in done), "step")
     what = "GPU kernels" if device_type == "cuda" else "operators of the thread that trains, and gloo's threads"
     return (
         f"Rank {done[0].rank} profiled {steps} of each arm with torch.profiler, taking turns between arms, after all "

@@ -129,7 +129,7 @@ class Progress:
     def _trained(self, epoch: TrainedEpoch) -> None:
         run, self._round = self.plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
-            unit, loss = run.workload.family.unit, epoch.loss_of_iterations.mean()
+            unit, loss = run.workload.family.unit, epoch.mean_loss
             found = f"{epoch.samples_per_s:.4g} {unit}/s  loss {loss:.4g}"
             how_far = f": epoch {self._round}/{run.epochs}  {found}"
             self._pass(run.id, f"{how_far}  accuracy {100 * epoch.accuracy:.1f} %", how_far)

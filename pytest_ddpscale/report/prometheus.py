@@ -7,7 +7,7 @@ here. Import this only to render: prometheus_client imports an HTTP server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import generate_latest
@@ -15,7 +15,9 @@ from prometheus_client.metrics_core import Metric
 
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
+from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 from pytest_ddpscale.util.printable import one_line
 
@@ -38,9 +40,9 @@ _BASE_UNITS: dict[str, tuple[str, float]] = {
 _BOUND_KINDS = {"at_least": "min", "at_most": "max"}
 
 
-def render_prometheus(judgement: Judgement, run: RunRecord) -> str:
+def render_prometheus(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord]) -> str:
     """The judgement of a run as metrics.prom."""
-    return generate_latest(_Collector(judgement, run)).decode()
+    return generate_latest(_Collector(judgement, run, gangs)).decode()
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,10 @@ class _Collector:
 
     judgement: Judgement
     run: RunRecord
+    gangs: Collection[GangRecord]
 
     def collect(self) -> Iterator[Metric]:
-        for name, documentation, samples in _families(self.judgement, self.run):
+        for name, documentation, samples in _families(self.judgement, self.run, self.gangs):
             # Each series once: node_exporter rejects a file with duplicates.
             series = {_texts(labels): number for labels, number in samples}
             family = Metric(f"ddpscale_{name}", documentation, "gauge")
@@ -61,7 +64,9 @@ class _Collector:
                 yield family
 
 
-def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, Samples]]:
+def _families(
+    judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord]
+) -> Iterator[tuple[str, str, Samples]]:
     """Name, help text and samples of each family."""
     sku = {"sku": judgement.sku}
     counts = Counter(verdict.outcome for verdict in judgement.verdicts)
@@ -86,7 +91,8 @@ def _families(judgement: Judgement, run: RunRecord) -> Iterator[tuple[str, str, 
         return
     yield "culprit_failures", "Requirements that block acceptance and name this culprit.", _culprits(judgement)
     if run.finished_at is not None:
-        yield from _timestamps(judgement, run, in_utc(run.finished_at).timestamp())
+        present = {host: ranks for host, ranks in ranks_by_host(gangs).items() if host not in run.left_out}
+        yield from _timestamps(judgement, in_utc(run.finished_at).timestamp(), present)
 
 
 def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[tuple[str, str, Samples]]:
@@ -105,17 +111,19 @@ def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[tuple[str, str,
     yield f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.", bounds
 
 
-def _timestamps(judgement: Judgement, run: RunRecord, verdict_s: float) -> Iterator[tuple[str, str, Samples]]:
+def _timestamps(
+    judgement: Judgement, verdict_s: float, present: Mapping[str, Sequence[Rank]]
+) -> Iterator[tuple[str, str, Samples]]:
     """When each device was last measured; nothing for a node that was left out."""
     of_run: Labels = {"sku": judgement.sku, "outcome": judgement.outcome}
-    hosts = [({**of_run, "node": host.host}, host.devices) for host in run.hosts if host.host not in run.left_out]
+    hosts = [({**of_run, "node": host}, [rank.place for rank in ranks]) for host, ranks in present.items()]
     yield (
         "node_last_verdict_timestamp_seconds", "End of this node's last judged run, in Unix time.",
         [(node, verdict_s) for node, _ in hosts],
     )  # fmt: skip
     yield (
         "gpu_last_verdict_timestamp_seconds", "End of this GPU's last judged run, in Unix time.",
-        [({**node, "gpu": one.index, "uuid": one.uuid}, verdict_s) for node, devices in hosts for one in devices],
+        [({**node, "gpu": one.index, "uuid": one.uuid}, verdict_s) for node, places in hosts for one in places],
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
 
 def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
     """``tested: 8 of 8 nodes, 64 of 64 GPUs, 28 of 28 node pairs · 14.6 min, 15.6 GPU-hours``, as far as known."""
-    coverage, took = judgement.coverage, took_text(run) if run is not None else ""
+    coverage, took = judgement.coverage, took_text(run, judgement.coverage) if run is not None else ""
     tested = f"tested: {tested_text(coverage)}" if coverage is not None else ""
     if coverage is not None and coverage.is_on_several_nodes:
         tested += f", {len(coverage.paths)} of {text.count_text(coverage.paths_there_are, 'node pair')}"

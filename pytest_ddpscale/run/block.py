@@ -29,7 +29,8 @@ MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
 NO_CHECKSUM = "0" * 16  # of parameters
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 # Fields with a value for each rank, by the type of their arrays.
-_COLUMNS = {"ranks": "i8", "groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
+CELLS = {"groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
+_COLUMNS = {"ranks": "i8", **CELLS}
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 # Of a reading; larger integers would not be exact as numbers in columns.
@@ -125,12 +126,12 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
             raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
         for name, steps in self.series.items():
             if isinstance(self.count, np.ndarray) or len(steps) != STEP_BYTES * size * fewest:
-                raise ValueError(f"{len(steps)} bytes of {name}; expected {STEP_BYTES} for each of {size} x {fewest}")
+                raise ValueError(f"{len(steps)} bytes of {name}; expected 4 for each of {size} x {fewest}")
         waited_s = self.each(WAITED_S)
         if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
-            raise ValueError("a wait for data (waited_s) is negative or not finite; expected seconds from 0 on")
+            raise ValueError("a wait for data (waited_s) is negative or not finite; expected 0 s or more")
         if len(digits := self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size):
-            raise ValueError(f"digests has {len(digits)} digits; expected {len(NO_CHECKSUM)} for each of {size} ranks")
+            raise ValueError(f"digests has {len(digits)} digits; expected 16 for each of {size} ranks")
         is_probe = operation_of(self.arm.partition("@")[0]) is not None
         most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
         with np.errstate(over="ignore"):  # an overflow to infinity is refused
@@ -148,7 +149,7 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
     @property
     def quantities(self) -> list[str]:
         """Names of all that `each` has of its ranks: fields, readings and series."""
-        return ["groups", "count", "work", "began_unix_s", "seconds", "digest", *self.readings, *self.series]
+        return [*CELLS, "digest", *self.readings, *self.series]
 
     def each(self, name: str) -> Any:
         """A quantity as an array, even if all ranks share one value.
@@ -162,8 +163,8 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         if name == "digest":
             found: Any = np.frombuffer(bytes.fromhex(self.digests or NO_CHECKSUM), ">i8").astype(np.int64)
         else:
-            is_column = name in _COLUMNS
-            found = np.asarray(getattr(self, name) if is_column else self.readings.get(name), _COLUMNS.get(name, "f8"))
+            said = getattr(self, name) if name in _COLUMNS else self.readings.get(name)
+            found = np.asarray(said, _COLUMNS.get(name, "f8"))
         return np.broadcast_to(found, len(self.ranks))
 
     @property

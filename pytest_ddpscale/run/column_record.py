@@ -19,9 +19,6 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 R = TypeVar("R", bound=Record)
 
 
-_IRREGULAR = {"gpu_indices": "gpu_index"}
-
-
 def joined(kind: type[R], parts: Sequence[Record], **common: Any) -> R:
     """Join the parts of ranks to one record: a column for each field that the parts have, perhaps in the singular.
 
@@ -32,7 +29,7 @@ def joined(kind: type[R], parts: Sequence[Record], **common: Any) -> R:
     """
     of_rank = parts[0].__struct_fields__
     for name in kind.__struct_fields__:
-        field = name if name in of_rank else _IRREGULAR.get(name, name.removesuffix("s"))
+        field = name if name in of_rank else name.removesuffix("s")
         if name not in common and field in of_rank:
             values = [getattr(part, field) for part in parts]
             common[name] = tuple(values) if name == "ranks" else kind.joins.get(name, column)(values)

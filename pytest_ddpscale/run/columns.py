@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.block import CELLS, Block
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.rank_columns import NOBODY, Index, Keeping, RankColumns, ranks_in_one_place, ranks_of_gang
 from pytest_ddpscale.run.records import GangRecord
 
 StepArray: TypeAlias = npt.NDArray[np.float32]
-_OF_A_ROW = ("numbers", "turn", "node")
 # Quantities that every block has, by the type of their arrays.
-_OF_A_CELL = {
-    "present": "?", "groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "began_unix_s": "f8", "digest": "i8",
-}  # fmt: skip
+_OF_A_CELL = {"present": "?", "digest": "i8", **CELLS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +99,7 @@ class ArmColumns:
 
     def of(self, rows: Index, columns: Index = slice(None)) -> ArmColumns:
         """Some rows of some ranks."""
-        of_rows = {name: getattr(self, name)[rows] for name in _OF_A_ROW}
+        of_rows = {name: getattr(self, name)[rows] for name in ("numbers", "turn", "node")}
         return self.changed(lambda values: values[rows][:, columns], ranks=self.ranks.of(columns), **of_rows)
 
     def side_by_side(self, nodes: IntArray) -> ArmColumns:
@@ -148,7 +144,7 @@ class Columns(Keeping):
         arms: by study and name of the arm, in the order of their first measurements.
     """
 
-    arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=lambda: MappingProxyType({}))
+    arms: Mapping[tuple[str, str], ArmColumns] = field(default_factory=dict)
 
     def of_study(self, study_id: str) -> Iterator[ArmColumns]:
         """All arms of a study."""
@@ -205,10 +201,10 @@ class GrowingColumns:
     def _arm(self, study: str, arm: str) -> ArmColumns:
         numbers, blocks = zip(*sorted(self._blocks[study, arm].items()), strict=True)
         rounds, turns = np.array(numbers, np.int64).T
-        ranks = np.sort(blocks[0].each("ranks"))
-        if not all(np.array_equal(np.sort(block.each("ranks")), ranks) for block in blocks):  # turns, or one is missing
-            ranks = np.unique(np.concatenate([block.each("ranks") for block in blocks]))
-        at = [np.searchsorted(ranks, block.each("ranks")) for block in blocks]
+        ranks = np.sort(blocks[0].ranks)
+        if not all(np.array_equal(np.sort(block.ranks), ranks) for block in blocks):  # turns, or one is missing
+            ranks = np.unique(np.concatenate([block.ranks for block in blocks]))
+        at = [np.searchsorted(ranks, block.ranks) for block in blocks]
         places = ranks_in_one_place({block.gang: self._gangs[block.gang] for block in blocks}, ranks)
         before = self._laid_out.get((study, arm))
         if before is not None and before.ranks.is_same(places):

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
+from pytest_ddpscale.run.rank_columns import Keeping
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    GangRecord,
     GpuErrors,
     RoundEnd,
     SeededStep,
     SeededSteps,
+    StudyEnd,
     WorkloadFlops,
     gangs_by_number,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
-from pytest_ddpscale.run.run_record import ended, ends_of, studies_measured
+from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import RankTransport, transports_of
-
-T = TypeVar("T")
 
 
 class Unread(NamedTuple):
@@ -54,7 +55,7 @@ class Unread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Keeping):
     """The plan of a run, its measurements and its errors.
 
     Attributes:
@@ -76,6 +77,7 @@ class Evidence:
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
         training: whole training runs, by id.
+        gangs: the ranks of each launch.
         hosts: names of all known hosts that took part, measured or not.
         goes_on: whether it is read while the run measures, without its telemetry.
         unread: expected readings that are missing, one for each arm and reading.
@@ -101,6 +103,18 @@ class Evidence:
     gpu_errors: Sequence[GpuErrors] = ()
     ranks_of_errors: Sequence[Place] = ()
     unread: Sequence[Unread] = ()
+    gangs: Collection[GangRecord] = ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Software of rank 0 of the first gang, as far as it is known."""
+        known = (gang.versions_of(0).items() for gang in self.gangs)
+        return {name: version for name, version in next(known, ()) if version is not None}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of that rank that change the speed of training or communication, secrets masked."""
+        return next((gang.ranks[0].environment for gang in self.gangs), {})
 
     @property
     def probes(self) -> Sequence[ArmColumns]:
@@ -127,37 +141,23 @@ class Evidence:
         All are equal if most ranks could not repeat their own: then the model has an operation without a
         deterministic kernel, and different bits accuse nobody.
         """
-        return self.once(("seeded", study_id), lambda: self._seeded_checksums(study_id))
+
+        def find_out() -> dict[int, str]:
+            steps, is_repeatable = self.seeded_steps.get(study_id, {}).values(), self.is_repeatable(study_id)
+            return {step.rank: step.checksum if is_repeatable else "not repeatable" for step in steps}
+
+        return self.once(("seeded", study_id), find_out)
 
     def is_repeatable(self, study_id: str) -> bool:
         """Whether most ranks repeated the seeded step of a study, so that their results can be compared."""
         steps = self.seeded_steps.get(study_id, {}).values()
         return 2 * sum(step.repeats for step in steps) > len(steps)
 
+    @cached_property
     def compared_alone(self) -> set[tuple[str, str]]:
         """Host and device of ranks whose own results some study compared, as most of its ranks repeated them."""
-        return self.once("compared alone", self._compared_alone)
-
-    def _compared_alone(self) -> set[tuple[str, str]]:
         studies = (steps for study, steps in self.seeded_steps.items() if self.is_repeatable(study))
         return {(place.host, place.uuid) for steps in studies for place in steps}
-
-    @cached_property
-    def _kept(self) -> dict[Hashable, Any]:
-        return {}
-
-    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
-        """A derived value that many requirements need, computed on first access of its unique key."""
-        if key not in self._kept:
-            self._kept[key] = find_out()
-        found: T = self._kept[key]
-        return found
-
-    def _seeded_checksums(self, study_id: str) -> dict[int, str]:
-        steps = self.seeded_steps.get(study_id, {}).values()
-        if not self.is_repeatable(study_id):
-            return dict.fromkeys((step.rank for step in steps), "not repeatable")
-        return {step.rank: step.checksum for step in steps}
 
 
 def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> Evidence:
@@ -168,39 +168,53 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         columns: the measurements in these records.
         records: all records.
     """
-    gangs = gangs_by_number(records).values()
+    said = defaultdict[type, list[Any]](list)
+    for one in records:
+        said[type(one)].append(one)
+    gangs = gangs_by_number(said[GangRecord])
+    places = {number: gang.places for number, gang in gangs.items()}
+    seeded, timed = dict[str, dict[Place, SeededStep]](), dict[str, dict[int, frozenset[str]]]()
+    for line in said[SeededSteps]:
+        seeded[line.study] = {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
+    for line in said[RoundEnd]:
+        timed.setdefault(line.study, {})[line.round] = frozenset(line.arms)
+    unable = dict[str, str]()
+    for line in said[Unsupported]:
+        why = each(line.reasons, len(line.ranks))[-1]
+        unable[line.arm] = f"{places[line.gang][line.ranks[-1]].host}: {why}"
+    unread: dict[tuple[str, str, str], Unread] = {}
+    for block in said[Block]:
+        for name, reasons in block.unread.items():
+            told = zip(block.ranks.tolist(), each(reasons, len(block.ranks)), strict=True)
+            if lacking := [(rank, why) for rank, why in told if why]:
+                rank, why = lacking[0]
+                key = block.study, block.arm, name
+                first = unread.get(key, Unread(*key, places[block.gang][rank].host, rank, why, 0))
+                unread[key] = first._replace(blocks=first.blocks + len(lacking))
+    surveys, ranks_of_errors = surveys_of(records), dict[Place, None]()
+    if said[GpuErrors]:  # a gang that ended before it was announced had GPUs as surveyed
+        seen = [(survey.host, gpu) for survey in surveys.values() for gpu in survey.gpus]
+        surveyed = [gpu.on(host) for host, gpu in seen if gpu.local_rank is not None]
+        ranks_of_errors = dict.fromkeys([*surveyed, *chain(*places.values())])
     return Evidence(
         plan,
         columns,
-        ended(records, "error"),
-        flops_of(records),
-        seeded_steps_of(records),
-        timed_arms_of(records),
-        ended(records, "interrupted"),
-        sorted({host for gang in gangs for host in gang.hosts}),
-        unsupported_of(records),
-        surveys_of(records),
+        ended(said[StudyEnd], "error"),
+        {line.study: line.flops_per_sample for line in said[WorkloadFlops]},
+        seeded,
+        timed,
+        ended(said[StudyEnd], "interrupted"),
+        sorted({host for gang in gangs.values() for host in gang.hosts}),
+        unable,
+        surveys,
         transports=transports_of(records),
         post_mortems=post_mortems_of(records),
-        out_of_time=ended(records, "budget"),
-        unread=unread_of(records),
-        gpu_errors=[record for record in records if isinstance(record, GpuErrors)],
-        ranks_of_errors=_ranks_of_errors(records),
+        out_of_time=ended(said[StudyEnd], "budget"),
+        unread=list(unread.values()),
+        gpu_errors=said[GpuErrors],
+        ranks_of_errors=list(ranks_of_errors),
+        gangs=gangs.values(),
     )
-
-
-def _ranks_of_errors(records: Sequence[AnyRecord]) -> list[Place]:
-    """Places of the ranks of all gangs; a gang that ended before it was announced had GPUs as surveyed."""
-    if not any(isinstance(record, GpuErrors) for record in records):
-        return []
-    surveyed = [
-        gpu.on(host)
-        for host, survey in surveys_of(records).items()
-        for gpu in survey.gpus
-        if gpu.local_rank is not None
-    ]
-    gangs = gangs_by_number(records).values()
-    return [*surveyed, *dict.fromkeys(place for gang in gangs for place in gang.places)]
 
 
 DIED = "the run died before or while measuring this: its end was not recorded"
@@ -223,30 +237,27 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
-    ids, planned = plan.study_ids, [one.id for one in (*plan.timed, *plan.training_runs)]
-    if len(set(planned)) != len(planned):
+    ids = [study.id for study in (*plan.timed, *plan.training_runs)]
+    if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies with the same id")
     is_imported, gangs = record.is_imported, gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
     refuse_contradictions(run, plan, records, is_imported=is_imported, is_simulated=simulated)
+    blocks = [one for one in records if isinstance(one, Block)]
+    measured = {block.key for block in blocks}  # telemetry is written before its block, which may be missing
+    told = [one for one in records if isinstance(one, TelemetryBlock) and (one.study, one.arm, one.round) in measured]
     try:
-        training = trained_runs(plan, records)
-    except ValueError as error:
-        raise broken_file(run.measurements_jsonl, str(error)) from None
-    telemetry = telemetry_columns_of(_telemetry_of_blocks(run, plan, records), gangs)
-    try:
-        columns = columns_of((one for one in records if isinstance(one, Block)), gangs.values())
         evidence = replace(
-            evidence_of(plan, columns, records),
-            telemetry=telemetry,
+            evidence_of(plan, columns_of(blocks, gangs.values()), records),
+            training=trained_runs(plan, records),
+            telemetry=telemetry_columns_of(told, gangs),
             profiles=latest_profiles(one for one in records if isinstance(one, ArmProfile)),
-            training=training,
         )
     except ValueError as error:
-        raise broken_file(run.measurements_jsonl, f"holds blocks that contradict each other ({error})") from None
+        raise broken_file(run.measurements_jsonl, str(error)) from None
     if not is_imported:
         ended = ends_of(records)
-        unfinished = {study: died for study in ids if study not in ended}
+        unfinished = {study: died for study in plan.study_ids if study not in ended}
         finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
         interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
         if goes_on or record.status == "interrupted":
@@ -254,100 +265,3 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         else:
             evidence = replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)
     return evidence
-
-
-def _telemetry_of_blocks(run: RunDirectory, plan: Plan, records: Sequence[AnyRecord]) -> list[TelemetryBlock]:
-    """The telemetry of measured blocks.
-
-    Telemetry is written before its block, so an unfinished study may have telemetry without a block: that is left out.
-
-    Args:
-        run: its directory, for the message.
-        plan: what should have been measured.
-        records: all lines.
-
-    Raises:
-        RunDirectoryError: a line is of a block that was not measured, or a block has two lines; the message has the
-            line.
-    """
-    timed: dict[tuple[str, str, int], list[Block]] = {}
-    for block in records:
-        if isinstance(block, Block):
-            timed.setdefault(block.key, []).append(block)
-    ended = studies_measured(records)
-    found: dict[tuple[str, str, int], TelemetryBlock] = {}
-    for line, one in enumerate(records, start=1):
-        if not isinstance(one, TelemetryBlock):
-            continue
-        key = one.study, one.arm, one.round
-        of, blocks = f"line {line} is telemetry of {one.study}, {one.arm}, round {one.round}", timed.get(key)
-        if blocks is None:
-            if one.study in ended or plan.arm(one.study, one.arm) is None:
-                raise broken_file(run.measurements_jsonl, f"{of}, which was not measured")
-            continue
-        measured = [(block.ranks, block.began_unix_s) for block in blocks]
-        if blocks[0].gang != one.gang or not np.array_equal(
-            _times(measured), _times([(one.ranks, one.started_unix_s)])
-        ):
-            raise broken_file(run.measurements_jsonl, f"{of}, which was measured by other ranks or at another time")
-        if key in found:
-            raise broken_file(run.measurements_jsonl, f"{of}, which an earlier line has already")
-        found[key] = one
-    return list(found.values())
-
-
-def _times(turns: Sequence[tuple[Any, Any]]) -> FloatArray:
-    """Ranks and start times of all turns, in order, (2, ranks)."""
-    began = [np.broadcast_to(np.asarray(when), len(ranks)) for ranks, when in turns]
-    times = np.stack([np.concatenate(began), np.concatenate([np.asarray(ranks) for ranks, _ in turns])])
-    return times[:, np.lexsort(times)]
-
-
-def seeded_steps_of(records: Sequence[AnyRecord]) -> dict[str, dict[Place, SeededStep]]:
-    """The seeded steps among records, by study and in rank order; the last line of a study counts."""
-    gangs, found = gangs_by_number(records), dict[str, dict[Place, SeededStep]]()
-    for line in records:
-        if isinstance(line, SeededSteps):
-            steps = sorted(line.ranks, key=lambda one: one.rank)
-            found[line.study] = {gangs[line.gang].ranks[one.rank].place: one for one in steps}
-    return found
-
-
-def flops_of(records: Sequence[AnyRecord]) -> dict[str, float]:
-    """Floating-point operations per sample of forward and backward pass, by study, if counted."""
-    return {one.study: one.flops_per_sample for one in records if isinstance(one, WorkloadFlops)}
-
-
-def timed_arms_of(records: Sequence[AnyRecord]) -> dict[str, dict[int, frozenset[str]]]:
-    """Names of the arms that each finished round timed, by study and round number."""
-    found: dict[str, dict[int, frozenset[str]]] = {}
-    for record in records:
-        if isinstance(record, RoundEnd):
-            found.setdefault(record.study, {})[record.round] = frozenset(record.arms)
-    return found
-
-
-def unsupported_of(records: Sequence[AnyRecord]) -> dict[str, str]:
-    """Why arms could not be timed on a rank, by name."""
-    gangs = gangs_by_number(records)
-    return {
-        line.arm: f"{gangs[line.gang].ranks[line.ranks[-1]].place.host}: {each(line.reasons, len(line.ranks))[-1]}"
-        for line in records
-        if isinstance(line, Unsupported)
-    }
-
-
-def unread_of(records: Sequence[AnyRecord]) -> list[Unread]:
-    """Expected readings that blocks among the records lack, in the order of the first of each arm and reading."""
-    gangs, found = gangs_by_number(records), dict[tuple[str, str, str], Unread]()
-    for block in (one for one in records if isinstance(one, Block)):
-        for name, reasons in block.unread.items():
-            told = zip(block.ranks, each(reasons, len(block.ranks)), strict=True)
-            lacking = [(rank, why) for rank, why in told if why]
-            if lacking:
-                rank, why = lacking[0]
-                host = gangs[block.gang].ranks[rank].place.host
-                key = block.study, block.arm, name
-                first = found.get(key, Unread(*key, host, int(rank), why, 0))
-                found[key] = first._replace(blocks=first.blocks + len(lacking))
-    return list(found.values())

@@ -8,12 +8,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
-from pytest_ddpscale.run.strict_json import Count, Positive, Record, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Positive, Record
 
 # Tolerance for rounding of the trace's clock and of the written numbers.
 _SLACK_MS = 0.01
 Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
-PerStep = Annotated[tuple[Milliseconds, ...], Meta(max_length=MOST_PROFILED_STEPS)]
 
 
 class ProfiledBucket(Record, frozen=True, kw_only=True):
@@ -32,10 +31,36 @@ class ProfiledBucket(Record, frozen=True, kw_only=True):
     hidden_ms: Milliseconds
 
 
+class ProfiledStep(Record, frozen=True, kw_only=True):
+    """One step, split into three parts: the rank computes, waits for a collective without computing, or is idle.
+
+    Attributes:
+        step_ms: duration, including profiler overhead.
+        compute_ms: time in which a kernel other than a collective ran (CPU: an operator of the training thread).
+        waiting_ms: time in which a collective ran and nothing was computed: exposed communication.
+        idle_ms: the rest.
+        all_reduce_ms: time in which an all-reduce ran.
+        hidden_ms: part of that in which the rank computed.
+    """
+
+    step_ms: Milliseconds
+    compute_ms: Milliseconds
+    waiting_ms: Milliseconds
+    idle_ms: Milliseconds
+    all_reduce_ms: Milliseconds
+    hidden_ms: Milliseconds
+
+    def __post_init__(self) -> None:
+        parts = self.compute_ms, self.waiting_ms, self.idle_ms
+        if abs(self.step_ms - sum(parts)) > _SLACK_MS:
+            raise ValueError(f"a step of {self.step_ms} ms has parts of {[*parts]} ms; expected them to add up")
+        if self.hidden_ms > self.all_reduce_ms + _SLACK_MS:
+            found = f"hidden_ms is {self.hidden_ms} of {self.all_reduce_ms} ms of all-reduce"
+            raise ValueError(f"{found}; expected no more")
+
+
 class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
     """Profiled steps of one rank of an arm, or why there are none.
-
-    A step is split into three parts: the rank computes, waits for a collective without computing, or is idle.
 
     Attributes:
         study: id of the study.
@@ -44,13 +69,7 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
         rank: the profiled rank.
         trace: path of the gzipped Chrome trace below the run directory; empty if it could not be kept.
         problem: why there are no numbers; empty if there are.
-        step_ms: duration of each step, including profiler overhead.
-        compute_ms: time of each step in which a kernel other than a collective ran (CPU: an operator of the training
-            thread).
-        waiting_ms: time in which a collective ran and nothing was computed: exposed communication.
-        idle_ms: the rest.
-        all_reduce_ms: time in which an all-reduce ran.
-        hidden_ms: part of that in which the rank computed.
+        steps: in order.
         buckets: all-reduces of a step, in order.
     """
 
@@ -60,28 +79,12 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
     rank: Count
     trace: str = ""
     problem: str = ""
-    step_ms: PerStep = ()
-    compute_ms: PerStep = ()
-    waiting_ms: PerStep = ()
-    idle_ms: PerStep = ()
-    all_reduce_ms: PerStep = ()
-    hidden_ms: PerStep = ()
+    steps: Annotated[tuple[ProfiledStep, ...], Meta(max_length=MOST_PROFILED_STEPS)] = ()
     buckets: tuple[ProfiledBucket, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse numbers that contradict each other. Raises ValueError."""
-        refuse_other_lengths(
-            self, len(self.step_ms), "compute_ms", "waiting_ms", "idle_ms", "all_reduce_ms", "hidden_ms"
-        )
-        if bool(self.problem) == bool(self.step_ms):
-            raise ValueError(f"problem is {self.problem!r} with {len(self.step_ms)} steps; expected one of the two")
-        parts = zip(self.step_ms, self.compute_ms, self.waiting_ms, self.idle_ms, strict=True)
-        for step, *of_step in parts:
-            if abs(step - sum(of_step)) > _SLACK_MS:
-                raise ValueError(f"a step of {step} ms has parts of {of_step} ms; expected them to add up")
-        for reduced, hidden in zip(self.all_reduce_ms, self.hidden_ms, strict=True):
-            if hidden > reduced + _SLACK_MS:
-                raise ValueError(f"hidden_ms is {hidden} of {reduced} ms of all-reduce; expected no more")
+        if bool(self.problem) == bool(self.steps):
+            raise ValueError(f"problem is {self.problem!r} with {len(self.steps)} steps; expected one of the two")
 
 
 def latest_profiles(profiles: Iterable[ArmProfile]) -> tuple[ArmProfile, ...]:

@@ -99,20 +99,14 @@ class RankStatus(Record, frozen=True, kw_only=True):
     steps: int = 0
 
 
-class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Error of a rank: type and message, and where it happened, with the fields of `RankStatus`.
+class RankFailure(RankStatus, frozen=True, kw_only=True, omit_defaults=False):
+    """Error of a rank: type and message, and its status when it happened.
 
     Attributes:
         device: UUID of the rank's GPU; empty on a CPU, and before the rank has opened it.
         gpu_index: NVML's index of that GPU; None if NVML did not give it.
     """
 
-    local_rank: int
-    rank: int = -1
-    study: str | None = None
-    arm: str | None = None
-    round: int | None = None
-    phase: str = ""
     type: str = ""
     message: str = ""
     unix_s: float = 0.0
@@ -120,19 +114,15 @@ class RankFailure(Record, frozen=True, kw_only=True, omit_defaults=False):
     gpu_index: int | None = None
 
 
-def leave_assignment(folder: Path, assignment: Assignment) -> None:
-    """Write the assignment for the ranks. Raises OSError."""
-    write_atomically(folder / _ASSIGNMENT, msgspec.json.encode(assignment), sync=False)
+def leave_order(folder: Path, order: Assignment | WantedArms) -> None:
+    """Write the assignment for the ranks, or the supervisor's decision for rank 0. Raises OSError."""
+    name = _ASSIGNMENT if isinstance(order, Assignment) else _WANTED
+    write_atomically(folder / name, msgspec.json.encode(order), sync=False)
 
 
 def read_assignment(folder: Path) -> Assignment:
     """Read this rank's assignment. Raises OSError."""
     return msgspec.json.decode((folder / _ASSIGNMENT).read_bytes(), type=Assignment)
-
-
-def leave_wanted_arms(folder: Path, wanted: WantedArms) -> None:
-    """Write the supervisor's decision for rank 0. Raises OSError."""
-    write_atomically(folder / _WANTED, msgspec.json.encode(wanted), sync=False)
 
 
 def read_wanted_arms(folder: Path) -> WantedArms | None:

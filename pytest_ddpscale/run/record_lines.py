@@ -29,12 +29,11 @@ from pytest_ddpscale.run.records import (
 from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun
 from pytest_ddpscale.run.transport_record import GangTransport
 
 OfRanks = Block | Unsupported | SeededSteps | GangTransport
-OfTraining = TrainedEpoch | TrainedRun  # by all ranks of a gang
-OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd | LaunchTime
+OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd
 OfDevices = TelemetryBlock | ArmProfile  # beside blocks
 OfGangs = OfRanks | OfTraining | OfDevices
 AnyRecord = GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfGangs | StudyMemory
@@ -65,9 +64,9 @@ class RecordReader:
                 raise ValueError(f"gang {record.gang} was not announced before")
             if isinstance(record, ArmProfile):
                 gang.refuse_without(record.rank)
-            elif isinstance(record, SeededSteps | GangTransport | OfTraining):
+            elif isinstance(record, SeededSteps | GangTransport | TrainedEpoch | TrainedRun):
                 gang.refuse_without(max(one.rank for one in record.ranks))
-            else:
+            elif not isinstance(record, LaunchTime):
                 gang.refuse_without(int(np.max(record.ranks)))
         return record
 

@@ -274,7 +274,7 @@ class RunLock:
 
     path: Path
     note: str
-    _descriptor: int | None = field(repr=False)
+    _descriptor: int | None
 
     @staticmethod
     def acquire(directory: Path) -> RunLock:
@@ -376,21 +376,18 @@ def judging_directory(judged: RunDirectory, asked: Path | None) -> tuple[RunDire
 def _created(path: Path) -> tuple[RunDirectory, RunLock]:
     """Create a run in a directory; if two processes try, one succeeds."""
     try:
-        RunDirectory(path).refuse_if_taken()  # before a lock file is written into a directory in use
+        run = RunDirectory.create(path)
     except RunDirectoryError:
         if (path / LOCK_NAME).exists():
             RunLock.acquire(path).release()  # its error names the process that writes there
         raise
-    try:
-        make_directory(path, exist_ok=True)
-    except OSError as error:
-        raise not_writable(path, error) from None
     lock = RunLock.acquire(path)
     try:
-        return RunDirectory.create(path), lock
-    except BaseException:
+        run.refuse_if_taken()  # meanwhile another process may have begun a run, and ended
+    except RunDirectoryError:
         lock.release()
         raise
+    return run, lock
 
 
 def _claimed(path: Path, first: str) -> Path:

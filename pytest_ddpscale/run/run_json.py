@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from msgspec import field
 
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Count, Record
 
 RUN_SCHEMA_VERSION = 3
@@ -31,42 +30,9 @@ def in_utc(moment: str) -> datetime:
     found = datetime.fromisoformat(moment)
     if found.tzinfo is None:
         raise ValueError(f"{moment} has no UTC offset")
-    try:
-        found = found.astimezone(timezone.utc)
-    except OverflowError:
-        raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}") from None
     if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
         raise ValueError(f"{moment} is outside of the years {_FIRST_YEAR} to {_LAST_YEAR}")
-    return found
-
-
-class RunDevice(Record, frozen=True, kw_only=False):
-    """A device of a host.
-
-    Attributes:
-        index: NVML's, which ``nvidia-smi -i`` takes; None if it is not known; on a CPU the local rank.
-        uuid: of the GPU, or ``cpu``.
-        local_rank: of the rank that used it; None in a run of another tool.
-        pci_bus_id: NVML's PCI address; empty if it is not known.
-    """
-
-    index: int | None
-    uuid: str
-    name: str
-    local_rank: int | None = None
-    pci_bus_id: str = ""
-
-    @property
-    def label(self) -> str:
-        """``GPU 6 (GPU-5d3a91c2-…, 00000000:C1:00.0, local rank 2)``, or ``CPU rank 2``."""
-        return Place("", self.local_rank, self.uuid, self.index, self.pci_bus_id).name
-
-
-class RunHost(Record, frozen=True):
-    """A host that took part."""
-
-    host: str
-    devices: tuple[RunDevice, ...]
+    return found.astimezone(timezone.utc)
 
 
 class ThresholdsUsed(Record, frozen=True):
@@ -80,14 +46,6 @@ class ThresholdsUsed(Record, frozen=True):
     def digests(self) -> str:
         """Digests of all these files, joined."""
         return "+".join([self.sha256, *(one.sha256 for one in self.extends)])
-
-
-class Startup(Record, frozen=True, kw_only=True):
-    """Start-up times of the slowest rank of any gang and of the first step, in seconds; not judged."""
-
-    import_s: float
-    rendezvous_s: float
-    first_step_s: float | None = None
 
 
 class Simulation(Record, frozen=True, kw_only=True):
@@ -108,7 +66,6 @@ class Resumed(Record, frozen=True, kw_only=True):
     at: str
     argv: tuple[str, ...]
     status_before: str
-    thresholds_digests: str
     measured_anew: dict[str, str]
     noted: dict[str, str] = field(default_factory=dict)
 
@@ -121,17 +78,13 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         argv: the command line, secrets masked.
         again: arguments of the command that repeats the measurement, from any directory; empty if impossible.
         thresholds: the file at the start of the measurement; None for an imported run.
-        versions: of the software, reported by the ranks.
+        versions: of the software of the session, or of an imported run; gangs have those of their ranks.
         devices_present: number of usable GPUs, used or not; None if unknown.
-        hosts: hosts that took part, set when the run has ended.
         left_out: why nothing was launched on a host, by host.
         resumed: the sessions after the first one.
-        environment: variables that change the speed of training or communication, secrets masked.
-        startup: start-up times; None if nothing was launched.
         simulated: whether the run is simulated, by `simulation`.
         notes: for readers of an imported or simulated run.
-        source: the tool of an imported run; `imported_from` is the name of its directory.
-        nccl_topology: described by that tool.
+        source: the tool of an imported run.
         noted: the user's notes by key, such as `OPERATOR`, of the first session; the others' replace all but that one.
     """
 
@@ -144,17 +97,12 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     thresholds: ThresholdsUsed | None = None
     versions: dict[str, str] = field(default_factory=dict)
     devices_present: Count | None = None
-    hosts: tuple[RunHost, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     resumed: tuple[Resumed, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    startup: Startup | None = None
     simulated: bool = False
     simulation: Simulation | None = None
     notes: tuple[str, ...] = ()
     source: str = ""
-    imported_from: str = ""
-    nccl_topology: str | None = None
     noted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -198,12 +146,11 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         Args:
             devices: devices named in the measurements.
         """
-        named = (*devices, *(device.uuid for host in self.hosts for device in host.devices))
         said = self.simulated or self.status == "simulated" or self.simulation is not None
-        return said or any(device.startswith(SIMULATED_DEVICE) for device in named)
+        return said or any(device.startswith(SIMULATED_DEVICE) for device in devices)
 
-    def resumption_notes(self) -> list[str]:
-        """Notes for readers of a run that was measured in several sessions."""
+    def resumption_notes(self, thresholds_digests: str) -> list[str]:
+        """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
         if not self.resumed:
             return []
         first = self.thresholds.digests if self.thresholds else ""
@@ -212,10 +159,9 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         if anew:
             earlier = "measured again when resumed (earlier attempts: superseded.jsonl)"
             notes.append(f"{earlier}: {', '.join(anew)}")
-        others = [one.thresholds_digests for one in self.resumed if one.thresholds_digests != first]
-        if others:
+        if thresholds_digests != first:
             notes.append(
-                f"resumed with another thresholds file (sha256 {others[-1][:12]}) than at the start "
-                f"(sha256 {first[:12]}); the bounds of the first decided when the kept studies ended"
+                f"judged by another thresholds file (sha256 {thresholds_digests[:12]}) than at the start "
+                f"(sha256 {first[:12]}), whose bounds decided when studies ended"
             )
         return notes

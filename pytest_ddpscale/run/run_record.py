@@ -17,16 +17,21 @@ from msgspec.structs import replace
 from pytest_ddpscale import __version__
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededSteps, StudyEnd, WarmUp, gangs_by_number
+from pytest_ddpscale.run.records import (
+    EndReason,
+    GangRecord,
+    Lost,
+    Rank,
+    SeededSteps,
+    StudyEnd,
+    gangs_by_number,
+)
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import (
     OPERATOR,
     Ending,
     Resumed,
-    RunDevice,
-    RunHost,
     RunRecord,
-    Startup,
     ThresholdsUsed,
 )
 from pytest_ddpscale.run.survey_record import Survey
@@ -77,7 +82,6 @@ def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, s
 def resume_run(
     run: RunDirectory,
     argv: Sequence[str],
-    thresholds_digests: str,
     measured_anew: Mapping[str, str],
     noted: Mapping[str, str] | None = None,
 ) -> None:
@@ -91,7 +95,7 @@ def resume_run(
     record = run.read_run()
     began = Resumed(
         at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
-        thresholds_digests=thresholds_digests, measured_anew=dict(measured_anew), noted=dict(noted or {}),
+        measured_anew=dict(measured_anew), noted=dict(noted or {}),
     )  # fmt: skip
     others = {key: said for key, said in began.noted.items() if key != OPERATOR}
     record = replace(
@@ -101,28 +105,8 @@ def resume_run(
 
 
 def finish_run(run: RunDirectory, status: Ending) -> None:
-    """Record how the run ended, with hosts, devices, versions and start-up times from the ranks."""
-    record, records = replace(run.read_run(), status=status, finished_at=now_iso()), run.read_records()
-    gangs = list(gangs_by_number(records).values())
-    if gangs:
-        versions = {name: version for name, version in gangs[0].versions_of(0).items() if version is not None}
-        record = replace(
-            record,
-            hosts=hosts_of(gangs),
-            versions=record.versions | versions,
-            environment=gangs[0].ranks[0].environment,
-            startup=_slowest_startup(records, gangs),
-        )
-    run.write_json(run.run_json, record)
-
-
-def _slowest_startup(records: Sequence[AnyRecord], gangs: Sequence[GangRecord]) -> Startup:
-    first_steps = [record.first_block_s for record in records if isinstance(record, WarmUp)]
-    return Startup(
-        import_s=max(rank.import_s for gang in gangs for rank in gang.ranks),
-        rendezvous_s=max(rank.rendezvous_s for gang in gangs for rank in gang.ranks),
-        first_step_s=first_steps[0] if first_steps else None,
-    )
+    """Record how the run ended."""
+    run.write_json(run.run_json, replace(run.read_run(), status=status, finished_at=now_iso()))
 
 
 def now_iso() -> str:
@@ -130,15 +114,13 @@ def now_iso() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def hosts_of(gangs: Iterable[GangRecord]) -> tuple[RunHost, ...]:
-    """Hosts and their devices in the form of run.json."""
-    hosts: dict[str, dict[int, RunDevice]] = {}
+def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
+    """Ranks of each host, one for each of its local ranks: that of the last gang."""
+    found: dict[str, dict[int, Rank]] = {}
     for gang in gangs:
         for rank in gang.ranks:
-            place = rank.place
-            device = RunDevice(place.index, place.uuid, rank.device_name, place.local_rank, place.pci)
-            hosts.setdefault(place.host, {})[place.of_rank[1]] = device
-    return tuple(RunHost(host, tuple(devices[i] for i in sorted(devices))) for host, devices in sorted(hosts.items()))
+            found.setdefault(rank.place.host, {})[rank.place.of_rank[1]] = rank
+    return {host: [ranks[number] for number in sorted(ranks)] for host, ranks in sorted(found.items())}
 
 
 def binding_notes(records: Sequence[AnyRecord]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -57,11 +58,25 @@ def _json_types(value: Any) -> Any:
 
 
 def parse_strict_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for malformed text, including NaN and Infinity."""
+    """Parse JSON, also with half pairs of surrogates, as in a command line that is not UTF-8.
+
+    Raises:
+        ValueError: it is malformed, such as NaN and Infinity.
+    """
     try:
-        return msgspec.json.decode(text)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{digits} is out of range")
+    return number
 
 
 def decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T:

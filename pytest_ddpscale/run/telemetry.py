@@ -130,12 +130,17 @@ class Sayings:
     @property
     def different(self) -> list[Any]:
         """The different values of these rows."""
-        return [self.values[i] for i in np.unique(self.which).tolist()]
+        return [self.values[i] for i in self._used]
 
     def where(self, is_so: Callable[[Any], bool]) -> BoolArray:
         """Whether the condition holds for each row's value, (rows,)."""
-        used, which = np.unique(self.which, return_inverse=True)
-        return np.array([is_so(self.values[i]) for i in used.tolist()], np.bool_)[which]
+        answers = np.zeros(len(self.values), np.bool_)
+        answers[[i for i in self._used if is_so(self.values[i])]] = True
+        return answers[self.which]
+
+    @property
+    def _used(self) -> list[int]:
+        return list(np.flatnonzero(np.bincount(self.which)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +191,7 @@ class TelemetryColumns:
 
     def rows_of_arm(self, study: str, arm: str) -> IntArray:
         """Rows of an arm, or of a probe by its id."""
-        return np.flatnonzero(np.isin(self.arm, [one for one, name in enumerate(self.arms) if name == (study, arm)]))
+        return np.flatnonzero(self.arm == (self.arms.index((study, arm)) if (study, arm) in self.arms else -1))
 
     def of_arm(self, study: str, arm: str, hosts: Iterable[str]) -> TelemetryColumns:
         """Rows of an arm on some hosts, host by host."""
@@ -250,11 +255,11 @@ def _stacked(columns: Iterable[Any], counts: Iterable[int], kind: type[np.generi
 
 
 def _sayings(columns: Sequence[Any], counts: Sequence[int]) -> Sayings:
-    numbers: dict[Any, int] = {}
+    numbers: dict[str, int] = {}
     values: list[Any] = []
 
     def number(value: Any) -> int:
-        found = numbers.setdefault(tuple(value.items()) if isinstance(value, dict) else value, len(values))
+        found = numbers.setdefault(repr(value), len(values))
         if found == len(values):
             values.append(value)
         return found

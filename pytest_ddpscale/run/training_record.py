@@ -6,20 +6,18 @@ nothing. Lines that contradict each other or the plan are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.records import GangRecord, PeakBytes, StudyEnd, gangs_by_number
 from pytest_ddpscale.run.strict_json import Count, Positive, Record, Seconds
 
-LOSS_BYTES = 4  # float32, as it is computed
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
 # Spans on rank 0's clock, in order; waiting includes training and validation.
 SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
@@ -56,6 +54,11 @@ class RankEpoch(Record, frozen=True, kw_only=True):
         if self.correct > self.validated:
             raise ValueError(f"correct={self.correct} of validated={self.validated}; expected at most as many")
 
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training, including compilation and waiting for data."""
+        return self.compile_s + self.training_s + self.waiting_s
+
 
 class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
     """One epoch.
@@ -64,43 +67,36 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         study: id of the training run.
         gang: number of the gang.
         epoch: counted from 0.
-        losses: loss of each iteration, mean over the ranks' batches: little-endian float32, in base64.
+        losses: loss of each iteration, mean over the ranks' batches.
         ranks: all of the gang, in order.
     """
 
     study: str
     gang: Count
     epoch: Count
-    losses: bytes
+    losses: Annotated[tuple[float, ...], Meta(min_length=1)]
     ranks: Annotated[tuple[RankEpoch, ...], Meta(min_length=1)]
 
-    def __post_init__(self) -> None:
-        if not self.losses or len(self.losses) % LOSS_BYTES:
-            raise ValueError(f"losses has {len(self.losses)} bytes; expected {LOSS_BYTES} for each iteration")
-
-    def of_ranks(self, *names: str) -> FloatArray:
-        """The sum of some quantities of each rank, (ranks,)."""
-        return np.array([sum(getattr(one, name) for name in names) for one in self.ranks], np.float64)
-
     @property
-    def loss_of_iterations(self) -> FloatArray:
-        """Mean loss of each iteration, (iterations,)."""
-        return np.frombuffer(self.losses, "<f4").astype(np.float64)
+    def mean_loss(self) -> float:
+        """Mean over the iterations."""
+        return fmean(self.losses)
 
     @property
     def samples_per_s(self) -> float:
         """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
-        return float(self.of_ranks("trained").sum() / self.of_ranks("compile_s", "training_s", "waiting_s").max())
+        return sum(one.trained for one in self.ranks) / max(one.trained_s for one in self.ranks)
 
     @property
     def accuracy(self) -> float:
         """Share of all validated images that were classified correctly, ranks weighted by their images."""
-        return float(self.of_ranks("correct").sum() / self.of_ranks("validated").sum())
+        return sum(one.correct for one in self.ranks) / sum(one.validated for one in self.ranks)
 
     @property
     def validation_samples_per_s(self) -> float:
         """Validation throughput, computed like `samples_per_s`."""
-        return float(self.of_ranks("validated").sum() / self.of_ranks("validation_s", "validation_waiting_s").max())
+        longest_s = max(one.validation_s + one.validation_waiting_s for one in self.ranks)
+        return sum(one.validated for one in self.ranks) / longest_s
 
 
 class RankTrained(Record, frozen=True, kw_only=True):
@@ -163,6 +159,9 @@ class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launc
     seconds: Seconds
 
 
+OfTraining = TrainedEpoch | TrainedRun | LaunchTime
+
+
 @dataclass(frozen=True)
 class RunRecords:
     """All lines of one run, in order.
@@ -209,7 +208,13 @@ class RunRecords:
     @property
     def losses(self) -> list[float]:
         """Losses of all iterations."""
-        return [float(loss) for epoch in self.epochs for loss in epoch.loss_of_iterations]
+        return [loss for epoch in self.epochs for loss in epoch.losses]
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether it reached the loss that was asked for."""
+        threshold = self.run.loss_threshold
+        return threshold is not None and loss_reached(self.losses, threshold) is not None
 
     @property
     def skipped_steps(self) -> int:
@@ -220,86 +225,55 @@ class RunRecords:
     @property
     def samples_per_s(self) -> float | None:
         """Mean throughput without the first epoch, in which caches fill and kernels compile; None with one epoch."""
-        later = [epoch.samples_per_s for epoch in self.epochs[1:]]
-        return sum(later) / len(later) if later else None
-
-
-T = TypeVar("T", TrainedEpoch, TrainedRun, LaunchTime, StudyEnd)
+        return fmean(epoch.samples_per_s for epoch in self.epochs[1:]) if len(self.epochs) > 1 else None
 
 
 def trained_runs(plan: Plan, records: Sequence[object]) -> dict[str, RunRecords]:
     """All runs of a plan, by id.
 
     Raises:
-        ValueError: a line of measurements.jsonl contradicts others or the plan; the message has its number.
+        ValueError: a line of measurements.jsonl contradicts earlier ones or the plan; the message has its number.
     """
-    found: dict[str, RunRecords] = {}
-    gangs, lines = gangs_by_number(records), list(enumerate(records, 1))
-
-    def said(kind: type[T], study: str) -> list[tuple[int, T]]:
-        return [(line, one) for line, one in lines if isinstance(one, kind) and one.study == study]
-
-    for run in plan.training_runs:
-        epochs, ends, outers = said(TrainedEpoch, run.id), said(TrainedRun, run.id), said(LaunchTime, run.id)
-        for what, again in (("ends {}, which line {} ended", ends), ("times {}, which line {} timed", outers)):
-            if len(again) > 1:
-                raise ValueError(f"line {again[1][0]} {what.format(run.id, again[0][0])}")
-        one = RunRecords(
-            run, tuple(epoch for _, epoch in epochs), ends[0][1] if ends else None,
-            outers[0][1].seconds if outers else None, next((end for _, end in reversed(said(StudyEnd, run.id))), None),
-        )  # fmt: skip
-        for line, problem in _problems(one, epochs, ends, outers, gangs):
-            raise ValueError(f"line {line} {problem}")
-        found[run.id] = one
-    for line, record in lines:
-        if isinstance(record, TrainedEpoch | TrainedRun | LaunchTime) and record.study not in found:
+    found, gangs = {run.id: RunRecords(run) for run in plan.training_runs}, gangs_by_number(records)
+    for line, record in enumerate(records, 1):
+        if isinstance(record, OfTraining | StudyEnd) and record.study in found:
+            try:
+                found[record.study] = _with(found[record.study], record, gangs)
+            except ValueError as error:
+                raise ValueError(f"line {line} {error}") from None
+        elif isinstance(record, OfTraining):
             raise ValueError(f"line {line} is of {record.study}, which plan.json does not plan")
     return found
 
 
-def _problems(
-    one: RunRecords, epochs: Sequence[tuple[int, TrainedEpoch]], ends: Sequence[tuple[int, TrainedRun]],
-    outers: Sequence[tuple[int, LaunchTime]], gangs: Mapping[int, GangRecord],
-) -> Iterator[tuple[int, str]]:  # fmt: skip
-    """Contradictions, with their lines."""
-    run, first = one.run, epochs[0][1].gang if epochs else None
-    of_ranks: list[tuple[int, TrainedEpoch | TrainedRun]] = [*epochs, *ends]
-    for line, trained in of_ranks:
-        ranks, size = [rank.rank for rank in trained.ranks], gangs[trained.gang].world_size
-        if size != run.world_size or ranks != list(range(size)):
-            yield line, f"has ranks {ranks} of {size}; expected 0 to {run.world_size - 1}"
-    for number, (line, epoch) in enumerate(epochs):
-        of = f"of epoch {epoch.epoch} of {run.id}"
-        if epoch.epoch != number or number >= run.epochs:
-            yield line, f"is {of}; expected epoch {number} of {run.epochs}"
-        if epoch.gang != first:
-            yield line, f"is {of} by gang {epoch.gang}; expected gang {first}, like the first epoch"
-        yield from ((line, f"{problem} {of}") for problem in _wrong_counts(run, epoch))
-    is_reached = run.loss_threshold is not None and loss_reached(one.losses, run.loss_threshold) is not None
-    for line, end in ends:
-        if epochs and (end.gang != first or line < epochs[-1][0]):
-            yield line, f"ends {run.id} by gang {end.gang}, or before its last epoch"
-        if len(epochs) != run.epochs and not is_reached:
-            yield line, f"ends {run.id} after {len(epochs)} epochs; expected {run.epochs}"
-        if one.study_end is not None and one.study_end.reason == "decided" and not is_reached:
-            yield line, f"ends {run.id}, whose loss has not reached {run.loss_threshold}"
-    for line, outer in outers:
-        if epochs and outer.gang != first:
-            yield line, f"times gang {outer.gang}; expected {first}, which trained {run.id}"
-
-
-def _wrong_counts(run: TrainingRun, epoch: TrainedEpoch) -> Iterator[str]:
-    losses = epoch.loss_of_iterations
-    if len(losses) != run.iterations:
-        yield f"has {len(losses)} losses (losses); expected one for each of {run.iterations} iterations"
-    elif not np.isfinite(losses).all():
-        yield f"has a loss of {losses[~np.isfinite(losses)][0]} (losses)"
-    each, samples = run.iterations * run.workload.batch_size, run.workload.family.samples
-    if (epoch.of_ranks("trained") != each).any():
-        yield f"trained {epoch.of_ranks('trained').astype(int).tolist()} {samples}; expected {each} on each rank"
-    validated = int(epoch.of_ranks("validated").sum())
+def _with(one: RunRecords, record: OfTraining | StudyEnd, gangs: Mapping[int, GangRecord]) -> RunRecords:
+    """A run with its next line. Raises ValueError if that contradicts the plan or earlier lines."""
+    run = one.run
+    if isinstance(record, LaunchTime):
+        return replace(one, outer_s=record.seconds)
+    if isinstance(record, StudyEnd):
+        if record.reason == "decided" and not one.is_reached:
+            raise ValueError(f"ends {run.id}, whose loss has not reached {run.loss_threshold}")
+        return replace(one, study_end=record)
+    ranks, size = [rank.rank for rank in record.ranks], gangs[record.gang].world_size
+    if size != run.world_size or ranks != list(range(size)):
+        raise ValueError(f"has ranks {ranks} of {size}; expected 0 to {run.world_size - 1}")
+    if isinstance(record, TrainedRun):
+        if len(one.epochs) != run.epochs and not one.is_reached:
+            raise ValueError(f"ends {run.id} after {len(one.epochs)} epochs; expected {run.epochs}")
+        return replace(one, end=record)
+    of, samples = f"of epoch {record.epoch} of {run.id}", run.workload.family.samples
+    if one.end is not None or record.epoch != len(one.epochs) or record.epoch >= run.epochs:
+        raise ValueError(f"is {of}; expected epoch {len(one.epochs)} of {run.epochs}")
+    if len(record.losses) != run.iterations:
+        raise ValueError(f"has {len(record.losses)} losses {of}; expected one for each of {run.iterations} iterations")
+    trained, each = [rank.trained for rank in record.ranks], run.iterations * run.workload.batch_size
+    if set(trained) != {each}:
+        raise ValueError(f"trained {trained} {samples} {of}; expected {each} on each rank")
+    validated = sum(rank.validated for rank in record.ranks)
     if validated != run.samples.validation_samples:
-        yield f"validated {validated} {samples}; expected {run.samples.validation_samples}, each once"
+        raise ValueError(f"validated {validated} {samples} {of}; expected {run.samples.validation_samples}, each once")
     for name in ("training_s", "validation_s"):
-        if not (epoch.of_ranks(name, "compile_s") > 0).all():
-            yield f"took no time ({name})"
+        if any(getattr(rank, name) + rank.compile_s <= 0 for rank in record.ranks):
+            raise ValueError(f"took no time ({name}) {of}")
+    return replace(one, epochs=(*one.epochs, record))

@@ -58,7 +58,7 @@ class ResumeSource(MeasureSource):
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
         noted = dict(self.subject.settings.note)
-        self._resumption.begin(self.subject.site.argv, self.subject.thresholds.digests, noted)
+        self._resumption.begin(self.subject.site.argv, noted)
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
@@ -90,7 +90,7 @@ class Resumption:
         per_node = self.plan.layout.ranks_per_node
         return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
-    def begin(self, argv: Sequence[str], thresholds_digests: str, noted: Mapping[str, str]) -> None:
+    def begin(self, argv: Sequence[str], noted: Mapping[str, str]) -> None:
         """Move earlier conclusions aside, and record the session's start. The run must be locked.
 
         Raises:
@@ -101,7 +101,7 @@ class Resumption:
         except OSError as error:
             raise not_writable(self.run.path, error) from None
         self.run.cut_torn_line()
-        resume_run(self.run, argv, thresholds_digests, self.missing, noted)
+        resume_run(self.run, argv, self.missing, noted)
 
     def set_aside(self) -> None:
         """Move the records of studies to be measured again to superseded.jsonl. No rank may be writing.

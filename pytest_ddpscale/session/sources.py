@@ -364,7 +364,7 @@ class EvidenceSource(ABC):
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
         of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
         left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
-        of_run = (*left_out, *binding_notes(records), *record.resumption_notes())
+        of_run = (*left_out, *binding_notes(records), *record.resumption_notes(self.subject.thresholds.digests))
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
         unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])

@@ -16,7 +16,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed
-from pytest_ddpscale.run.run_record import hosts_of, now_iso
+from pytest_ddpscale.run.run_record import now_iso
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_turns, transports
@@ -72,7 +72,6 @@ def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: 
         ),
         versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
         devices_present=cluster.gpus,
-        hosts=hosts_of([gang_of(simulated.plan, f"simulated {cluster.sku}")]),
         notes=(f"simulated faults: {', '.join(said) or 'none'}",),
     )
 

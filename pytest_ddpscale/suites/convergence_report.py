@@ -46,7 +46,7 @@ def time_to_loss(one: RunRecords) -> TimeToLoss | None:
         return None
     per_epoch = one.run.iterations
     whole, rest = divmod(reached, per_epoch)
-    epochs_s = [float(epoch.of_ranks("compile_s", "training_s", "waiting_s")[0]) for epoch in one.epochs]
+    epochs_s = [epoch.ranks[0].trained_s for epoch in one.epochs]
     seconds = sum(epochs_s[:whole]) + (epochs_s[whole] * rest / per_epoch if rest else 0.0)
     return TimeToLoss(reached, reached / per_epoch, seconds)
 

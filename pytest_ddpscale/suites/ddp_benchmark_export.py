@@ -42,7 +42,7 @@ def exported_files(measured: MeasuredSuite, usual: Variant) -> dict[str, dict[st
     arms = (arm for study in measured.evidence.plan.studies for arm in study.arms if arm.kind == "ddp")
     found = {}
     for variant in dict.fromkeys((usual, *(arm.variant for arm in arms))):
-        exported = _exported(measured.evidence, measured.record.versions, variant)
+        exported = _exported(measured.evidence, measured.versions, variant)
         if exported is not None:
             found[FILE_NAME if variant == usual else f"pytorch-ddp-bucket-{variant.bucket_cap_mb:g}.json"] = exported
     return found

@@ -29,7 +29,7 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_record import hosts_of, now_iso
+from pytest_ddpscale.run.run_record import now_iso
 from pytest_ddpscale.run.strict_json import column, decode
 from pytest_ddpscale.thresholds.model import Thresholds
 from pytest_ddpscale.util.regular_file import read_regular
@@ -353,18 +353,11 @@ def _run(
     several = [
         f"the results come from several versions of {name}: {text}" for name, text in versions.items() if ", " in text
     ]
-    topology = max(files, key=lambda file: file.world_size).nccl_topology
     return RunRecord(
         sku=sku,
         status="imported",
         source=TOOL,
-        imported_from=source.resolve().name,
         started_at=now_iso(),
-        hosts=tuple(
-            replace(host, devices=tuple(replace(device, uuid="unknown") for device in host.devices))
-            for host in hosts_of(gangs)
-        ),
         versions=versions,
         notes=(*_NOTES, *notes, *several),
-        nccl_topology=topology,
     )

@@ -123,7 +123,7 @@ def _ratio_values(compared: Sequence[ComparedArm]) -> dict[str, Any]:
 
 def _configuration(measured: MeasuredSuite) -> SuiteSection:
     """Versions and topology, which the benchmark prints first."""
-    versions = measured.record.versions
+    versions = measured.versions
     said = [f"PyTorch version: {versions.get('torch', 'unknown')}", f"CUDA version: {versions.get('cuda', 'none')}"]
     backend = backend_of(measured.evidence.plan.device_type)
     topologies = [one.topology for one in measured.evidence.surveys.values() if one.topology][:1]

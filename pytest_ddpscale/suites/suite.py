@@ -75,6 +75,11 @@ class MeasuredSuite:
     record: RunRecord
     confidence: float
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the software, by name."""
+        return self.record.versions | self.evidence.versions
+
 
 class Suite(ABC):
     """One suite.

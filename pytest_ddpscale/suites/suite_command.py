@@ -126,7 +126,7 @@ def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     from pytest_ddpscale.suites.suite_views import print_report, write_suite_reports
 
     report = suite.conclude(measured)
-    write_suite_reports(run, suite.name, report, measured.record, measured.confidence)
+    write_suite_reports(run, suite.name, report, measured)
     print_report(report)
     print(f"report: {run.path / 'report.html'}")
     return NOT_ALL_WELL if report.problems or report.failures else 0

@@ -13,7 +13,9 @@ from markupsafe import Markup, escape
 from pytest_ddpscale.report.html_page import page_template, printable
 from pytest_ddpscale.report.text import headline_of
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import SITE, TICKET, RunRecord
+from pytest_ddpscale.run.run_json import SITE, TICKET
+from pytest_ddpscale.run.run_record import ranks_by_host
+from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteTable
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.tables import Table, html, is_wider_than, markdown, markdown_lines, table
@@ -22,27 +24,22 @@ from pytest_ddpscale.util.tables import text_lines as table_lines
 SUITE_SCHEMA_VERSION = 1
 
 
-def write_suite_reports(
-    run: RunDirectory, suite: str, report: SuiteReport, record: RunRecord, confidence: float | None = None
-) -> None:
+def write_suite_reports(run: RunDirectory, suite: str, report: SuiteReport, measured: MeasuredSuite) -> None:
     """Write suite.json, the suite's own files, report.md and report.html into the run directory.
-
-    Args:
-        confidence: of the intervals, 0 … 1, stored so that the report can be made again; None without intervals.
 
     Raises:
         OSError: a file cannot be written.
     """
-    of_intervals = {} if confidence is None else {"confidence": confidence}
     values = {
         "schema_version": SUITE_SCHEMA_VERSION, "suite": suite, "headline": report.headline,
-        "problems": list(report.problems), "failures": list(report.failures), **of_intervals, **report.values,
+        "problems": list(report.problems), "failures": list(report.failures), "confidence": measured.confidence,
+        **report.values,
     }  # fmt: skip
     run.write_json(run.suite_json, values)
     for name, content in report.files.items():
         run.write_json(run.path / name, content)
-    write_atomically(run.path / "report.md", markdown_of(suite, report, record))
-    write_atomically(run.path / "report.html", html_of(suite, report, record))
+    write_atomically(run.path / "report.md", markdown_of(suite, report, measured))
+    write_atomically(run.path / "report.html", html_of(suite, report, measured))
 
 
 def print_report(report: SuiteReport) -> None:
@@ -88,12 +85,12 @@ def _table(said: SuiteTable) -> Table:
     return table(said.columns, said.rows, of_numbers=True)
 
 
-def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
+def markdown_of(suite: str, report: SuiteReport, measured: MeasuredSuite) -> str:
     """A suite's report.md, for a ticket."""
     lines = [
         f"# {markdown(report.headline)}",
         "",
-        *(f"- {markdown(name)}: {markdown(said)}" for name, said in _facts(suite, record)),
+        *(f"- {markdown(name)}: {markdown(said)}" for name, said in _facts(suite, measured)),
     ]
     for section in report.sections:
         lines += ["", f"## {markdown(section.title)}"]
@@ -111,7 +108,7 @@ def markdown_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
+def html_of(suite: str, report: SuiteReport, measured: MeasuredSuite) -> str:
     """A suite's report.html: one self-contained page."""
     sections = [
         {
@@ -125,14 +122,15 @@ def html_of(suite: str, report: SuiteReport, record: RunRecord) -> str:
         }
         for one in report.sections
     ]
-    return page_template("suite.html.j2").render(report=report, facts=_facts(suite, record), sections=sections)
+    return page_template("suite.html.j2").render(report=report, facts=_facts(suite, measured), sections=sections)
 
 
-def _facts(suite: str, record: RunRecord) -> Sequence[tuple[str, str]]:
+def _facts(suite: str, measured: MeasuredSuite) -> Sequence[tuple[str, str]]:
     """What was tested, when, where and by whom; empty facts are left out."""
-    hosts = ", ".join(f"{host.host} ({len(host.devices)})" for host in record.hosts[:8])
-    more = f" and {len(record.hosts) - 8} more" if len(record.hosts) > 8 else ""
-    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    record, ranks = measured.record, ranks_by_host(measured.evidence.gangs)
+    hosts = ", ".join(f"{host} ({len(ranks[host])})" for host in list(ranks)[:8])
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     facts = (
         ("Suite", suite), ("SKU", record.sku), ("Hosts", hosts + more),
         ("Began", f"{record.began:%Y-%m-%d %H:%M} UTC"), ("Notes", "; ".join(record.notes)),

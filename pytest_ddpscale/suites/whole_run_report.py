@@ -230,7 +230,7 @@ def _time_parts(complete: Sequence[RunRecords]) -> SuiteSection:
 
 def _epochs(complete: Sequence[RunRecords], unit: str) -> SuiteSection:
     rows = [
-        (one.run.id, str(epoch.epoch + 1), f"{epoch.samples_per_s:.4g}", f"{epoch.loss_of_iterations.mean():.4g}",
+        (one.run.id, str(epoch.epoch + 1), f"{epoch.samples_per_s:.4g}", f"{epoch.mean_loss:.4g}",
          percent(epoch.accuracy, 2), f"{epoch.validation_samples_per_s:.4g}")
         for one in complete
         for epoch in one.epochs
@@ -293,7 +293,7 @@ def _values(one: RunRecords) -> dict[str, Any]:
         "launch": one.run.launch, "is_complete": one.is_complete, "global_batch": one.run.global_batch,
         "learning_rate": one.run.learning_rate,
         "epochs": [
-            {"samples_per_s": epoch.samples_per_s, "loss": float(epoch.loss_of_iterations.mean()),
+            {"samples_per_s": epoch.samples_per_s, "loss": epoch.mean_loss,
              "accuracy": epoch.accuracy, "validation_samples_per_s": epoch.validation_samples_per_s}
             for epoch in one.epochs
         ],

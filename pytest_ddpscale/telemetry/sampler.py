@@ -86,19 +86,18 @@ class SampledGpu:
     def poll(self) -> GpuPoll:
         """Read everything."""
         ask, unix_s = self._calls.ask, time.time()
-        values: dict[str, Any] = {}
+        values: dict[str, float] = {}
         samples: dict[str, list[tuple[float, float]]] = {}
         if "device" not in self._calls.reasons:  # no driver, no such GPU, or one that fell off the bus
-            values = {reading: ask(reading) for reading in POLLED}
+            values = {reading: value for reading in POLLED if (value := ask(reading)) is not None}
             for reading, (_, _, least, most) in BUFFERS.items():
                 # A name of its own, because the current value may still be readable.
                 samples[reading] = ask(f"{reading} samples", partial(self._new_samples, reading)) or []
-                if abs(unix_s - self._seen_us[reading] / 1e6) > SILENCE_S:
-                    value = ask(reading)
-                    values[reading] = value if value is not None and least <= value <= most else None
+                is_silent = abs(unix_s - self._seen_us[reading] / 1e6) > SILENCE_S
+                if is_silent and (value := ask(reading)) is not None and least <= value <= most:
+                    values[reading] = value
             samples["sm_activity"] = ask("sm_activity", self._sm_activity) or []
-        known = {reading: value for reading, value in values.items() if value is not None}
-        return GpuPoll(unix_s, known, samples, self._calls.reasons, self._calls.lost)
+        return GpuPoll(unix_s, values, samples, self._calls.reasons, self._calls.lost)
 
     def _new_samples(self, reading: str, handle: Any) -> list[tuple[float, float]]:
         """(time, value) of the plausible samples in the driver's buffer that are new."""

@@ -120,8 +120,6 @@ _JOINS: Mapping[str, Callable[[Sequence[float]], Any]] = {
     **dict.fromkeys(("pcie_generation", "pcie_width"), lambda values: int(min(values))),
     "throttle_reasons": shares_of_reasons,
 }
-# Readings that rarely change, of which the latest value counts.
-_LIMITS = ("power_limit_w", "sm_clock_max_mhz")
 # Counters of which all that is new since the window before counts, so that no error falls between two.
 _ERRORS = ("ecc_corrected", "ecc_uncorrected")
 
@@ -173,7 +171,7 @@ class GpuLog:
         for reading, join in _JOINS.items():
             values = [value for _, value in self._within(reading, start_s, end_s)]
             found[reading] = join(values) if values else None
-        for reading in _LIMITS:
+        for reading in ("power_limit_w", "sm_clock_max_mhz"):  # which rarely change: the latest value
             found[reading] = self._series[reading][-1][1] if self._series[reading] else None
         is_begun = bool(self._within("polls", -math.inf, start_s))
         for reading in _ERRORS:

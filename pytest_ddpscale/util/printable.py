@@ -12,7 +12,7 @@ from typing import Any
 
 # Keys of texts that may have several lines: errors with their stacks, output of a command.
 SEVERAL_LINES = frozenset(
-    {"message", "reason", "reasons", "problem", "problems", "evidence", "notes", "topology", "nccl_topology", "lines",
+    {"message", "reason", "reasons", "problem", "problems", "evidence", "notes", "topology", "lines",
      "nccl", "driver_problem", "torch_problem", "cuda_problem", "unread", "numa_note",
      "left_out"}
 )  # fmt: skip

@@ -183,7 +183,8 @@ def read_steps(path: Path, device_type: DeviceType) -> list[TracedStep]:
 
 def numbers_of(steps: Sequence[TracedStep]) -> dict[str, Any]:
     """Fields of an `ArmProfile` from steps."""
-    return {**trace_analysis.step_columns(steps), "buckets": trace_analysis.buckets_of(steps)}
+    profiled = tuple(map(trace_analysis.profiled_step, steps))
+    return {"steps": profiled, "buckets": trace_analysis.buckets_of(steps)}
 
 
 def in_words(error: Exception) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.profile_record import ProfiledBucket
+from pytest_ddpscale.run.profile_record import ProfiledBucket, ProfiledStep
 from pytest_ddpscale.worker.step_names import STEP
 
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -230,21 +230,19 @@ def without(spans: FloatArray, others: FloatArray) -> FloatArray:
     return merged(left)
 
 
-def step_columns(steps: Sequence[TracedStep]) -> dict[str, tuple[float, ...]]:
-    """Columns of `ArmProfile` over steps."""
-    rows = [_parts(step) for step in steps]
-    return {name: tuple(row[name] for row in rows) for name in rows[0]}
-
-
-def _parts(step: TracedStep) -> dict[str, float]:
+def profiled_step(step: TracedStep) -> ProfiledStep:
+    """What a step's time went into."""
     compute, busy = length_of(step.compute), length_of(step.busy)
     reduced = step.communication(only_all_reduce=True)
     hidden = sum(covered(begin, end, step.compute) for begin, end in reduced.tolist())
-    parts = {
-        "step_ms": step.length, "compute_ms": compute, "waiting_ms": busy - compute, "idle_ms": step.length - busy,
-        "all_reduce_ms": length_of(reduced), "hidden_ms": hidden,
-    }  # fmt: skip
-    return {name: _rounded(value) for name, value in parts.items()}
+    return ProfiledStep(
+        step_ms=_rounded(step.length),
+        compute_ms=_rounded(compute),
+        waiting_ms=_rounded(busy - compute),
+        idle_ms=_rounded(step.length - busy),
+        all_reduce_ms=_rounded(length_of(reduced)),
+        hidden_ms=_rounded(hidden),
+    )
 
 
 def buckets_of(steps: Sequence[TracedStep]) -> tuple[ProfiledBucket, ...]:

@@ -106,9 +106,9 @@ class WholeTraining:
         part = RankEpoch(rank=control.rank, trained=trained, validated=validated, correct=correct, **spans)
 
         def join(parts: list[RankEpoch]) -> None:
-            told = torch.tensor(losses).numpy().astype("<f4").tobytes()
-            common: dict[str, Any] = {"study": self._run.id, "gang": self._context.gang, "epoch": epoch, "losses": told}
-            self._context.sink.append_record(TrainedEpoch(**common, ranks=tuple(parts)))
+            study, gang = self._run.id, self._context.gang
+            told = TrainedEpoch(study=study, gang=gang, epoch=epoch, losses=tuple(losses), ranks=tuple(parts))
+            self._context.sink.append_record(told)
 
         self._say("gathering")
         self._context.gather(f"{self._run.id}/{epoch}", range(control.world_size), part, RankEpoch, join)

@@ -28,7 +28,7 @@ WATCHED_BY = {
     "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
     "torn-line": "run/test_run_directory.py::TestRecords::test_of_a_killed_run_keep_every_finished_one",
     "duplicates": REFUSED,
-    "nan": "run/test_run_directory.py::test_what_is_written_is_read",
+    "nan": "run/test_run_directory.py::test_what_no_run_is_read_from_is_refused",
     "half-written": "run/test_run_directory.py::test_a_line_that_does_not_fit_leaves_no_part",
     "shared-gpu": REFUSED,
     "steps-contradict": REFUSED,
@@ -46,7 +46,8 @@ WATCHED_BY = {
 def test_each_defect_fails_the_test_that_watches_it(tmp_path: Path) -> None:
     for folder in ("pytest_ddpscale", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
+    for file in ("pyproject.toml", "thresholds.yaml"):
+        shutil.copy2(ROOT / file, tmp_path)
     watched = {name: f"tests/{test}" for name, test in WATCHED_BY.items()}
     assert TABLE.first_failure(tmp_path, sorted(set(watched.values()))) == "", "without a defect"
     failed = {name: TABLE.caught_by(tmp_path, DEFECTS[name], [test]) for name, test in watched.items()}

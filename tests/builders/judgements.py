@@ -10,6 +10,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
@@ -17,6 +19,7 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.culprits import gpu, node
 from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
+from tests.builders.records import gang_on
 
 HOSTILE = "evil|name`<script>alert(1)</script>`\n# heading\x1b[31m\x00[a](javascript:b)​ $x_1$ _y_ &amp; \ud800"
 REFERENCE = "willgpaik/pytorch-ddp-scaling-benchmark@dc0b8a8, 8x A100-SXM4-80GB, torch 2.12+cu130"
@@ -98,19 +101,13 @@ RUN = run_record(
     started_at="2026-03-01T10:00:05+00:00",
     finished_at="2026-03-01T10:09:41+00:00",
     argv=["pytest", "--gpu-sku=a100", "--ddp-budget", "10m"],
-    versions={"python": "3.11.9", "torch": "2.12.0+cu130", "nccl": "2.28.3", "pytest_ddpscale": "0.1.0"},
-    hosts=[
-        {
-            "host": "node7",
-            "devices": [
-                {"index": i, "uuid": f"GPU-0000000{i}-77aa", "name": "NVIDIA A100-SXM4-80GB"} for i in range(8)
-            ],
-        }
-    ],
+    versions={"python": "3.11.9", "pytest_ddpscale": "0.1.0"},
     thresholds={"path": "thresholds.yaml", "sha256": "ab" * 32},
-    environment={"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"},
-    startup={"import_s": 4.2, "rendezvous_s": 1.1, "first_step_s": 9.87},
 )
+GANG = gang_on(
+    ["node7"], 8, "GPU-0000000{}-77aa", device_name="NVIDIA A100-SXM4-80GB",
+    versions={"torch": "2.12.0+cu130", "nccl": "2.28.3"}, environment={"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "WARN"},
+)  # fmt: skip
 
 
 def judgement_with(*verdicts: Verdict) -> Judgement:
@@ -141,9 +138,7 @@ def hostile_run() -> RunRecord:
         sku=HOSTILE,
         argv=[HOSTILE, "```"],
         versions={HOSTILE: HOSTILE},
-        hosts=[{"host": HOSTILE, "devices": [{"index": 0, "uuid": HOSTILE, "name": HOSTILE}]}],
         thresholds={"path": HOSTILE, "sha256": HOSTILE},
-        environment={HOSTILE: HOSTILE},
         source=HOSTILE,
     )
 
@@ -190,6 +185,7 @@ STUDIES = (
     make_study("strong", VIT, (1, 2, 4, 8)),
 )
 PLAN = make_plan(*STUDIES)
+EVIDENCE = Evidence(PLAN, Columns(), {}, hosts=["node7"], gangs=[GANG])
 MEASUREMENTS = [
     measurement
     for study, alone, loss in zip(STUDIES, (1189.5, 1033.3, 1129.2, 1061.4), (0.009, 0.004, 0.32, 0.07), strict=True)

@@ -21,7 +21,8 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.evidence import flops_of, seeded_steps_of
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import (
     RoundEnd,
     SeededSteps,
@@ -166,14 +167,15 @@ def test_a_study_begins_with_a_seeded_step_of_every_rank_and_the_cost_of_an_imag
     measured: RunDirectory,
 ) -> None:
     records = measured.read_records()
-    seeded = [(study, *step) for study, steps in seeded_steps_of(records).items() for step in steps.items()]
+    evidence = evidence_of(measured.read_plan(), Columns(), records)
+    seeded = [(study, *step) for study, steps in evidence.seeded_steps.items() for step in steps.items()]
     assert [(study, one.rank, place.local_rank, place.uuid) for study, place, one in seeded] == [
         (WHOLE.id, 0, 0, "cpu"),
         (WHOLE.id, 1, 1, "cpu"),
         (NARROW.id, 0, 0, "cpu"),  # the other rank has no part in that study
     ]
     assert len({one.checksum for _, _, one in seeded}) == 1, "all studies train the same model"
-    flops = flops_of(records)
+    flops = evidence.flops_per_sample
     assert list(flops) == [WHOLE.id, NARROW.id]
     assert all(4.4e6 < one < 4.7e6 for one in flops.values()), flops
     kinds = [type(record) for record in records if getattr(record, "study", "") == WHOLE.id]

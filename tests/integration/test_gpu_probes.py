@@ -7,7 +7,8 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.evidence import unsupported_of
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import value_of
@@ -28,7 +29,7 @@ EACH_PROBE = pytest.mark.parametrize("name", PROBES)
 def measured(gpu_run: GpuRun, gpu: TorchGpu, name: str) -> list[ProbeMeasurement]:
     """One probe's measurements, by round; skips what the GPU cannot do and has said so."""
     records = gpu_run.directory.read_records()
-    refusals = unsupported_of(records)
+    refusals = evidence_of(gpu_run.plan, Columns(), records).unsupported
     if gpu.capability < NEEDED_CAPABILITY.get(name, (0, 0)):
         assert name in refusals
         pytest.skip(refusals[name])

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_ddpscale.history.database import reading
 from pytest_ddpscale.history.reading import skus_and_hosts
+from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import surveys_of
@@ -176,7 +177,7 @@ def test_each_idle_node_is_checked_by_itself_and_busy_ones_are_not_waited_for(la
     for name in ("n1", "n2"):
         log = (night / f"{name}.log").read_text(encoding="utf-8")
         assert "REJECTED" in log
-        assert json.loads((night / name / "run.json").read_text())["hosts"][0]["host"] == name
+        assert read_evidence(RunDirectory(night / name)).hosts == [name]
         verdicts = json.loads((night / name / "verdicts.json").read_text())["verdicts"]
         assert [one["id"] for one in verdicts if one["outcome"] == "failed"] == ["matmul_tflops[matmul-fp32]"], log
         assert {one["id"] for one in verdicts if one["outcome"] == "passed"} == NODE_HEALTH, log
@@ -242,7 +243,7 @@ def test_an_acceptance_that_is_preempted_goes_on_in_its_run_to_the_end(lab: Slur
     judgement = json.loads(run.verdicts_json.read_text(encoding="utf-8"))
     assert judgement["outcome"] == "accepted", told
     assert {verdict["world_size"] for verdict in judgement["verdicts"]} == {1, 2}
-    assert [host.host for host in record.hosts] == ["n1", "n2"]
+    assert read_evidence(run).hosts == ["n1", "n2"]
     assert_both_nodes_were_measured_and_nobody_is_accused(run, judgement)
     assert lab.processes() == []
     assert (run.path / "report.md").exists()

@@ -10,6 +10,7 @@ import pytest
 
 import pytest_ddpscale
 from pytest_ddpscale import __version__
+from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.measurements import measurements_in
 from tests.integration.lab_runs import QUICK, ROOT, thresholds_for
@@ -54,7 +55,7 @@ def test_hosts_are_measured_and_judged_and_nothing_is_left_on_them(hosts: SshLab
     measured = measurements_in(run)
     assert {one.host for one in measured} == {"n1", "n2"}, done.stdout
     assert {one.arm for one in measured} >= {"alone", "ddp@2"}
-    assert [host.host for host in run.read_run().hosts] == ["n1", "n2"]
+    assert read_evidence(run).hosts == ["n1", "n2"]
     assert "[ERROR]" not in done.stdout
     wait_until(lambda: not hosts.processes(), GONE_S, "agents to end")
     left = hosts.run(["sh", "-c", "for n in n1 n2; do ssh $n ls /tmp /dev/shm; done"], tmp_path).stdout

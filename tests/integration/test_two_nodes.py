@@ -14,7 +14,8 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.evidence import seeded_steps_of
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended
 from tests.builders.measurements import Measurement, measurements_in
@@ -69,7 +70,7 @@ def test_ranks_are_numbered_from_node_to_node(measured: Measured) -> None:
     assert {m.rank: m.local_rank for m in measurements} == {0: 0, 1: 1, 2: 0, 3: 1}
     (gang,) = gangs_by_number(records).values()
     assert {rank: place.host for rank, place in enumerate(gang.places)} == OF_RANKS
-    (steps,) = seeded_steps_of(records).values()
+    (steps,) = evidence_of(PLAN, Columns(), records).seeded_steps.values()
     assert {one.rank: place.host for place, one in steps.items()} == OF_RANKS
     assert len({one.checksum for one in steps.values()}) == 1
 

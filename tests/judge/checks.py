@@ -73,7 +73,7 @@ DETECT: dict[str, Any] = {"name": "^(NVIDIA )?A100-SXM4?-80GB$", "pci_device_ids
 EXPECTED: dict[str, Any] = {"pcie_generation": 4, "pcie_width": 16, "nvlinks": 12, "ecc": True}
 NOT_GIVEN = {"unread": "Unknown Error", "unsupported": "Not Supported"}
 # Readings whose reason is that of NVML's call.
-CALLS = {"memory_bytes": "memory", "pci_device_id": "pci", "nvlinks_active": "nvlinks"}
+CALLS = {"nvlinks_active": "nvlinks"}
 SHORT = {"within": "channels_within_node", "between": "channels_between_nodes"}
 GIB, DAY = 2**30, date(2026, 10, 1)
 

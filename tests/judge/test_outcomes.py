@@ -51,6 +51,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.covering import coverage_of
+from pytest_ddpscale.judge.gpu_errors import find_gpu_errors
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, uniform_loss, with_waiver
 from pytest_ddpscale.plan.arm import Arm
@@ -313,3 +314,10 @@ def test_acceptance_needs_every_requirement_decided_and_none_failed(results: lis
         assert {one[0] for one in binding} == {"passed"}
         assert not all(one[2] for one in binding)
         assert not {one[0] for one in results} & {"not_measured", "error"}
+
+
+def test_an_error_is_of_the_gpu_that_the_rank_had_and_not_of_its_number() -> None:
+    own = RankGpuError(place=Place("n0", 0, "GPU-2"), error="CUDA error: unknown", peers=3)
+    ranks = [Place("n0", number, f"GPU-{number}", number) for number in range(4)]
+    [found] = find_gpu_errors([GpuErrors(gang=0, ranks=4, errors=(own,))], ranks)
+    assert found.place is ranks[2]

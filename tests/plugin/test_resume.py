@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
-from pytest_ddpscale.run.run_record import start_run
+from pytest_ddpscale.run.run_record import ranks_by_host, start_run
 from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, outcome_line, output_of
 from tests.rows import rows
 from tests.small_disk import small_disk
@@ -197,7 +198,7 @@ def test_studies_of_different_hosts_are_never_accepted_together(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = f"studies were measured on different hosts: {LAST} on node2, {FIRST} on node1"
     assert outcome_line(result) == f"INCOMPLETE: {why}"
-    assert [host.host for host in run.read_run().hosts] == ["node1", "node2"]
+    assert [*ranks_by_host(gangs_by_number(run.read_records()).values())] == ["node1", "node2"]
     site.judge(run="run")
     assert site.verdicts("run/judged-1")["reason"] == why
 

@@ -45,6 +45,7 @@ def write_judged_run(
     started_unix_s: int = STARTED_UNIX_S,
     record: Mapping[str, Any] | None = None,
     measured: Sequence[str] | None = None,
+    device: str = "GPU-{}",
     arms: Sequence[str] = ("alone", "ddp@8"),
     records: Sequence[AnyRecord] = (),
 ) -> Path:
@@ -58,22 +59,22 @@ def write_judged_run(
         started_unix_s: when it began.
         record: further keys of run.json.
         measured: hosts that measurements are there of; default: all.
+        device: UUID, with a ``{}`` for the rank.
         arms: that those took part in.
         records: further ones.
     """
     run = RunDirectory.create(path)
-    devices = [{"index": 0, "uuid": "GPU-00000000", "name": "Tested GPU"}]
     content = run_record(
         sku="tested-gpu",
         started_at=datetime.fromtimestamp(started_unix_s, timezone.utc).isoformat(timespec="seconds"),
         argv=["pytest", "--gpu-sku=tested-gpu"],
-        hosts=[{"host": host, "devices": devices} for host in hosts],
     )
     run.write_json(run.run_json, run_record(content, **dict(record or {})))
     there = hosts if measured is None else measured
-    if there:
-        ranks = range(len(there))
-        run.append_record(gang_at([Place(host, 0, str(rank)) for rank, host in zip(ranks, there, strict=True)]))
+    gang = [*there, *(host for host in hosts if host not in there)]
+    if gang:
+        run.append_record(gang_at([Place(host, 0, device.format(rank)) for rank, host in enumerate(gang)]))
+    if ranks := range(len(there)):
         for arm in arms:
             run.append_record(
                 Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, ranks=tuple(ranks), count=1, work=1.0,

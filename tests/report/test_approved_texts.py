@@ -18,12 +18,10 @@ from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
-from pytest_ddpscale.run.columns import Columns
-from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.approved import assert_approved, masked
 from tests.builders import untrained
-from tests.builders.judgements import ACCEPTED, JUDGEMENT, PASSED, PLAN, RATIO, RUN
+from tests.builders.judgements import ACCEPTED, EVIDENCE, GANG, JUDGEMENT, PASSED, PLAN, RATIO, RUN
 from tests.report.page_text import page_text
 
 # A deviation of earlier launches, a doubtful single one, and what chance can do to the outcome.
@@ -53,12 +51,12 @@ def items(judgement: Judgement) -> Iterable[str]:
 
 
 def markdown(judgement: Judgement) -> Iterable[str]:
-    yield render_markdown(judgement, RUN, ["plots/weak-throughput.png"])
+    yield render_markdown(judgement, RUN, ["plots/weak-throughput.png"], EVIDENCE)
 
 
 def page(judgement: Judgement) -> Iterable[str]:
     plan = untrained.PLAN if judgement is untrained.JUDGEMENT else PLAN
-    yield page_text(render_html(judgement, RUN, Evidence(plan, Columns(), {})))
+    yield page_text(render_html(judgement, RUN, replace(EVIDENCE, plan=plan)))
 
 
 WRITERS: dict[str, Callable[[Judgement], Iterable[str]]] = {
@@ -73,7 +71,7 @@ def test_reports_say_what_was_approved(name: str) -> None:
 
 
 def test_files_for_programs_are_as_they_were_approved() -> None:
-    assert_approved("every-outcome.prom", render_prometheus(JUDGEMENT, RUN))
+    assert_approved("every-outcome.prom", render_prometheus(JUDGEMENT, RUN, [GANG]))
     assert_approved("requirements.csv", render_requirements(JUDGEMENT))
     assert_approved("culprits.csv", render_culprits(JUDGEMENT))
 

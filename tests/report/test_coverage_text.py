@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from pytest_ddpscale.report.coverage_text import node_rows, path_rows, summary
 from pytest_ddpscale.report.html_page import render_html
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
-from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
-from tests.builders.judgements import ACCEPTED, HOSTILE, PLAN, RUN
+from tests.builders.judgements import ACCEPTED, EVIDENCE, HOSTILE, RUN
 from tests.report.page_text import page_text
 
 TRAINED = ("survey", "training", "pairs")
@@ -31,7 +29,7 @@ def coverage_of(nodes: int) -> Coverage:
 
 
 def report_of(coverage: Coverage) -> str:
-    return page_text(render_html(replace(ACCEPTED, coverage=coverage), RUN, Evidence(PLAN, Columns(), {})))
+    return page_text(render_html(replace(ACCEPTED, coverage=coverage), RUN, EVIDENCE))
 
 
 def test_what_was_not_tested_is_named_first() -> None:

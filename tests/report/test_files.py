@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.report.files import write_reports
-from pytest_ddpscale.run.columns import Columns
-from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.strict_json import read_as
 from pytest_ddpscale.run.verdicts import Judgement
-from tests.builders.judgements import JUDGEMENT, PLAN, RUN
+from tests.builders.judgements import EVIDENCE, JUDGEMENT, PLAN, RUN
 from tests.builders.profiles import profile
 
 FILES = ["verdicts.json", "junit.xml", "requirements.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]
@@ -30,7 +28,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def write(run: RunDirectory) -> list[str]:
     # Plots are tested on their own: without measurements there are none to draw.
-    return write_reports(run, JUDGEMENT, RUN, Evidence(PLAN, Columns(), {}))
+    return write_reports(run, JUDGEMENT, RUN, EVIDENCE)
 
 
 def full_disk(*_: Any, **__: Any) -> None:
@@ -50,7 +48,7 @@ def test_reports_name_no_trace_that_is_not_there(run: RunDirectory) -> None:
     profiles = [profile(PLAN.studies[0].id, arm, [(60, 55, 0)]) for arm in ("ddp@1", "ddp@2")]
     (run.path / "profiles").mkdir()
     (run.path / profiles[0].trace).write_bytes(b"{}")
-    evidence = replace(Evidence(PLAN, Columns(), {}), profiles=profiles)
+    evidence = replace(EVIDENCE, profiles=profiles)
     assert write_reports(run, JUDGEMENT, RUN, evidence) == []
     for name in ("report.md", "report.html"):
         assert "ddp@2.json.gz" not in (run.path / name).read_text(encoding="utf-8")

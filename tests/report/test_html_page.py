@@ -19,9 +19,7 @@ from pytest_ddpscale.report.html_page import render_html, topologies
 from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.text import short_name
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
-from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict
@@ -29,11 +27,11 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.culprits import gpu, node
 from tests.builders.judgements import (
     ACCEPTED,
+    EVIDENCE,
     FAILED,
     HOSTILE,
     JUDGEMENT,
     NOT_MEASURED,
-    PLAN,
     RUN,
     hostile_judgement,
     hostile_run,
@@ -42,7 +40,7 @@ from tests.builders.judgements import (
 from tests.report.page_text import page_text
 
 ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07"
-NOTHING = Evidence(PLAN, Columns(), {})
+NOTHING = EVIDENCE
 PAGE = render_html(JUDGEMENT, RUN, NOTHING)
 
 
@@ -187,7 +185,7 @@ def test_one_reason_of_several_requirements_stands_once_below_them() -> None:
 
 def test_whoever_measured_resumed_and_judged_is_on_the_first_page() -> None:
     resumed = Resumed(
-        at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", thresholds_digests="", measured_anew={},
+        at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", measured_anew={},
         noted={"operator": "Bob"},
     )  # fmt: skip
     run = with_fields(RUN, noted={"rack": "B 7", "operator": "Ann"}, resumed=(resumed, resumed))

@@ -12,14 +12,13 @@ from msgspec.structs import replace as with_fields
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import code_block, render_markdown
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.run.columns import Columns
-from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import AgainstSlowest, Judgement
 from pytest_ddpscale.util.tables import markdown
 from tests.builders.culprits import gpu
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
     ACCEPTED,
+    EVIDENCE,
     FAILED,
     HOSTILE,
     JUDGEMENT,
@@ -29,6 +28,7 @@ from tests.builders.judgements import (
     hostile_run,
     judgement_with,
 )
+from tests.builders.records import gang_on
 from tests.builders.workloads import with_settings
 from tests.report.page_text import page_text
 
@@ -91,20 +91,19 @@ def test_empty_judgement_renders() -> None:
 
 
 def test_large_machine_stays_readable() -> None:
-    hosts = [
-        {"host": f"n{i}", "devices": [{"index": j, "uuid": f"GPU-{i}-{j}", "name": "B200"} for j in range(8)]}
-        for i in range(100)
-    ]
-    run = run_record(hosts=hosts)
-    rendered = render_markdown(JUDGEMENT, run)
+    gang = gang_on([f"n{i}" for i in range(100)], 8, "GPU-{}", device_name="B200")
+    evidence = replace(EVIDENCE, gangs=[gang])
+    rendered = render_markdown(JUDGEMENT, RUN, evidence=evidence)
     assert "800 × B200 |\n| Nodes | 100: n0, n1, n2, n3 and 96 more" in rendered
-    assert "GPU-1-1" not in rendered
-    assert "36 more: run.json lists all" in page_text(render_html(JUDGEMENT, run, Evidence(PLAN, Columns(), {})))
+    assert "GPU-11" not in rendered
+    assert "36 more: measurements.jsonl lists all" in page_text(render_html(JUDGEMENT, RUN, evidence))
 
 
 def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
     run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", HOSTILE), HOSTILE))
-    rendered = render_markdown(hostile_judgement(), run, [f"plots/{HOSTILE[:-1]}.png"])
+    gang = gang_on([HOSTILE], 1, HOSTILE.replace("{", ""), device_name=HOSTILE, environment={HOSTILE: HOSTILE})
+    evidence = replace(EVIDENCE, gangs=[gang])
+    rendered = render_markdown(hostile_judgement(), run, [f"plots/{HOSTILE[:-1]}.png"], evidence)
     rendered.encode("utf-8")
     _assert_tables_are_whole(rendered)
     outside_code = re.sub(r"^(`{3,})sh\n.*\n\1$", "", rendered, flags=re.MULTILINE)
@@ -116,7 +115,7 @@ def test_hostile_text_breaks_no_table_and_starts_no_html() -> None:
     assert "\x1b" not in rendered
     workload = replace(with_settings(PLAN.studies[0].workload, model=HOSTILE), name=HOSTILE)
     plan = replace(PLAN, studies=(replace(PLAN.studies[0], workload=workload),))
-    page = render_html(hostile_judgement(), run, Evidence(plan, Columns(), {}))
+    page = render_html(hostile_judgement(), run, replace(evidence, plan=plan))
     assert page.count("<script") == 1
     assert "\x1b" not in page
 
@@ -168,7 +167,7 @@ def test_a_pass_below_the_bound_says_why_wherever_it_stands() -> None:
     judgement = judgement_with(verdict)
     (line,) = (one for one in render_markdown(judgement, RUN).splitlines() if reason in one)
     assert re.search(r"passed with 94.6 %, bound ≥ 96.0\d* %: 98.1 %", line), line
-    assert reason in page_text(render_html(judgement, RUN, Evidence(PLAN, Columns(), {})))
+    assert reason in page_text(render_html(judgement, RUN, EVIDENCE))
     assert any(reason in line for line, _ in table_lines(judgement, 100))
     others = replace(verdict, against_slowest=None)
     assert reason not in render_markdown(judgement_with(others), RUN)

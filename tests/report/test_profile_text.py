@@ -11,10 +11,9 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.profile_text import part_rows, problem_lines
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.profile_record import ArmProfile
-from tests.builders.judgements import ACCEPTED, RUN
+from tests.builders.judgements import ACCEPTED, EVIDENCE, RUN
 from tests.builders.profiles import profile
 from tests.report.page_text import page_text
 
@@ -27,7 +26,7 @@ LOST = ArmProfile(study=STUDY.id, arm="each@2", gang=0, rank=0, problem="this bu
 
 
 def evidence(*profiles: ArmProfile) -> Evidence:
-    return replace(Evidence(PLAN, Columns(), {}), profiles=profiles)
+    return replace(EVIDENCE, profiles=profiles)
 
 
 def page(*profiles: ArmProfile) -> str:

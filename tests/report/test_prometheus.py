@@ -22,7 +22,16 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.prometheus import render_prometheus
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
-from tests.builders.judgements import FAILED, JUDGEMENT, RUN, WARNED, hostile_judgement, hostile_run, judgement_with
+from tests.builders.judgements import (
+    FAILED,
+    GANG,
+    JUDGEMENT,
+    RUN,
+    WARNED,
+    hostile_judgement,
+    hostile_run,
+    judgement_with,
+)
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "docs" / "monitoring"
@@ -49,7 +58,7 @@ DASHBOARD = {
 
 def samples(judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> list[Any]:
     """As Prometheus's parser reads them."""
-    families = list(text_string_to_metric_families(render_prometheus(judgement, run)))
+    families = list(text_string_to_metric_families(render_prometheus(judgement, run, [GANG])))
     assert all(family.documentation and family.type == "gauge" for family in families)
     return [sample for family in families for sample in family.samples]
 
@@ -153,5 +162,9 @@ def test_alerts_are_about_what_is_there() -> None:
 def test_alerts_and_metrics_pass_promtool() -> None:
     subprocess.run(["promtool", "test", "rules", MONITORING / "alerts_test.yml"], check=True, timeout=60)
     subprocess.run(
-        ["promtool", "check", "metrics"], input=render_prometheus(JUDGEMENT, RUN), text=True, check=True, timeout=60
+        ["promtool", "check", "metrics"],
+        input=render_prometheus(JUDGEMENT, RUN, [GANG]),
+        text=True,
+        check=True,
+        timeout=60,
     )

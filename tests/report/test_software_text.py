@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_ddpscale.report.coverage_text import software_versions
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.survey_record import Survey
-from tests.builders.judgements import RUN
+from tests.builders.judgements import EVIDENCE, RUN
 
 
-def surveyed(*drivers: str | None) -> list[Survey]:
-    return [Survey(f"n{i}", 0.0, versions={"driver": driver, "torch": "other"}) for i, driver in enumerate(drivers)]
+def surveyed(*drivers: str | None) -> Evidence:
+    said = ({"driver": driver, "torch": "other"} for driver in drivers)
+    return replace(EVIDENCE, surveys={f"n{i}": Survey(f"n{i}", 0.0, versions=one) for i, one in enumerate(said)})
 
 
 def test_what_ranks_do_not_tell_comes_from_the_surveys() -> None:
     versions = software_versions(RUN, surveyed("570.1", "570.1", None))
-    assert (versions["driver"], versions["torch"]) == ("570.1", RUN.versions["torch"])
+    assert (versions["driver"], versions["torch"]) == ("570.1", EVIDENCE.versions["torch"])
 
 
 def test_nodes_that_differ_are_counted() -> None:

@@ -64,7 +64,7 @@ def result(place: int, **changes: Any) -> str:
 
 
 BAD: list[tuple[str, str]] = [
-    ("{", "Input data was truncated"),
+    ("{", "Expecting"),
     ("[1]", "Expected `object`, got `array`"),
     (json.dumps({"benchmarks": []}), "it has no 'pytorch_version'"),
     (changed(lambda said: said.pop("benchmark_results")), "it has no 'benchmark_results'"),
@@ -72,7 +72,7 @@ BAD: list[tuple[str, str]] = [
     (changed(lambda said: said.update(bucket_size=[25])), "got `array`"),
     (result(1, measurements=[]), "Expected `array` of length >= 1"),
     (result(1, measurements=[0.0, 0.1]), "Expected `float` >= 1e-09"),
-    (result(1, measurements=[float("nan")]), "JSON is malformed"),
+    (result(1, measurements=[float("nan")]), "NaN is not JSON"),
     (result(1, measurements=["0.1"]), "Expected `float`, got `str`"),
     (result(2, measurements=[0.1] * 3), "3 measurements of 2 ranks"),
     (result(1, ranks=[]), "Expected `array` of length >= 1"),
@@ -82,7 +82,7 @@ BAD: list[tuple[str, str]] = [
     (result(2, steps_per_round=[1]), "steps_per_round adds up to 1 of 2 steps"),
     (changed(lambda said: said.update(gpus_per_machine="8")), "Expected `int`, got `str` - at `$.gpus_per_machine`"),
     ("[" * 100_000, "nested too deeply"),
-    ("\0", "JSON is malformed"),
+    ("\0", "Expecting value"),
 ]
 
 

@@ -2,105 +2,91 @@
 
 from __future__ import annotations
 
+import json
 import os
-import time
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.records import GangRecord, StudyEnd
-from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunDirectory
+from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunLock
 from pytest_ddpscale.run.verdicts import read_judgement
-from tests.builders.json_types import as_json, run_record
-from tests.builders.records import gang_on
-from tests.run.sound_run import PLAN, sound
+from tests.rows import rows
+from tests.run.sound_run import STUDY, changed, read, refusal, write
 
 FILES = ("run.json", "plan.json", "measurements.jsonl")
-SOON_S = 2.0
+KINDS = ("a pipe", "a character device")
+NAME, SHOWN = "\x1b[2Jn\n1\u202e", r"\x1b[2Jn\n1\u202e"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    run = RunDirectory.create(tmp_path / "run")
-    run.write_json(run.run_json, run_record(sku=PLAN.sku))
-    run.write_json(run.plan_json, PLAN)
-    run.append_records(sound())
-    return run
-
-
-def refusal(run: RunDirectory) -> str:
-    began_s = time.monotonic()
-    with pytest.raises(RunDirectoryError) as raised:
-        read_evidence(run)
-    assert time.monotonic() - began_s < SOON_S
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", ["a pipe", "a character device"])
-def test_a_pipe_or_a_device_is_no_file_of_a_run(run: RunDirectory, name: str, kind: str) -> None:
+@rows(("name", "kind"), product(FILES, KINDS))
+def test_a_pipe_or_a_device_is_no_file_of_a_run(tmp_path: Path, name: str, kind: str) -> None:
+    run = write(tmp_path)
     path = run.path / name
     path.unlink(missing_ok=True)
-    if kind == "a pipe":
+    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(RunDirectoryError) as raised:
+        read_evidence(run)
+    assert str(raised.value).startswith(f"{path}: cannot be read ({kind}, not a regular file); expected the file as")
+
+
+def test_neither_are_its_results(tmp_path: Path) -> None:
+    run = write(tmp_path)
+    for path in (run.verdicts_json, run.suite_json):
         os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
-    said = refusal(run)
-    assert said.startswith(f"{path}: cannot be read ({kind}, not a regular file); expected the file as pytest-ddpscale")
+        with pytest.raises(RunDirectoryError, match="a pipe, not a regular file"):
+            read_judgement(path) if path == run.verdicts_json else run.read_suite()
 
 
-@pytest.mark.parametrize("name", ["verdicts.json", "suite.json"])
-def test_neither_are_its_results(run: RunDirectory, name: str) -> None:
-    os.mkfifo(run.path / name)
-    with pytest.raises(RunDirectoryError, match="a pipe, not a regular file"):
-        read_judgement(run.verdicts_json) if name == "verdicts.json" else run.read_suite()
+def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
+    run = write(tmp_path)
+    os.truncate(run.measurements_jsonl, 0)
+    os.truncate(run.measurements_jsonl, 2**40)
+    with pytest.raises(RunDirectoryError, match=f"line 1 is longer than {MOST_LINE_BYTES // 2**20} MiB"):
+        read_evidence(run)
 
 
-def test_a_line_without_an_end_is_refused(run: RunDirectory) -> None:
-    with run.measurements_jsonl.open("r+b") as file:
-        file.truncate(0)
-        file.truncate(2**40)
-    assert f"line 1 is longer than {MOST_LINE_BYTES // 2**20} MiB" in refusal(run)
+def test_a_lock_that_is_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
+    run, precious = write(tmp_path), tmp_path / "precious"
+    precious.write_text("content")
+    (run.path / "run.lock").symlink_to(precious)
+    with pytest.raises(RunDirectoryError):
+        RunLock.acquire(run.path)
+    assert precious.read_text() == "content"
 
 
-@pytest.mark.parametrize("field", ["started_at", "finished_at"])
-@pytest.mark.parametrize(
-    "moment",
+@rows(
+    ("moment", "is_read"),
     [
-        "9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+14:00",
-        "0001-01-01T00:00:00+00:00", "1969-12-31T23:59:59+00:00", "2201-01-01T00:00:00+00:00",
+        ("9999-12-31T23:59:59-12:00", False), ("0001-01-01T00:00:00+14:00", False),
+        ("1969-12-31T23:59:59+00:00", False), ("2201-01-01T00:00:00+00:00", False),
+        ("1970-01-01T00:00:12+00:00", True), ("2026-11-27T05:08:42-12:00", True),  # of a clock that was never set
     ],
 )  # fmt: skip
-def test_times_that_no_clock_shows_are_refused(run: RunDirectory, field: str, moment: str) -> None:
-    run.write_json(run.run_json, as_json(run_record(sku=PLAN.sku)) | {field: moment})
-    assert f"{moment} is outside of the years 1970 to 2200" in refusal(run)
+def test_times_that_no_clock_shows_are_refused(tmp_path: Path, moment: str, is_read: bool) -> None:
+    said: Any
+    for said in ({"started_at": moment}, {"finished_at": moment}):
+        if is_read:
+            assert read(tmp_path, **said)
+        else:
+            assert f"{moment} is outside of the years 1970 to 2200" in refusal(tmp_path, **said)
 
 
-@pytest.mark.parametrize("moment", ["1970-01-01T00:00:12+00:00", "2026-11-27T05:08:42-12:00"])
-def test_times_of_a_clock_that_was_never_set_are_read(run: RunDirectory, moment: str) -> None:
-    run.write_json(run.run_json, as_json(run_record(sku=PLAN.sku)) | {"started_at": moment})
-    assert run.read_run().began.utcoffset() is not None
+def test_texts_are_escaped_where_they_are_read(tmp_path: Path) -> None:
+    change = changed(f"study_end {STUDY.id}", reason="error", message="rank 0 failed\n  stack\x1b[A")
+    run = write(tmp_path, change, noted={NAME: NAME})
+    assert read_evidence(run).errors == {STUDY.id: "rank 0 failed\n  stack\\x1b[A"}
+    assert run.read_run().noted == {SHOWN: SHOWN}
 
 
-def test_texts_are_escaped_where_they_are_read(run: RunDirectory) -> None:
-    name = "\x1b[2Jn\n1\u202e"
-    message = "rank 0 failed\n  stack\x1b[A"
-    run.append_records([gang_on([name], 1, "GPU-0", 9, device_name=name), StudyEnd("probes", "error", message)])
-    *_, read, end = run.read_records()
-    assert isinstance(read, GangRecord)
-    assert read.hosts == [read.ranks[0].device_name] == [r"\x1b[2Jn\n1\u202e"]
-    assert isinstance(end, StudyEnd)
-    assert end.message == "rank 0 failed\n  stack\\x1b[A"
-    run.write_json(run.run_json, as_json(run_record(sku=PLAN.sku)) | {"noted": {name: name}, "argv": [name]})
-    assert run.read_run().noted == {r"\x1b[2Jn\n1\u202e": r"\x1b[2Jn\n1\u202e"}
-
-
-def test_a_host_may_be_named_by_a_null_character(run: RunDirectory, tmp_path: Path) -> None:
+@rows(("name", "shown"), [(NAME, SHOWN), ("n\0", r"n\x00")])
+def test_a_host_may_have_any_name(tmp_path: Path, name: str, shown: str) -> None:
     """numpy cuts null characters off the end of a text, so that the host was another one here and there."""
-    hosts = sorted({host for one in sound() if isinstance(one, GangRecord) for host in one.hosts})
-    lines = run.measurements_jsonl.read_bytes().replace(f'"{hosts[0]}"'.encode(), rb'"n\u0000"')
-    run.measurements_jsonl.write_bytes(lines)
+    run = write(tmp_path)
+    lines = run.measurements_jsonl.read_text(encoding="utf-8")
+    run.measurements_jsonl.write_text(lines.replace('"n0"', json.dumps(name)), encoding="utf-8")
     evidence = read_evidence(run)
-    assert r"n\x00" in {host for one in evidence.columns.arms.values() for host in one.ranks.by_host}
+    assert {*evidence.hosts} == evidence.columns.hosts == {shown, "n1"}

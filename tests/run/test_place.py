@@ -24,3 +24,9 @@ UUID, ADDRESS = "GPU-5d3a91c2-77aa-4be1", "00000000:C1:00.0"
 def test_a_gpu_is_called_by_index_uuid_and_address(place: Place, name: str, short: str) -> None:
     assert (place.name, place.short) == (name, short)
     assert name.startswith(place.number)
+
+
+def test_a_device_is_the_same_by_uuid_else_by_index_else_by_local_rank() -> None:
+    assert Place("n", 2, UUID, 6).identity == Place("n", 1, UUID).identity != Place("m", 2, UUID, 6).identity
+    assert Place("n", 2, "", 6).identity == Place("n", None, "", 6).identity != Place("n", 2).identity
+    assert Place("n", 2).identity != Place("n", 3).identity

@@ -42,29 +42,22 @@ STATUSES = st.builds(
 
 
 @given(STATUSES, st.integers(0, 50))
-def test_what_is_told_is_read_with_the_steps_since(status: RankStatus, steps: int) -> None:
+def test_what_is_told_is_read_with_the_steps_since_the_phase_began(status: RankStatus, steps: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         writer = StatusWriter(Path(name), 1)
-        writer.tell(status)
-        for _ in range(steps):
-            writer.count_step()
-        assert read_status(Path(name), 1) == replace(status, steps=steps)
-
-
-def test_steps_are_counted_from_the_beginning_of_a_phase(tmp_path: Path) -> None:
-    """A rank that takes part in more arms than another is not ahead of it by their steps."""
-    writer = StatusWriter(tmp_path, 1)
-    writer.tell(STATUS)
-    writer.count_step()
-    writer.tell(replace(STATUS, entered=13))
-    assert read_status(tmp_path, 1) == replace(STATUS, entered=13, steps=0)
-    writer.count_step()
-    assert read_status(tmp_path, 1) == replace(STATUS, entered=13, steps=1)
+        assert read_status(Path(name), 1) is None
+        for told in (STATUS, status):
+            writer.tell(told)
+            for _ in range(steps):
+                writer.count_step()
+            assert read_status(Path(name), 1) == replace(told, steps=steps)
 
 
 def test_ranks_do_not_meet_and_nothing_else_is_left_in_the_folder(tmp_path: Path) -> None:
+    assert read_status(tmp_path / "missing", 0) is None
     for local_rank in (0, 1):
         writer = StatusWriter(tmp_path, local_rank)
+        assert read_failure(tmp_path, local_rank) is None
         writer.tell(replace(STATUS, local_rank=local_rank))
         writer.tell_failure(RankFailure(local_rank=local_rank))
     assert [read_status(tmp_path, n) for n in (0, 1)] == [replace(STATUS, local_rank=n) for n in (0, 1)]
@@ -73,33 +66,20 @@ def test_ranks_do_not_meet_and_nothing_else_is_left_in_the_folder(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_a_rank_that_has_said_nothing(tmp_path: Path) -> None:
-    assert read_status(tmp_path / "missing", 0) is None
-    StatusWriter(tmp_path, 0)
-    assert read_status(tmp_path, 0) is None
-    assert read_failure(tmp_path, 0) is None
+WRITTEN = msgspec.json.encode(STATUS)
 
 
-@given(st.integers(0, len(msgspec.json.encode(STATUS)) - 1))
-def test_a_torn_file_says_nothing(cut: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        StatusWriter(Path(name), 1).tell(STATUS)
-        path = Path(name) / "1.json"
-        path.write_bytes(path.read_bytes()[:cut])
-        assert read_status(Path(name), 1) is None
-
-
-@rows("text", [b"", b"[]", b"7", b"{}", b"\xff", b'{"pid": 1}', b'{"mood": "good"}', b"null"])
-def test_another_file_says_nothing(tmp_path: Path, text: bytes) -> None:
-    StatusWriter(tmp_path, 1)
-    (tmp_path / "1.json").write_bytes(text)
-    assert read_status(tmp_path, 1) is None
-
-
-@rows("counter", [b"", b"1234567", b"123456789"])
-def test_a_torn_counter_says_nothing(tmp_path: Path, counter: bytes) -> None:
+@rows(
+    ("name", "content"),
+    [
+        *(("1.json", WRITTEN[:cut]) for cut in range(len(WRITTEN))),
+        *(("1.json", text) for text in (b"[]", b"7", b"{}", b"\xff", b'{"pid": 1}', b'{"mood": "good"}', b"null")),
+        *(("1.steps", counter) for counter in (b"", b"1234567", b"123456789")),
+    ],
+)
+def test_a_torn_file_or_another_one_says_nothing(tmp_path: Path, name: str, content: bytes) -> None:
     StatusWriter(tmp_path, 1).tell(STATUS)
-    (tmp_path / "1.steps").write_bytes(counter)
+    (tmp_path / name).write_bytes(content)
     assert read_status(tmp_path, 1) is None
 
 

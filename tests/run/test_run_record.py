@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from datetime import datetime
 from pathlib import Path
@@ -17,17 +16,17 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd, WarmUp
+from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import Resumed, RunDevice, Startup, ThresholdsUsed
+from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.run.run_record import (
     binding_notes,
     ended,
     finish_run,
-    gangs_of,
     lost_hosts,
     note_left_out,
     now_iso,
+    ranks_by_host,
     resume_run,
     start_run,
     studies_measured,
@@ -56,10 +55,18 @@ def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord
     return gang_at([Place(host, rank, f"GPU-{host}-{rank}", rank) for host, rank in ranks], number, **fields)
 
 
+def test_ranks_are_listed_once_by_host_and_in_order() -> None:
+    gangs = [gang(("node2", 0), ("node1", 1), ("node1", 0)), gang(("node1", 1), number=1, device_name="another")]
+    found = {
+        host: [(one.place.index, one.device_name) for one in ranks] for host, ranks in ranks_by_host(gangs).items()
+    }
+    assert found == {"node1": [(0, "NVIDIA A100"), (1, "another")], "node2": [(0, "NVIDIA A100")]}
+
+
 class TestRunJson:
     def test_what_is_about_to_happen_is_recorded_before_it_happens(self, run: RunDirectory) -> None:
         record = run.read_run()
-        assert (record.sku, record.status, record.hosts) == ("a100", "running", ())
+        assert (record.sku, record.status) == ("a100", "running")
         assert record.argv == ("pytest", "--gpu-sku=a100")
         assert record.thresholds == ThresholdsUsed("thresholds.yaml", "ab" * 32)
         assert record.versions["pytest_ddpscale"] == __version__
@@ -69,7 +76,7 @@ class TestRunJson:
     def test_secrets_of_the_command_line_are_not(self, run: RunDirectory) -> None:
         argv = ("pytest", "--ddp-slurm-args=--comment=token=hunter2", "--password", "hunter2", "-k", "key or token")
         start_run(run, "a100", argv, Path("thresholds.yaml"), "ab" * 32)
-        resume_run(run, argv, "ab" * 32, {})
+        resume_run(run, argv, {})
         assert "hunter2" not in run.run_json.read_text(encoding="utf-8")
         assert run.read_run().argv[-2:] == ("-k", "key or token")
 
@@ -81,32 +88,6 @@ class TestRunJson:
         assert datetime.fromisoformat(record.finished_at or "") >= before.began
         assert replace(record, status="running", finished_at=None) == before
 
-    def test_hosts_are_listed_once_with_their_devices_in_order(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node2", 0), ("node1", 1), ("node1", 0)))
-        run.append_record(gang(("node1", 1), number=1))
-        finish_run(run, "finished")
-        hosts = run.read_run().hosts
-        assert [(h.host, [d.index for d in h.devices]) for h in hosts] == [("node1", [0, 1]), ("node2", [0])]
-        assert hosts[0].devices[1] == RunDevice(1, "GPU-node1-1", "NVIDIA A100", 1)
-
-    def test_versions_and_environment_are_what_the_ranks_say(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node1", 0)))
-        finish_run(run, "finished")
-        record = run.read_run()
-        assert (record.versions["torch"], record.versions["cuda"]) == ("2.9.0", "12.8")
-        assert record.versions["pytest"] == pytest.__version__
-        assert "nccl" not in record.versions, "what a rank does not have is left out"
-        assert record.environment == {"NCCL_DEBUG": "WARN"}
-
-    def test_start_up_is_the_slowest_ranks(self, run: RunDirectory) -> None:
-        run.append_record(gang(("node1", 0), ("node1", 1), import_s=[4.0, 7.0], rendezvous_s=[9.0, 1.0]))
-        finish_run(run, "finished")
-        assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0)
-        for first_block_s in (2.5, 0.5):
-            run.append_record(WarmUp(study="weak/r", arm="a", first_block_s=first_block_s))
-        finish_run(run, "finished")
-        assert run.read_run().startup == Startup(import_s=7.0, rendezvous_s=9.0, first_step_s=2.5)
-
     def test_nodes_that_were_left_out_are_recorded_with_the_devices_of_the_others(self, run: RunDirectory) -> None:
         before = run.read_run()
         note_left_out(run, 8, {"n2": "gpus: GPU 3: lost", "n4": "disk: full"})
@@ -116,9 +97,9 @@ class TestRunJson:
     @pytest.mark.parametrize(
         "change",
         [
-            {"left_out": ["n2"]}, {"notes": 5}, {"hosts": [{}]}, {"status": "hanged"}, {"started_at": "yesterday"},
+            {"left_out": ["n2"]}, {"notes": 5}, {"hosts": []}, {"status": "hanged"}, {"started_at": "yesterday"},
             {"started_at": "2026-01-01T00:00:00"}, {"colour": "red"}, {"sku": 3}, {"devices_present": -1},
-            {"resumed": [{"at": "yesterday"}]}, {"startup": {"import_s": 1.0}}, {"simulated": "true"},
+            {"resumed": [{"at": "yesterday"}]}, {"simulated": "true"},
         ],
     )  # fmt: skip
     def test_what_was_never_written_is_refused(self, run: RunDirectory, change: dict[str, Any]) -> None:
@@ -132,12 +113,11 @@ class TestRunJson:
     [
         {"simulated": True}, {"status": "simulated"},
         {"simulation": {"gpus": 8, "seed": 0, "faults": [], "model": {}}},
-        {"hosts": [{"host": "n1", "devices": [{"index": 0, "uuid": "SIM-0", "name": ""}]}]},
     ],
 )  # fmt: skip
 def test_any_one_mark_of_a_simulated_run_is_enough(mark: dict[str, Any]) -> None:
     assert run_record(**mark).is_simulated()
-    assert not run_record(hosts=[{"host": "n1", "devices": []}]).is_simulated(["GPU-0", "cpu"])
+    assert not run_record().is_simulated(["GPU-0", "cpu"])
     assert run_record().is_simulated(["SIM-3"])
 
 
@@ -169,7 +149,7 @@ class TestEnds:
 class TestResumed:
     def test_run_json_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
         finish_run(run, "interrupted")
-        resume_run(run, ("pytest", "--ddp-resume=run"), "ab" * 32, {"weak/r": "error"})
+        resume_run(run, ("pytest", "--ddp-resume=run"), {"weak/r": "error"})
         record = run.read_run()
         assert (record.status, record.finished_at) == ("running", None)
         (resumed,) = record.resumed
@@ -178,31 +158,30 @@ class TestResumed:
             at=resumed.at,
             argv=("pytest", "--ddp-resume=run"),
             status_before="interrupted",
-            thresholds_digests="ab" * 32,
             measured_anew={"weak/r": "error"},
         )
 
     def test_who_resumes_is_added_and_a_ticket_stays_unless_there_is_another(self, run: RunDirectory) -> None:
         noted = {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
         start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, noted=noted)
-        resume_run(run, (), "ab" * 32, {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
-        resume_run(run, (), "ab" * 32, {}, {"operator": "Ann"})
+        resume_run(run, (), {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
+        resume_run(run, (), {}, {"operator": "Ann"})
         record = run.read_run()
         assert record.operators == ("Ann", "Bob")
         assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
         assert record.further_notes == {"rack": "B 7"}
 
     def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
-        assert run.read_run().resumption_notes() == []
-        resume_run(run, (), "ab" * 32, {"weak/r": "error", "strong/r": "no end"})
-        notes = run.read_run().resumption_notes()
+        assert run.read_run().resumption_notes("cd" * 32) == []
+        resume_run(run, (), {"weak/r": "error", "strong/r": "no end"})
+        notes = run.read_run().resumption_notes("ab" * 32)
         assert notes[0].startswith("measured in 2 sessions: resumed 20")
         assert notes[1].endswith("superseded.jsonl): weak/r (error), strong/r (no end)")
         assert len(notes) == 2
 
     def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:
-        resume_run(run, (), "cd" * 32, {})
-        (_, note) = run.read_run().resumption_notes()
+        resume_run(run, (), {})
+        (_, note) = run.read_run().resumption_notes("cd" * 32)
         assert "another thresholds file (sha256 cdcdcdcdcdcd)" in note
         assert "(sha256 abababababab)" in note
 
@@ -221,111 +200,75 @@ def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason() -> None:
 Records = list[AnyRecord]
 
 
-def launch(*devices: str, torch: str = "2.9.0", measured: tuple[AnyRecord | str, ...] = ()) -> Records:
-    """A gang with one rank per ``host:device``, and what it measured."""
-    number = next(_NUMBERS)
-    hosts, _, uuids = zip(*(device.partition(":") for device in devices), strict=True)
-    places = [Place(host, rank, uuid) for rank, (host, uuid) in enumerate(zip(hosts, uuids, strict=True))]
-    who = gang_at(places, number, versions={"torch": torch, "python": "3.11"})
-    return [who, *(block(one, number) if isinstance(one, str) else one for one in measured)]
-
-
-_NUMBERS = itertools.count()
-
-
 def block(study: str, gang: int) -> Block:
     return Block(study=study, arm="alone", round=0, gang=gang, ranks=(0,), count=1, work=1.0, began_unix_s=1.0,
                  seconds=1.0)  # fmt: skip
 
 
-def test_studies_of_one_gang_are_of_one_machine() -> None:
-    records = launch("a:0", "b:0", measured=("weak/r", "strong/r", "weak/r"))
-    assert why_not_one_machine(records) == ""
-    gangs = gangs_of(records)
-    assert gangs["weak/r"] is gangs["strong/r"]
+def launches(*told: str) -> Records:
+    """Gangs with one rank per ``host:device``, and what each measured: ``a:0 b:0 = weak/r strong/r``.
+
+    ``torch@2.10.0`` is another version than 2.9.0; ``survey a`` a surveyed host; ``~study`` has a seeded step alone.
+    """
+    records: Records = []
+    for number, line in enumerate(told):
+        if line.startswith("survey "):
+            records.append(Survey(line.removeprefix("survey "), 1.0))
+            continue
+        words, _, studies = line.partition("= ")
+        devices = [word.split(":") for word in words.split() if ":" in word]
+        torch = next((word.removeprefix("torch@") for word in words.split() if word.startswith("torch@")), "2.9.0")
+        places = [Place(host, rank, uuid) for rank, (host, uuid) in enumerate(devices)]
+        records.append(gang_at(places, number, versions={"torch": torch, "python": "3.11"}))
+        for study in studies.split():
+            step = SeededSteps(study=study[1:], gang=number, ranks=(SeededStep(rank=0, checksum="a"),))
+            records.append(step if study.startswith("~") else block(study, number))
+    return records
 
 
-def test_gangs_on_the_same_devices_are_of_one_machine() -> None:
-    records = launch("a:0", "b:0", measured=("weak/r",)) + launch("b:0", "a:0", measured=("strong/r",))
-    assert why_not_one_machine(records) == ""
+def hosts_differ(one: str, other: str) -> str:
+    return f"studies were measured on different hosts: {one}, {other}"
 
 
-def test_a_launch_with_fewer_ranks_on_the_same_hosts_is_no_contradiction() -> None:
-    records = launch("a:0", "a:1", measured=("weak/r",)) + launch("a:0", measured=("weak/r-extra1",))
-    assert why_not_one_machine(records) == ""
-
-
-@rows(
-    ("first", "second"),
-    [(("a:0", "b:0"), ("a:0", "c:0")), (("a:0", "b:0"), ("a:0",)), (("a:0",), ("a:0", "b:0")), (("a:0",), ("b:0",))],
-)
-def test_different_hosts_are_named_with_the_studies(first: tuple[str, ...], second: tuple[str, ...]) -> None:
-    why = why_not_one_machine(launch(*first, measured=("weak/r",)) + launch(*second, measured=("strong/r",)))
-    assert why.startswith("studies were measured on different hosts: strong/r on ")
-    for name in {*first, *second}:
-        assert name[0] in why.partition(": ")[2]
-
-
-def test_another_gpu_in_the_same_host_is_named() -> None:
-    records = launch("a:GPU-0", "a:GPU-1", measured=("weak/r",)) + launch("a:GPU-0", "a:GPU-2", measured=("strong/r",))
-    assert why_not_one_machine(records) == (
-        "studies were measured on different devices: strong/r and weak/r differ in GPU-1 of a, GPU-2 of a"
-    )
-
-
-def test_other_software_is_named() -> None:
-    records = launch("a:0", measured=("weak/r",)) + launch("a:0", torch="2.10.0", measured=("strong/r",))
-    assert why_not_one_machine(records) == (
-        "studies were measured with different software: strong/r with torch 2.10.0, weak/r with torch 2.9.0"
-    )
-
-
-@rows("kind", ["block", "seeded_step"])
-def test_what_was_not_trained_is_of_the_machine_too(kind: str) -> None:
-    """As probes of a run that was resumed elsewhere."""
-    first = launch("a:0")
-    gang = first[0].gang  # type: ignore[union-attr]
-    what: dict[str, AnyRecord] = {
-        "block": Block(study="probes", arm="matmul-fp32", round=0, gang=gang, ranks=(0,), count=1, work=1.0,
-                       seconds=1.0, began_unix_s=1.0),
-        "seeded_step": SeededSteps(study="probes", gang=gang, ranks=(SeededStep(rank=0, checksum="a"),)),
-    }  # fmt: skip
-    records = [*first, what[kind], Survey("b", 1.0), *launch("b:0", measured=("weak/r",))]
-    assert why_not_one_machine(records) == "studies were measured on different hosts: probes on a, weak/r on b"
+MANY = " ".join(f"node{number:04}:0" for number in range(500))
 
 
 @rows(
-    ("surveyed", "why"),
+    ("told", "why"),
     [
-        ("", ""),
-        ("ab", ""),
-        ("abc", ""),
-        ("a", "measured on b, but the surveyed nodes are a"),
-        ("cd", "measured on a, b, but the surveyed nodes are c, d"),
+        (["a:0 b:0 = weak/r strong/r weak/r"], ""),
+        (["a:0 b:0 = weak/r", "b:0 a:0 = strong/r"], ""),
+        (["a:0 a:1 = weak/r", "a:0 = weak/r-extra1"], ""),  # a launch with fewer ranks
+        (["a:0 z:0", "a:0 b:0 = weak/r", "q:0"], ""),  # gangs that measured nothing
+        (["z:0 = weak/r", "a:0 = weak/r strong/r"], ""),  # measured again, and the last counts
+        (["a:0 b:0 = weak/r", "a:0 c:0 = strong/r"], hosts_differ("strong/r on a, c", "weak/r on a, b")),
+        (["a:0 b:0 = weak/r", "a:0 = strong/r"], hosts_differ("strong/r on a", "weak/r on a, b")),
+        (["a:0 = weak/r", "a:0 b:0 = strong/r"], hosts_differ("strong/r on a, b", "weak/r on a")),
+        (["a:0 = probes", "survey b", "b:0 = weak/r"], hosts_differ("probes on a", "weak/r on b")),
+        (["a:0 = ~probes", "survey b", "b:0 = weak/r"], hosts_differ("probes on a", "weak/r on b")),
+        (
+            [f"{MANY} = weak/r", f"{MANY.partition(' ')[2]} = strong/r"],
+            hosts_differ(
+                "strong/r on node0001, node0002, node0003, node0004 and 495 more",
+                "weak/r on node0000, node0001, node0002, node0003 and 496 more",
+            ),
+        ),
+        (
+            ["a:GPU-0 a:GPU-1 = weak/r", "a:GPU-0 a:GPU-2 = strong/r"],
+            "studies were measured on different devices: strong/r and weak/r differ in GPU-1 of a, GPU-2 of a",
+        ),
+        (
+            ["a:0 = weak/r", "torch@2.10.0 a:0 = strong/r"],
+            "studies were measured with different software: strong/r with torch 2.10.0, weak/r with torch 2.9.0",
+        ),
+        (["survey a", "survey b", "a:0 b:0 = weak/r"], ""),
+        (["survey a", "survey b", "survey c", "a:0 b:0 = weak/r"], ""),  # ranks died on one
+        (["survey a", "a:0 b:0 = weak/r"], "measured on b, but the surveyed nodes are a"),
+        (["survey c", "survey d", "a:0 b:0 = weak/r"], "measured on a, b, but the surveyed nodes are c, d"),
     ],
 )
-def test_a_node_that_was_measured_and_never_looked_at_is_named(surveyed: str, why: str) -> None:
-    """As one that an earlier run of surveys alone was gone on with. One of which the ranks died is no contradiction."""
-    surveys: Records = [Survey(host, 1.0) for host in surveyed]
-    assert why_not_one_machine([*surveys, *launch("a:0", "b:0", measured=("weak/r",))]) == why
-
-
-def test_a_gang_that_measured_nothing_does_not_count() -> None:
-    records = launch("a:0", "z:0") + launch("a:0", "b:0", measured=("weak/r",)) + launch("q:0")
-    assert why_not_one_machine(records) == ""
-    assert set(gangs_of(records)["weak/r"].hosts) == {"a", "b"}
-
-
-def test_a_study_measured_again_is_where_it_was_measured_last() -> None:
-    records = launch("z:0", measured=("weak/r",)) + launch("a:0", measured=("weak/r", "strong/r"))
-    assert why_not_one_machine(records) == ""
-
-
-def test_of_many_hosts_a_few_are_named() -> None:
-    many = [f"node{number:04}:0" for number in range(500)]
-    why = why_not_one_machine(launch(*many, measured=("weak/r",)) + launch(*many[1:], measured=("strong/r",)))
-    assert "weak/r on node0000, node0001, node0002, node0003 and 496 more" in why
-    assert len(why) < 300
+def test_studies_are_of_one_machine_or_it_is_said_why_not(told: list[str], why: str) -> None:
+    assert why_not_one_machine(launches(*told)) == why
 
 
 @rows(
@@ -339,9 +282,7 @@ def test_of_many_hosts_a_few_are_named() -> None:
 def test_ranks_with_other_software_than_their_peers_are_named(surveyed: str, hosts: str, why: str) -> None:
     versions = [{"torch": "2.9.0"}, {"torch": "2.10.0"}]
     who = gang(*[(host, rank) for rank, host in enumerate(hosts)], versions=versions)
-    block = Block(study="weak/r", arm="ddp@2", round=0, gang=0, ranks=(0, 1), count=1, work=1.0, began_unix_s=1.0,
-                  seconds=1.0)  # fmt: skip
-    found = why_not_one_machine([*(Survey(host, 1.0) for host in surveyed), who, block])
+    found = why_not_one_machine([*(Survey(host, 1.0) for host in surveyed), who, block("weak/r", 0)])
     assert found == (why and f"ranks were measured with different software: {why}")
 
 

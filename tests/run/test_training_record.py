@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.training_run import TrainingRun
+from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.training_record import (
     LaunchTime,
     RunRecords,
@@ -34,7 +38,6 @@ from tests.builders.whole_runs import (
 from tests.rows import rows
 
 RUN = training_run()
-LOSS = np.array([1, 1, 1, np.nan], "<f4").tobytes()
 
 
 def read_again(record: AnyRecord) -> AnyRecord:
@@ -52,8 +55,8 @@ def test_every_line_is_read_as_it_was_written() -> None:
     ("make", "message"),
     [
         (lambda: epoch_of(RUN, correct=(5, 9)), "correct=9 of validated=8; expected at most as many"),
-        (lambda: epoch_of(RUN, losses=b""), "losses has 0 bytes; expected 4 for each iteration"),
-        (lambda: epoch_of(RUN, losses=b"\0" * 6), "losses has 6 bytes"),
+        (lambda: epoch_of(RUN, losses=()), "Expected `array` of length >= 1 - at `\\$.losses`"),
+        (lambda: epoch_of(RUN, losses=(1.0, np.nan, 1.0, 1.0)), "Expected `float`, got `null` - at `\\$.losses"),
         (lambda: epoch_of(RUN, training_s=(1.0, -1.0)), r">= 0.0 - at `\$.ranks\[1\].training_s`"),
         (lambda: epoch_of(RUN, trained=0), ">= 1"),
         (lambda: epoch_of(RUN, 0, 1), "gang 1 was not announced before"),
@@ -68,7 +71,9 @@ def test_a_line_that_contradicts_itself_is_refused(make: Callable[[], AnyRecord]
 
 
 def found(lines: list[AnyRecord], run: TrainingRun = RUN) -> RunRecords:
-    return trained_runs(plan_of([run]), lines)[run.id]
+    plan = plan_of([run])
+    refuse_contradictions(RunDirectory(Path("run")), plan, lines, is_imported=False, is_simulated=False)
+    return trained_runs(plan, lines)[run.id]
 
 
 Change = Callable[[list[AnyRecord]], object]
@@ -107,6 +112,7 @@ def test_mean_throughput_leaves_the_first_epoch_out() -> None:
 def test_throughput_is_at_the_slowest_ranks_pace_and_counts_waiting() -> None:
     epoch = epoch_of(RUN, training_s=(1.0, 3.0), waiting_s=(0.0, 1.0))
     assert epoch.samples_per_s == pytest.approx(64 / 4)
+    assert epoch_of(RUN, validation_waiting_s=(1.0, 3.0)).validation_samples_per_s == pytest.approx(16 / 4)
 
 
 def test_accuracy_weighs_ranks_by_their_images() -> None:
@@ -131,31 +137,32 @@ def test_a_run_that_died_is_not_complete() -> None:
     [
         (lambda lines: lines.pop(2), "line 3 is of epoch 2 of train/small@2; expected epoch 1 of 3"),
         (lambda lines: lines.insert(2, lines[1]), "line 3 is of epoch 0 of train/small@2; expected epoch 1"),
+        (lambda lines: lines.insert(3, lines.pop(4)), "line 4 ends train/small@2 after 2 epochs; expected 3"),
+        (lambda lines: lines.insert(4, epoch_of(RUN, 3)), "line 5 is of epoch 3 of .*; expected epoch 3 of 3"),
         (lambda lines: lines.pop(3), "line 4 ends train/small@2 after 2 epochs; expected 3"),
-        (epoch(trained=24), r"line 3 trained \[24, 24\] images; expected 32 on each rank"),
-        (epoch(trained=(32, 24)), r"line 3 trained \[32, 24\] images; expected 32 on each rank"),
-        (epoch(validated=(8, 9)), "line 3 validated 17 images; expected 16, each once"),
-        (epoch(validated=(8, 7)), "line 3 validated 15 images; expected 16, each once"),
-        (epoch(losses=b"\0" * 12), "line 3 has 3 losses .*; expected one for each of 4 iterations"),
-        (epoch(losses=LOSS), "line 3 has a loss of nan"),
+        (epoch(trained=24), r"line 3 trained \[24, 24\] images of epoch 1 of train/small@2; expected 32 on each rank"),
+        (epoch(trained=(40, 24)), r"line 3 trained \[40, 24\] images .*; expected 32 on each rank"),
+        (epoch(validated=(8, 9)), "line 3 validated 17 images .*; expected 16, each once"),
+        (epoch(validated=(8, 7)), "line 3 validated 15 images .*; expected 16, each once"),
+        (epoch(losses=(1.0,) * 3), "line 3 has 3 losses of epoch 1 .*; expected one for each of 4 iterations"),
         (epoch(training_s=0.0), r"line 3 took no time \(training_s\)"),
-        (changed(3, gang=1), "line 4 is of epoch 2 of train/small@2 by gang 1; expected gang 0"),
+        (changed(3, gang=1), "line 4 has train/small@2 measured by gang 1, as well as by gang 0"),
         (changed(2, ranks=epoch_of(RUN).ranks[:1]), r"line 3 has ranks \[0\] of 2; expected 0 to 1"),
         (changed(2, ranks=epoch_of(RUN).ranks[:1] * 2), r"line 3 has ranks \[0, 0\] of 2"),
         (changed(4, ranks=end_of(RUN).ranks[::-1]), r"line 5 has ranks \[1, 0\] of 2"),
-        (changed(4, gang=1), "line 5 ends train/small@2 by gang 1"),
-        (changed(6, gang=1), "line 7 times gang 1; expected 0, which trained train/small@2"),
-        (lambda lines: lines.append(lines[-1]), "line 8 times train/small@2, which line 7 timed"),
-        (lambda lines: lines.insert(5, lines[4]), "line 6 ends train/small@2, which line 5 ended"),
+        (changed(4, gang=1), "line 5 has train/small@2 measured by gang 1, as well as by gang 0"),
+        (changed(6, gang=1), "line 7 has train/small@2 measured by gang 1, as well as by gang 0"),
+        (lambda lines: lines.append(replace(lines[-1])), "line 8 is another time of the launch 0 of train"),
+        (lambda lines: lines.insert(5, replace(lines[4])), "line 6 is another end 0 of train/small@2 than"),
         (changed(6, study="train/other@2"), "line 7 is of train/other@2, which plan.json does not plan"),
-        (changed(5, reason="decided"), "line 5 ends train/small@2, whose loss has not reached None"),
+        (changed(5, reason="decided"), "line 6 ends train/small@2, whose loss has not reached None"),
     ],
 )  # fmt: skip
 def test_lines_that_cannot_be_so_are_refused(change: Change, message: str) -> None:
     lines = records_of(RUN)
     change(lines)
     lines.append(gang_of(RUN, 1))  # that lines may name
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, RunDirectoryError), match=message):
         found(lines)
 
 
@@ -164,5 +171,7 @@ def test_a_run_that_reached_its_loss_needs_no_further_epochs() -> None:
     told = [line for line in records_of(run) if not isinstance(line, TrainedEpoch) or line.epoch < 2]
     shortened = [replace(line, reason="decided") if isinstance(line, StudyEnd) else line for line in told]
     assert found(shortened, run).is_complete
+    with pytest.raises(ValueError, match="line 5 is of epoch 2 of train/small@1; expected epoch 2 of 3"):
+        found([*shortened[:4], epoch_of(run, 2), *shortened[4:]], run)
     with pytest.raises(ValueError, match="after 1 epochs; expected 3"):
         found([line for line in shortened if not isinstance(line, TrainedEpoch) or line.epoch < 1], run)

@@ -241,7 +241,7 @@ class TestBegin:
             for name in ("verdicts.json", "baseline.json", "report.md", "plots/a.png", "mine.txt"):
                 (run.path / name).parent.mkdir(exist_ok=True)
                 (run.path / name).write_text(str(number), encoding="utf-8")
-            read_resumption(run).begin((), "ab" * 32, {})
+            read_resumption(run).begin((), {})
             folder = run.path / f"before-resume-{number}"
             assert sorted(path.name for path in folder.iterdir()) == [
                 "baseline.json", "plots", "report.md", "verdicts.json",
@@ -251,7 +251,7 @@ class TestBegin:
         assert (run.path / "mine.txt").exists()
 
     def test_makes_no_folder_where_nothing_was_concluded(self, run: RunDirectory) -> None:
-        read_resumption(run).begin((), "ab" * 32, {})
+        read_resumption(run).begin((), {})
         assert not (run.path / "before-resume-1").exists()
         assert run.read_run().resumed[0].measured_anew == read_resumption(run).missing
 
@@ -265,7 +265,7 @@ class TestBegin:
         resumption = read_resumption(run)
         monkeypatch.setattr(Path, "mkdir", read_only)
         with pytest.raises(RunDirectoryError, match="Read-only file system"):
-            resumption.begin((), "ab" * 32, {})
+            resumption.begin((), {})
 
 
 class TestRefused:

@@ -14,7 +14,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.evidence import seeded_steps_of
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import (
     GangRecord,
@@ -141,7 +142,7 @@ def test_a_missing_rank_leaves_no_record_from_its_round_on() -> None:
 def test_a_corrupt_rank_has_other_checksums_and_nobody_else() -> None:
     plan = Plan("a100-sxm4-80gb", "cuda", (BOTH,))
     found = records(plan, 0, "corrupt-rank:5")
-    (steps,) = seeded_steps_of(found).values()
+    (steps,) = evidence_of(plan, Columns(), found).seeded_steps.values()
     seeded = {one.rank: one.checksum for one in steps.values()}
     assert [rank for rank in range(8) if seeded[rank] != seeded[0]] == [5]
     for number in range(BOTH.rounds):

@@ -12,8 +12,9 @@ from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunDevice
+from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.session.sources import measured_layout
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -42,14 +43,13 @@ def test_it_says_everywhere_that_it_is_simulated(tmp_path: Path) -> None:
     assert (record.simulation.faults, record.simulation.seed) == (("slow-gpu:3:1.2",), 0)
     assert record.simulation.model["noise"]["round_sd"] == 0.003
     assert record.argv == ("ddpscale", "simulate")
-    names = {device.name for host in record.hosts for device in host.devices}
-    assert names == {"simulated a100-sxm4-80gb"}
 
 
 def test_every_host_has_its_devices(tmp_path: Path) -> None:
-    hosts = written(tmp_path / "run", gpus=16).read_run().hosts
-    assert [(host.host, len(host.devices)) for host in hosts] == [("simulated-0", 8), ("simulated-1", 8)]
-    assert hosts[1].devices[3] == RunDevice(3, "SIM-11", "simulated a100-sxm4-80gb", 3)
+    hosts = ranks_by_host(gangs_by_number(written(tmp_path / "run", gpus=16).read_records()).values())
+    assert [(host, len(ranks)) for host, ranks in hosts.items()] == [("simulated-0", 8), ("simulated-1", 8)]
+    one = hosts["simulated-1"][3]
+    assert (one.place.index, one.place.uuid, one.device_name) == (3, "SIM-11", "simulated a100-sxm4-80gb")
 
 
 def verdicts_on(folder: Path, *texts: str, gpus: int = 32) -> dict[str, Verdict]:

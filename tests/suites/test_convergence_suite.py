@@ -27,7 +27,7 @@ def with_losses(run: TrainingRun, losses: Sequence[float], gang: int = 0, **end:
     """A complete run whose iterations have these."""
     told = np.array(losses, "<f4").reshape(run.epochs, run.iterations)
     return [
-        replace(line, losses=told[line.epoch].tobytes()) if isinstance(line, TrainedEpoch) else line
+        replace(line, losses=tuple(told[line.epoch].tolist())) if isinstance(line, TrainedEpoch) else line
         for line in records_of(run, gang, **end)
     ]
 

@@ -14,8 +14,9 @@ from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError,
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunDevice
+from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.model import Sku, Thresholds
 from pytest_ddpscale.thresholds.parts import Detect
@@ -131,25 +132,13 @@ def test_plan_has_one_study_per_scaling_and_workload(a100: RunDirectory) -> None
 def test_run_json_says_where_it_comes_from_and_what_is_unknown(a100: RunDirectory) -> None:
     run = a100.read_run()
     assert (run.sku, run.status) == ("a100-sxm4-80gb", "imported")
-    assert (run.source, run.imported_from) == ("willgpaik/pytorch-ddp-scaling-benchmark", "paik_a100_80gb")
+    assert run.source == "willgpaik/pytorch-ddp-scaling-benchmark"
     assert run.versions == {"torch": "2.12.0+cu130", "cuda": "13.0"}
-    (host,) = run.hosts
-    assert host.host == "imported"
-    assert [(device.index, device.local_rank) for device in host.devices] == [(None, rank) for rank in range(8)]
-    assert host.devices[0] == RunDevice(None, "unknown", "NVIDIA A100-SXM4-80GB", 0)
+    ((host, ranks),) = ranks_by_host(gangs_by_number(a100.read_records()).values()).items()
+    assert host == "imported"
+    assert [(one.place.index, one.place.local_rank) for one in ranks] == [(None, rank) for rank in range(8)]
+    assert {one.device_name for one in ranks} == {"NVIDIA A100-SXM4-80GB"}
     assert any("step-time standard deviation" in note for note in run.notes)
-
-
-def test_topology_is_kept_without_terminal_codes(a100: RunDirectory) -> None:
-    topology = a100.read_run().nccl_topology or ""
-    assert "\x1b" in published()["nccl_topology"]
-    assert topology.startswith("GPU0\tGPU1")
-    assert "\x1b" not in topology
-
-
-def test_topology_is_that_of_the_largest_world(tmp_path: Path) -> None:
-    run = import_results(tmp_path, edited(nccl_topology="one GPU"), edited(TWO_GPUS, nccl_topology="two GPUs"))
-    assert run.read_run().nccl_topology == "two GPUs"
 
 
 def test_subdirectories_are_searched(tmp_path: Path) -> None:
@@ -164,7 +153,6 @@ def test_several_nodes_get_hosts_of_their_own(tmp_path: Path) -> None:
     assert [(m.host, m.rank, m.local_rank) for m in measurements_in(run)] == [
         ("imported", 0, 0), ("imported-1", 1, 0)
     ]  # fmt: skip
-    assert [host.host for host in run.read_run().hosts] == ["imported", "imported-1"]
 
 
 def test_what_was_not_sampled_is_none(tmp_path: Path) -> None:
@@ -173,7 +161,6 @@ def test_what_was_not_sampled_is_none(tmp_path: Path) -> None:
     result["per_rank"][1]["gpu_sampling"]["gpu_activity_pct"] = {"min": None, "mean": None, "max": None}
     run = import_results(tmp_path, result | {"nccl_topology": None, "cuda_version": None})
     assert [m.utilization for m in measurements_in(run)] == [None, None]
-    assert run.read_run().nccl_topology is None
     assert run.read_run().versions["cuda"] == "unknown"
 
 

@@ -8,7 +8,7 @@ from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
 from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.suite_views import html_of, markdown_of, text_lines
-from tests.suites.run_records import SUITE_RECORD
+from tests.suites.run_records import SUITE
 
 REPORT = SuiteReport(
     "2 of 3 were measured",
@@ -45,7 +45,7 @@ def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
 
 
 def test_markdown_escapes_what_would_be_marks() -> None:
-    page = markdown_of("sizes", REPORT, SUITE_RECORD)
+    page = markdown_of("sizes", REPORT, SUITE)
     assert "## Sizes &lt;script&gt;" in page
     assert "| 25 \\| MiB | 13 |" in page
     assert "\n   aligned\ncolumn\n" in page
@@ -53,7 +53,7 @@ def test_markdown_escapes_what_would_be_marks() -> None:
 
 
 def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
-    page = html_of("sizes", REPORT, SUITE_RECORD)
+    page = html_of("sizes", REPORT, SUITE)
     assert "Sizes &lt;script&gt;" in page
     assert "<svg" in page
     assert "   aligned\ncolumn" in page
@@ -66,14 +66,14 @@ def test_what_is_not_as_required_is_told_before_what_was_not_measured() -> None:
     assert list(text_lines(report))[-2:] == [
         "not as required: broadcast <1 KiB> gave wrong results", "not measured: resnet50: it broke"
     ]  # fmt: skip
-    page = markdown_of("sizes", report, SUITE_RECORD)
+    page = markdown_of("sizes", report, SUITE)
     assert page.index("## Not as required\n\n- broadcast &lt;1 KiB&gt; gave") < page.index("## Not measured")
-    assert "<li>broadcast &lt;1 KiB&gt; gave wrong results</li>" in html_of("sizes", report, SUITE_RECORD)
-    assert "Not as required" not in html_of("sizes", REPORT, SUITE_RECORD)
+    assert "<li>broadcast &lt;1 KiB&gt; gave wrong results</li>" in html_of("sizes", report, SUITE)
+    assert "Not as required" not in html_of("sizes", REPORT, SUITE)
 
 
 def test_of_an_error_the_terminal_has_the_first_line_and_the_reports_all() -> None:
     report = replace(REPORT, problems=["batch 32: rank 0 failed: CUDA error\nlast lines of its NCCL log:\n  x"])
     assert list(text_lines(report))[-1] == "not measured: batch 32: rank 0 failed: CUDA error"
-    for page in (markdown_of("sizes", report, SUITE_RECORD), html_of("sizes", report, SUITE_RECORD)):
+    for page in (markdown_of("sizes", report, SUITE), html_of("sizes", report, SUITE)):
         assert "last lines of its NCCL log:" in page

@@ -15,7 +15,7 @@ from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, ca
 from pytest_ddpscale.suites.tune_report import candidate_of, promising, tune_report
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.played_tune import PlayedTune
-from tests.suites.run_records import SUITE_RECORD
+from tests.suites.run_records import SUITE
 
 SMALL = ("tune", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--model=shufflenet_v2_x0_5", "--precision=fp32",
          "--image-size=224", "--batch=2", "--ddp-block=0.01s")  # fmt: skip
@@ -30,7 +30,7 @@ def test_a_gain_is_confirmed_by_further_launches_and_recommended_with_its_interv
     ratio = found["gradient_as_bucket_view=True"]["further_launches"]
     assert ratio["low"] < 1.10 < ratio["high"]
     assert found["accumulation_steps=4"]["changes"] == "changes the global batch"
-    page = markdown_of("tune", report, SUITE_RECORD)
+    page = markdown_of("tune", report, SUITE)
     assert "accumulation_steps=4: the global batch is 128 in place of 32. Multiply the learning rate by 4 " in page
     assert "or by 2 (square root: " in page
 
@@ -44,10 +44,10 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     report = tune_report(measured)
     assert report.values["settings"][0]["says"] == "slower"
     assert report.values["recommended"] == []
-    assert "without effect: gloo" not in markdown_of("tune", report, SUITE_RECORD)
+    assert "without effect: gloo" not in markdown_of("tune", report, SUITE)
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
-    assert "without effect: gloo reads no NCCL variable" in markdown_of("tune", faster, SUITE_RECORD)
+    assert "without effect: gloo reads no NCCL variable" in markdown_of("tune", faster, SUITE)
 
 
 def test_an_error_of_the_usual_settings_is_told() -> None:

@@ -111,7 +111,7 @@ def test_two_sizes_are_trained_and_told_again(measured_and_told: MeasuredAndTold
         assert len(one["epochs"]) == 3
     assert "<svg" in (run.path / "report.html").read_text()
     gangs = [json.loads(line) for line in run.measurements_jsonl.read_text().splitlines()]
-    assert [len(one["hosts"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
+    assert [len(one["ranks"]) for one in gangs if one["kind"] == "gang"] == [1, 2], "a gang for each size"
 
 
 def test_the_smaller_data_set_is_the_one_of_fewer_images_though_its_start_took_longer() -> None:

@@ -18,8 +18,6 @@ from tests.nvml_stand_in.gpus import RemappedRows as PlayedRows
 from tests.nvml_stand_in.machine import (
     A100,
     ANY_FUNCTION,
-    B200,
-    COMPUTE_MODE_EXCLUSIVE_PROCESS,
     COMPUTE_MODE_PROHIBITED,
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -51,11 +49,9 @@ def failing(gpu: PlayedGpu = A100, **failures: int) -> PlayedGpu:
 GPUS: list[tuple[PlayedGpu, dict[str, Any]]] = [
     (V100, {"compute_capability": "7.0", "nvlinks_active": 6, "nvlinks": 6, "retired_pages_pending": False,
             "unreadable": dict.fromkeys(("mig_enabled", "remapped_rows"), "Not Supported")}),
-    (B200, {"compute_capability": "10.0", "nvlinks_active": 18, "nvlinks": 18}),
     (RTX_PRO_6000_SERVER, {"compute_capability": "12.0", "nvlinks_active": 0, "nvlinks": 0,
                            "pcie_generation": 1, "pcie_generation_max": 5}),  # an idle one saves power
     (replace(A100, compute_mode=COMPUTE_MODE_PROHIBITED), {"compute_mode": "Prohibited"}),
-    (replace(A100, compute_mode=COMPUTE_MODE_EXCLUSIVE_PROCESS), {"compute_mode": "Exclusive_Process"}),
     (replace(A100, compute_mode=7), {"compute_mode": "mode 7"}),
     (replace(A100, compute_mode=None), {"compute_mode": "Not Supported"}),
     (replace(A100, ecc=Ecc(corrected_volatile=9, uncorrected_volatile=2, uncorrected_aggregate=3)),

@@ -80,8 +80,8 @@ def test_arms_are_profiled_after_the_study_has_ended_where_that_is_asked(gloo_of
     assert sink.records[-1] == StudyEnd(weak.id, "rounds")
     assert profiled_before == [0], "whatever a profiler does, the study is measured"
     alone, ddp = sink.profiles
-    assert (alone.arm, len(alone.step_ms), alone.buckets, alone.problem) == ("alone", 2, (), "")
-    assert (ddp.arm, len(ddp.step_ms), ddp.problem) == ("ddp@1", 2, "")
+    assert (alone.arm, len(alone.steps), alone.buckets, alone.problem) == ("alone", 2, (), "")
+    assert (ddp.arm, len(ddp.steps), ddp.problem) == ("ddp@1", 2, "")
     assert sum(bucket.bytes or 0 for bucket in ddp.buckets) > 10**6
     trace = json.loads(gzip.decompress((tmp_path / LOGS / ddp.trace).read_bytes()))
     assert "ddpscale:backward" in {event.get("name") for event in trace["traceEvents"]}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.profile_record import ProfiledBucket
+from pytest_ddpscale.run.profile_record import ProfiledBucket, ProfiledStep
 from pytest_ddpscale.worker.trace_analysis import (
     TracedStep,
     buckets_of,
@@ -21,8 +21,8 @@ from pytest_ddpscale.worker.trace_analysis import (
     length_of,
     merged,
     message_bytes,
+    profiled_step,
     read_trace,
-    step_columns,
     traced_steps,
     without,
 )
@@ -78,14 +78,15 @@ CPU_STEP = (
 
 
 def test_a_cpu_step_is_split_into_computing_waiting_and_idle_time() -> None:
-    assert step_columns(steps_of(*CPU_STEP)) == {
-        "step_ms": (100,),
-        "compute_ms": (25 + 38 + 5 + 8,),  # handing a bucket over, 60–62, is none
-        "waiting_ms": (3 + 2 + 15,),  # broadcast 2–5, 60–62 while the first bucket is under way, 70–85
-        "idle_ms": (2 + 1 + 1,),
-        "all_reduce_ms": (35,),
-        "hidden_ms": (10 + 8,),  # 50–60 and 62–70
-    }
+    (step,) = steps_of(*CPU_STEP)
+    assert profiled_step(step) == ProfiledStep(
+        step_ms=100,
+        compute_ms=25 + 38 + 5 + 8,  # handing a bucket over, 60–62, is none
+        waiting_ms=3 + 2 + 15,  # broadcast 2–5, 60–62 while the first bucket is under way, 70–85
+        idle_ms=2 + 1 + 1,
+        all_reduce_ms=35,
+        hidden_ms=10 + 8,  # 50–60 and 62–70
+    )
 
 
 def test_buckets_of_a_cpu_step_have_their_sizes_and_what_is_hidden_of_each() -> None:
@@ -135,14 +136,11 @@ GPU_STEPS = tuple(
 
 
 def test_a_gpu_step_begins_with_its_first_kernel_and_communication_is_hidden_by_other_kernels() -> None:
-    assert step_columns(steps_of(*GPU_STEPS, device_type="cuda")) == {
-        "step_ms": (100, 95),
-        "compute_ms": (70, 70),
-        "waiting_ms": (20, 20),  # 60–80
-        "idle_ms": (10, 5),  # before the optimizer, and before the next step
-        "all_reduce_ms": (40, 40),
-        "hidden_ms": (20, 20),  # 40–60
-    }
+    of_both = {"compute_ms": 70, "waiting_ms": 20, "all_reduce_ms": 40, "hidden_ms": 20}  # 60–80 and 40–60
+    assert list(map(profiled_step, steps_of(*GPU_STEPS, device_type="cuda"))) == [
+        ProfiledStep(step_ms=100, idle_ms=10, **of_both),  # before the optimizer, and before the next step
+        ProfiledStep(step_ms=95, idle_ms=5, **of_both),
+    ]
 
 
 def test_buckets_of_a_gpu_step_are_where_their_kernels_run() -> None:
@@ -170,16 +168,10 @@ def test_a_trace_without_steps_is_refused() -> None:
 
 def test_a_real_trace_of_nccl_tells_the_gradients_of_the_model_and_parts_that_add_up() -> None:
     steps = traced_steps(read_trace(gzip.decompress(OF_TWO_GPUS.read_bytes())), "cuda")
-    columns, buckets = step_columns(steps), buckets_of(steps)
+    buckets = buckets_of(steps)
     assert sum(bucket.bytes or 0 for bucket in buckets) == 4 * RESNET50_PARAMETERS
     assert [len([c for c in step.collectives if c.is_all_reduce]) for step in steps] == [5, 5, 5]
-    for step, *parts in zip(
-        *(columns[name] for name in ("step_ms", "compute_ms", "waiting_ms", "idle_ms")), strict=True
-    ):
-        assert sum(parts) == pytest.approx(step, abs=0.01)
-    assert all(
-        0 < hidden < reduced for hidden, reduced in zip(columns["hidden_ms"], columns["all_reduce_ms"], strict=True)
-    )
+    assert all(0 < step.hidden_ms < step.all_reduce_ms for step in map(profiled_step, steps))
 
 
 @pytest.mark.parametrize(

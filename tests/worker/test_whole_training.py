@@ -76,10 +76,10 @@ def test_losses_and_accuracy_are_those_of_one_rank_over_the_same_images(tmp_path
         folder.mkdir()
     alone, both = (epochs_of(on_ranks(classifier, folder, n)[0]) for n, folder in zip((1, 2), folders, strict=True))
     for one, two in zip(alone, both, strict=True):
-        assert two.loss_of_iterations == pytest.approx(one.loss_of_iterations, rel=1e-4)
-        assert two.of_ranks("validated").tolist() == [11, 10], "21 images, none of them twice"
+        assert two.losses == pytest.approx(one.losses, rel=1e-4)
+        assert [rank.validated for rank in two.ranks] == [11, 10], "21 images, none of them twice"
         assert two.accuracy == pytest.approx(one.accuracy, abs=1e-9)
-    assert alone[1].loss_of_iterations.mean() < alone[0].loss_of_iterations.mean(), "it can be learnt"
+    assert alone[1].mean_loss < alone[0].mean_loss, "it can be learnt"
 
 
 def test_all_ranks_validate_one_model_though_each_had_statistics_of_its_own(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_run_records_its_epochs_its_spans_and_its_end(one_rank: None) -> None:
     assert isinstance(second, TrainedEpoch)
     assert isinstance(end, TrainedRun)
     assert [one.epoch for one in (first, second)] == [0, 1]
-    assert len(first.losses) == 4 * run_of(1).iterations
+    assert len(first.losses) == run_of(1).iterations
     assert first.ranks[0].trained == run_of(1).epoch_samples == 96
     assert 5 < end.start_up_s < 35, "from the beginning of the launch"
     assert end.parameters == end.trainable_parameters == 1024 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10
@@ -160,6 +160,6 @@ def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     assert counters["stats"]["unique_graphs"] == 2, "one that trains, one that infers; no last, smaller batch made more"
     assert isinstance(first, TrainedEpoch)
     assert isinstance(second, TrainedEpoch)
-    assert first.of_ranks("compile_s")[0] > 0 == second.of_ranks("compile_s")[0]
-    assert [one.of_ranks("validated").sum() for one in (first, second)] == [21, 21]
+    assert first.ranks[0].compile_s > 0 == second.ranks[0].compile_s
+    assert [one.ranks[0].validated for one in (first, second)] == [21, 21]
     assert isinstance(end, TrainedRun)

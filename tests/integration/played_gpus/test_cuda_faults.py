@@ -123,7 +123,7 @@ def test_software_that_fails_on_one_rank_a_moment_earlier_accuses_no_gpu(ended: 
     session = ended(["gpu=0,launch=40,error=700", "gpu=1,launch=30,hang=1", "gpu=1,launch=40,error=700"])
     assert headline(session).startswith("INCOMPLETE: ")
     gangs = session.lines("measurements.jsonl", "gpu_errors")
-    assert [{one["local_rank"] for one in gang["errors"]} for gang in gangs] == [{0, 1}] * len(gangs) != []
+    assert [{one["place"]["local_rank"] for one in gang["errors"]} for gang in gangs] == [{0, 1}] * len(gangs) != []
     assert named(session) == set()
 
 

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.integration.played_gpus.played_session import (
     HOST,
     EndedSession,
@@ -103,8 +107,8 @@ def test_a_healthy_node_is_accepted_by_every_check_and_measurement(healthy: Ende
 def test_the_run_is_of_the_played_gpus_and_leaves_nothing_behind(healthy: EndedSession) -> None:
     record = healthy.record
     assert (record["status"], record["sku"], record["devices_present"]) == ("finished", "a100-sxm4-80gb", 2)
-    (host,) = record["hosts"]
-    assert [(one["index"], one["uuid"], one["name"]) for one in host["devices"]] == [
+    (gang,) = gangs_by_number(RunDirectory(healthy.run).read_records()).values()
+    assert [(one.place.index, one.place.uuid, one.device_name) for one in gang.ranks] == [
         (number, uuid_of(number), A100.name) for number in range(2)
     ]
     assert len(healthy.lines("measurements.jsonl", "survey")) == 1
@@ -364,10 +368,8 @@ def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, caps
     assert f"REJECTED: {named}: 3 uncorrectable memory errors" in outcome_in(half_visible.terminal)
     assert f"blame     GPU 3 ({uuid_of(3)}, {ADDRESSES[3]}, local rank 1) on {HOST}" in half_visible.terminal
     assert half_visible.named("ecc") == {GPUS[3]}
-    (host,) = half_visible.record["hosts"]
-    assert [(one["index"], one["local_rank"], one["uuid"], one["pci_bus_id"]) for one in host["devices"]] == [
-        (2, 0, uuid_of(2), ADDRESSES[2]), (3, 1, uuid_of(3), ADDRESSES[3]),
-    ]  # fmt: skip
+    (gang,) = gangs_by_number(RunDirectory(half_visible.run).read_records()).values()
+    assert gang.places == [Place(HOST, 0, uuid_of(2), 2, ADDRESSES[2]), Place(HOST, 1, uuid_of(3), 3, ADDRESSES[3])]
     metrics = text_string_to_metric_families((half_visible.run / "metrics.prom").read_text(encoding="utf-8"))
     labels = [one.labels for family in metrics for one in family.samples if one.labels.get("gpu") == "3"]
     assert {one["uuid"] for one in labels} == {uuid_of(3)}
@@ -390,7 +392,8 @@ def test_a_lost_gpu_moves_no_finding_to_another_one(one_lost: EndedSession) -> N
     assert one_lost.named("ecc") == {GPUS[2]}
     assert one_lost.named("gpus") == {(HOST, 1, None)}
     (node,) = one_lost.verdicts["coverage"]["nodes"]
-    assert [(one["index"], one["uuid"], one["local_rank"], bool(one["problem"])) for one in node["gpus"]] == [
+    gpus = [(convert(one["place"], Place), bool(one["problem"])) for one in node["gpus"]]
+    assert [(one.index, one.uuid, one.local_rank, is_silent) for one, is_silent in gpus] == [
         (0, uuid_of(0), 0, False), (2, uuid_of(2), 1, False), (1, "", None, True),
     ]  # fmt: skip
 
