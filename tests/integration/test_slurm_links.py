@@ -53,7 +53,8 @@ def test_a_node_behind_a_slow_link_is_named(lab: SlurmLab, tmp_path: Path) -> No
     assert_rejected_for(ran, "n3")
     pairs = ran.verdict("pair_bandwidth_gbps")
     assert (pairs["id"], pairs["outcome"]) == ("pair_bandwidth_gbps[send-recv-1mib-all]", "failed"), ran.output
-    assert [(culprit["kind"], culprit["host"]) for culprit in pairs["culprits"]] == [("node", "n3")], ran.output
+    named = [(culprit["kind"], place["host"]) for culprit in pairs["culprits"] for place in culprit["places"]]
+    assert named == [("node", "n3")], ran.output
     (culprit,) = ran.verdict(WEAK)["culprits"]
     assert_slow_link(ran, culprit, 3)
     assert lab.processes() == []

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pytest
 import torch
 from msgspec import structs
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
@@ -112,7 +113,8 @@ class LateReader(Control):
         return super().hear_all(keys, kind)
 
 
-def test_a_node_may_read_who_its_ranks_are_after_they_are_up() -> None:
+def test_a_node_may_read_who_its_ranks_are_after_they_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
     is_up, sinks = Event(), [KeptRecords() for _ in range(4)]
     sampled: dict[int, Sequence[str]] = {}
