@@ -13,7 +13,7 @@ from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
+from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunDirectory, broken_file
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.strict_json import decode
@@ -72,7 +72,8 @@ def _gangs(run: RunDirectory) -> list[GangRecord]:
         return []
     try:
         with open_regular(run.measurements_jsonl) as file:
-            lines = [line for line in file if line.startswith(b'{"kind":"gang"') and line.endswith(b"\n")]
+            said = iter(lambda: file.readline(MOST_LINE_BYTES), b"")
+            lines = [line for line in said if line.startswith(b'{"kind":"gang"') and line.endswith(b"\n")]
         return [decode(_GANGS, line) for line in lines]
     except (OSError, ValueError) as error:
         raise broken_file(run.measurements_jsonl, f"cannot be read ({error})") from None

@@ -179,6 +179,13 @@ def test_pairs_of_ranks_take_their_turns(tmp_path: Path, change: Change, found: 
     assert found in refusal(tmp_path, change, plan_of(3))
 
 
+def test_a_run_killed_between_turns_is_evidence(tmp_path: Path) -> None:
+    """Telemetry of all turns of a round is written before them."""
+    evidence = read(tmp_path, lambda lines: lines[: lines.index(next(one for one in lines if is_line(one, TURNS))) + 1],
+                    plan_of(3))  # fmt: skip
+    assert "probes" in evidence.errors
+
+
 ACCEPTED = {
     "backwards": lambda lines: [*lines[:2], *lines[:1:-1]],
     "steps are longer than their block by less than a twentieth": changed("timed ddp@2", seconds=0.385, series=steps()),
