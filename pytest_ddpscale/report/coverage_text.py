@@ -33,6 +33,8 @@ def took_text(run: RunRecord, coverage: Coverage | None) -> str:
     if not run.finished_at or run.is_simulated() or run.is_imported or run.resumed:
         return ""
     minutes = (in_utc(run.finished_at) - run.began).total_seconds() / 60
+    if minutes < 0:  # the clock was set back
+        return ""
     gpus = sum(bool(gpu.tested_by) for gpu in coverage.gpus) if coverage else 0
     return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
 

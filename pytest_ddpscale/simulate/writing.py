@@ -66,7 +66,7 @@ def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: 
         finished_at=now_iso(),
         argv=tuple(masked_arguments(argv)),
         thresholds=ThresholdsUsed(
-            str(cluster.thresholds.path),
+            str(cluster.thresholds.path.absolute()),
             cluster.thresholds.sha256,
             tuple(ThresholdsUsed(path, sha256) for path, sha256 in cluster.thresholds.extended),
         ),

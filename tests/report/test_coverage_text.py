@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
-from pytest_ddpscale.report.coverage_text import node_rows, path_rows, summary
+from msgspec.structs import replace as with_fields
+
+from pytest_ddpscale.report.coverage_text import node_rows, path_rows, summary, took_text
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Place
@@ -30,6 +33,12 @@ def coverage_of(nodes: int) -> Coverage:
 
 def report_of(coverage: Coverage) -> str:
     return page_text(render_html(replace(ACCEPTED, coverage=coverage), RUN, EVIDENCE))
+
+
+def test_how_long_a_run_took_is_told_unless_its_clock_was_set_back() -> None:
+    ended = [(RUN.began + timedelta(minutes=minutes)).isoformat() for minutes in (30, -30)]
+    said = [took_text(with_fields(RUN, finished_at=moment), coverage_of(2)) for moment in ended]
+    assert said == ["30.0 min, 2.0 GPU-hours", ""]
 
 
 def test_what_was_not_tested_is_named_first() -> None:
