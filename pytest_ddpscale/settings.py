@@ -273,7 +273,7 @@ class Settings:
         "GPU model to judge by, a name or alias in the thresholds file, or auto (from NVML)", default=AUTO)
     thresholds: Path | None = _option("--thresholds", "FILE", path, "one run",
         "thresholds file; default: thresholds.yaml here, else in rootdir, else the packaged copy; of --ddp-judge, the "
-        "file with which the run began", in_environment=True)
+        "file of the run's latest session", in_environment=True)
     run_dir: Path | None = _option("--ddp-run-dir", "DIR", path, "one run",
         "directory for measurements, verdicts and reports; default: ddpscale-runs/<UTC time>-<sku>")
     judge: Path | None = _option("--ddp-judge", "RUN_DIR", path, "one run",

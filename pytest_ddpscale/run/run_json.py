@@ -60,7 +60,7 @@ class Simulation(Record, frozen=True, kw_only=True):
 class Resumed(Record, frozen=True, kw_only=True):
     """A session that resumed the run; `measured_anew` has the earlier ends of studies measured again, by id.
 
-    `noted` as in `RunRecord`: of this session.
+    `noted` as in `RunRecord`: of this session. `thresholds`: the file by which it judged.
     """
 
     at: str
@@ -68,6 +68,7 @@ class Resumed(Record, frozen=True, kw_only=True):
     status_before: str
     measured_anew: dict[str, str]
     noted: dict[str, str] = field(default_factory=dict)
+    thresholds: ThresholdsUsed | None = None
 
 
 class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
@@ -148,6 +149,11 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         """
         said = self.simulated or self.status == "simulated" or self.simulation is not None
         return said or any(device.startswith(SIMULATED_DEVICE) for device in devices)
+
+    @property
+    def latest_thresholds(self) -> ThresholdsUsed | None:
+        """The file by which its latest session judged it."""
+        return next((one.thresholds for one in reversed(self.resumed) if one.thresholds), self.thresholds)
 
     def resumption_notes(self, thresholds_digests: str) -> list[str]:
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""

@@ -84,6 +84,7 @@ def resume_run(
     argv: Sequence[str],
     measured_anew: Mapping[str, str],
     noted: Mapping[str, str] | None = None,
+    thresholds: ThresholdsUsed | None = None,
 ) -> None:
     """Record that an earlier run is resumed; `measured_anew` has the earlier ends of studies measured again, by id.
 
@@ -95,7 +96,7 @@ def resume_run(
     record = run.read_run()
     began = Resumed(
         at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
-        measured_anew=dict(measured_anew), noted=dict(noted or {}),
+        measured_anew=dict(measured_anew), noted=dict(noted or {}), thresholds=thresholds,
     )  # fmt: skip
     others = {key: said for key, said in began.noted.items() if key != OPERATOR}
     record = replace(

@@ -37,7 +37,7 @@ def find_source(site: Site) -> EvidenceSource:
     settings, sku = site.settings, site.settings.gpu_sku
     if settings.judge is not None:
         earlier = RunDirectory.open(settings.judge)
-        used, path = None if settings.thresholds else earlier.read_run().thresholds, thresholds_path(site)
+        used, path = None if settings.thresholds else earlier.read_run().latest_thresholds, thresholds_path(site)
         thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
         subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
         return JudgeSource(subject, earlier)

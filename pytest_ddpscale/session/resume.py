@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file, not_writable
+from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
@@ -57,8 +58,9 @@ class ResumeSource(MeasureSource):
         self._lock = RunLock.acquire(run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
-        noted = dict(self.subject.settings.note)
-        self._resumption.begin(self.subject.site.argv, noted)
+        thresholds, noted = self.subject.thresholds, dict(self.subject.settings.note)
+        used = ThresholdsUsed(str(thresholds.path), thresholds.sha256, self.subject.extends)
+        self._resumption.begin(self.subject.site.argv, noted, used)
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
@@ -90,7 +92,7 @@ class Resumption:
         per_node = self.plan.layout.ranks_per_node
         return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
 
-    def begin(self, argv: Sequence[str], noted: Mapping[str, str]) -> None:
+    def begin(self, argv: Sequence[str], noted: Mapping[str, str], used: ThresholdsUsed) -> None:
         """Move earlier conclusions aside, and record the session's start. The run must be locked.
 
         Raises:
@@ -101,7 +103,7 @@ class Resumption:
         except OSError as error:
             raise not_writable(self.run.path, error) from None
         self.run.cut_torn_line()
-        resume_run(self.run, argv, self.missing, noted)
+        resume_run(self.run, argv, self.missing, noted, used)
 
     def set_aside(self) -> None:
         """Move the records of studies to be measured again to superseded.jsonl. No rank may be writing.

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_fields
 
-from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
 from pytest_ddpscale.report.files import write_page
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import ThresholdsUsed
+from pytest_ddpscale.run.run_record import resume_run
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.sessions import InstantGang, Open, measured_run, nothing
@@ -56,6 +58,14 @@ class TestJudging:
         session = self.judged(opened, old)
         verdict = session.judge(session.source.cases[0], nothing)
         assert (verdict.outcome, verdict.bound_value) == ("passed", 50)
+
+    def test_a_resumed_run_is_judged_by_the_thresholds_of_its_latest_session(
+        self, opened: Open, old: RunDirectory
+    ) -> None:
+        resume_run(old, (), {}, thresholds=ThresholdsUsed("stricter.yaml", "cd" * 32))
+        resume_run(old, (), {})
+        with pytest.raises(ThresholdsError, match=r"stricter\.yaml: is gone or has changed"):
+            self.judged(opened, old)
 
     def test_arms_without_a_profile_are_told_with_the_reason(self, opened: Open, old: RunDirectory) -> None:
         study = old.read_plan().studies[0]

@@ -21,6 +21,7 @@ from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import EndReason, GpuErrors, RankGpuError, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
@@ -33,6 +34,7 @@ from tests.builders.sessions import Open
 
 NAMES = ("decided", "rounds", "budget", "error", "interrupted", "unended", "unbegun")
 MISSING = NAMES[2:]
+USED = ThresholdsUsed("thresholds.yaml", "ab" * 32)
 
 
 def study(name: str) -> Study:
@@ -241,7 +243,7 @@ class TestBegin:
             for name in ("verdicts.json", "baseline.json", "report.md", "plots/a.png", "mine.txt"):
                 (run.path / name).parent.mkdir(exist_ok=True)
                 (run.path / name).write_text(str(number), encoding="utf-8")
-            read_resumption(run).begin((), {})
+            read_resumption(run).begin((), {}, USED)
             folder = run.path / f"before-resume-{number}"
             assert sorted(path.name for path in folder.iterdir()) == [
                 "baseline.json", "plots", "report.md", "verdicts.json",
@@ -251,7 +253,7 @@ class TestBegin:
         assert (run.path / "mine.txt").exists()
 
     def test_makes_no_folder_where_nothing_was_concluded(self, run: RunDirectory) -> None:
-        read_resumption(run).begin((), {})
+        read_resumption(run).begin((), {}, USED)
         assert not (run.path / "before-resume-1").exists()
         assert run.read_run().resumed[0].measured_anew == read_resumption(run).missing
 
@@ -265,7 +267,7 @@ class TestBegin:
         resumption = read_resumption(run)
         monkeypatch.setattr(Path, "mkdir", read_only)
         with pytest.raises(RunDirectoryError, match="Read-only file system"):
-            resumption.begin((), {})
+            resumption.begin((), {}, USED)
 
 
 class TestRefused:
