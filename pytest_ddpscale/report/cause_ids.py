@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import (
     BUSBW_GBPS,
@@ -112,7 +113,7 @@ def _id_of_link(culprit: Culprit) -> CauseId:
     return "slow-gpu-link" if len(culprit.hosts) == 1 else "slow-node-link"
 
 
-def _link_of(verdict: Verdict) -> CauseId:
+def _link_of(verdict: Verdict) -> CauseId | Literal[""]:
     """The link that a probe uses; empty for other requirements and for probes within a GPU."""
     if METRICS[verdict.metric].subject != "probe":
         return ""

@@ -7,11 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, get_args
 
 from pytest_ddpscale.run.place import Culprit
 
-CauseId: TypeAlias = str  # a key of `CAUSES`
+CauseId = Literal[
+    "wrong-data",
+    "memory-errors",
+    "lost-node",
+    "lost-gpu",
+    "missing-gpus",
+    "gpu-error",
+    "slow-node-link",
+    "slow-gpu-link",
+    "slow-host-link",
+    "nvlink-down",
+    "slow-transport",
+    "slow-communication",
+    "slow-gpu",
+    "slow-node",
+    "uniform-loss",
+    "slow-computing",
+    "slow-scaling",
+    "regression",
+    "throttling",
+    "topology",
+    "software",
+    "disk",
+    "foreign-processes",
+    "mig",
+    "requirement-not-met",
+    "host-bound",
+    "implausible-value",
+    "undecided",
+    "interrupted",
+    "error-in-run",
+    "not-measured",
+    "test-failed",
+    "run-not-accepted",
+]
 Category = Literal["ISOLATE", "CHECK", "MONITOR"]
 
 
@@ -66,6 +100,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "test-failed": CauseKind(6, "CHECK", "read its failure in pytest's output"),
     "run-not-accepted": CauseKind(6, "CHECK", "settle that reason: no requirement failed"),
 }
+assert tuple(CAUSES) == get_args(CauseId)
 
 # Check of a node → cause, if it fails.
 OF_CHECK: Mapping[str, CauseId] = {

@@ -214,7 +214,7 @@ class Blocker:
     kind: Literal["requirement", "test", "run"]
     name: str
     reason: str
-    cause: CauseId = ""
+    cause: CauseId | Literal[""] = ""
 
 
 @dataclass(frozen=True)
