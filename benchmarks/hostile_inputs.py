@@ -502,16 +502,16 @@ def _run_directories() -> Iterator[Case]:
     """Folders that are not run directories, and broken ones, with an otherwise sound command."""
     broken = {"no run.json": {}, "empty run.json": {"run.json": ""}, "run.json of a list": {"run.json": "[]"},
               "run.json with NaN": {"run.json": '{"sku": NaN}'}, "deep run.json": {"run.json": "[" * 100_000},
-              "no SKU": {"run.json": '{"schema_version": 2}'}, "unknown SKU": {"run.json": '{"schema_version": 2, "sku": "x"}'},
-              "SKU of a number": {"run.json": '{"schema_version": 2, "sku": 3}'},
+              "no SKU": {"run.json": '{"schema_version": 3}'}, "unknown SKU": {"run.json": '{"schema_version": 3, "sku": "x"}'},
+              "SKU of a number": {"run.json": '{"schema_version": 3, "sku": 3}'},
               "newer schema": {"run.json": '{"schema_version": 99, "sku": "cpu"}'},
-              "no plan": {"run.json": '{"schema_version": 2, "sku": "cpu"}'},
-              "broken plan": {"run.json": '{"schema_version": 2, "sku": "cpu"}', "plan.json": "{"}}  # fmt: skip
+              "no plan": {"run.json": '{"schema_version": 3, "sku": "cpu"}'},
+              "broken plan": {"run.json": '{"schema_version": 3, "sku": "cpu"}', "plan.json": "{"}}  # fmt: skip
     for name, files in broken.items():
         for flag in ("--ddp-judge", "--ddp-resume"):
             yield Case("run directory", f"{flag}, {name}", ("-q", "-p", "no:cacheprovider", "test_it.py", f"{flag}=run"),
                        prepare=lambda folder, files=files: _write_run(folder, files), says="run")  # type: ignore[misc] # fmt: skip
-    finished = {"schema_version": 2, "sku": "cpu", "status": "finished", "started_at": "2026-01-31T12:00:00+00:00"}
+    finished = {"schema_version": 3, "sku": "cpu", "status": "finished", "started_at": "2026-01-31T12:00:00+00:00"}
     for file in ("run.json", "plan.json", "measurements.jsonl"):
         for kind in ("/dev/zero", "pipe"):
             yield Case("run directory", f"{file} is {kind}", (*JUDGE, "--ddp-judge=run"), says=f"run/{file}",
