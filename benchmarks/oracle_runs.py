@@ -305,9 +305,15 @@ def leave(run: Files, arms: str, rank: str, rounds: str) -> None:
 
 
 def unwatched(run: Files, arms: str, rounds: str = "0-999") -> None:
-    """Drop telemetry."""
-    gone = {_key(line) for line in run.windows(arms, rounds)}
-    run.lines = [line for line in run.lines if line["kind"] != "telemetry" or _key(line) not in gone]
+    """Let drivers hang, so that the sampler has no polls."""
+    kept = ("kind", "study", "arm", "round", "gang", "ranks", "started_unix_s", "ended_unix_s")
+    for line in run.windows(arms, rounds):
+        of_block = {key: line[key] for key in kept}
+        line.clear()
+        line |= of_block | {
+            "polls": 0,
+            "unreadable": {"device": "the sampler reads nothing any more: its driver may hang"},
+        }
 
 
 def drop(run: Files, arms: str, rounds: str = "0-999") -> None:

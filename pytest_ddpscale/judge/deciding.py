@@ -21,7 +21,7 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import Columns, GrowingColumns
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
-from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost
+from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
@@ -58,7 +58,7 @@ class Decider:
             self._columns.add_gang(record)
         elif isinstance(record, Block):
             self._columns.add(record)
-        elif not isinstance(record, Survey | PostMortem | Lost | GpuErrors | OfDevices):
+        elif not isinstance(record, RunStart | Survey | PostMortem | Lost | GpuErrors | OfDevices):
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:

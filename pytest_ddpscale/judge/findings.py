@@ -12,8 +12,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.gpu_errors import GpuError
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.column_record import BoolArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
@@ -22,8 +21,6 @@ from pytest_ddpscale.run.transport_record import RankTransport
 Gpu = tuple[str, str]  # host and UUID
 # A condition in fewer of an arm's windows may be a fluke.
 SHARE_OF_WINDOWS = 0.5
-# Share of a GPU's blocks that must have telemetry; it is written with each block, so hardly any can be missing.
-LEAST_SHARE_WATCHED = 0.9
 # Polls are about a second apart, so only windows shorter than this may have none …
 LONGEST_UNPOLLED_S = 2.0
 # … and even short windows need on average one poll in this time.
@@ -32,50 +29,17 @@ RAREST_POLLS_S = 10.0
 _READ_AS = {"nvlinks_active": "nvlinks"}
 
 
-@dataclass(frozen=True, eq=False)
-class GpuBlocks:
-    """The blocks of a run, by arm."""
-
-    measured: Sequence[ArmColumns] = ()
-
-    @cached_property
-    def gpus(self) -> Mapping[Gpu, int]:
-        """GPUs that took part in any block, numbered."""
-        gpus = dict.fromkeys(gpu for blocks in self.measured for gpu in blocks.ranks.gpus)
-        return {gpu: i for i, gpu in enumerate(gpus)}
-
-    def watched(self, telemetry: TelemetryColumns) -> Mapping[Gpu, tuple[int, int]]:
-        """Number of blocks of each GPU, and number of those with telemetry."""
-        counts = np.zeros((2, len(self.gpus)), np.int64)
-        places = self._numbers((place.host, place.uuid) for place in telemetry.places)
-        for blocks in self.measured:
-            rounds, of_row = np.unique(blocks.numbers, return_inverse=True)
-            took_part, is_told = np.zeros((2, len(rounds), len(self.gpus)), np.bool_)
-            columns = self._numbers(blocks.ranks.gpus)
-            at, ranks = np.nonzero(blocks.present)
-            took_part[of_row[at], columns[ranks]] = True
-            rows = telemetry.rows_of_arm(blocks.study, blocks.arm)
-            numbers, gpus = telemetry.round[rows], places[telemetry.place[rows]]
-            is_known = np.isin(numbers, rounds) & (gpus >= 0)
-            is_told[np.searchsorted(rounds, numbers[is_known]), gpus[is_known]] = True
-            counts += took_part.sum(axis=0), (took_part & is_told).sum(axis=0)
-        return {gpu: (int(counts[0, i]), int(counts[1, i])) for gpu, i in self.gpus.items()}
-
-    def _numbers(self, gpus: Iterable[Gpu]) -> IntArray:
-        """Numbers in `gpus`; -1 for any other."""
-        return np.array([self.gpus.get(gpu, -1) for gpu in gpus], np.int64)
-
-
 @dataclass(frozen=True)
 class NodeEvidence:
     """All that checks read.
 
     Attributes:
         surveys: by host; hosts that sent none are absent.
-        blocks: blocks that each GPU ran; empty if unknown.
+        worked: GPUs that ran any block; empty if unknown.
         post_mortems: surveys taken after ranks failed; empty if none did.
         hosts: that took part; those of which a check finds nothing cannot pass it.
         gpu_errors: GPUs whose errors ended ranks.
+        unended: studies that did not put the planned load on the GPUs.
         lost: GPUs that were not measured while their peers were, with the number of rounds.
     """
 
@@ -84,11 +48,12 @@ class NodeEvidence:
     hosts_planned: int
     telemetry: TelemetryColumns = NO_TELEMETRY
     transports: Mapping[Place, RankTransport] = field(default_factory=dict)
-    blocks: GpuBlocks = field(default_factory=GpuBlocks)
+    worked: Collection[Gpu] = ()
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()
     lost: Mapping[Place, int] = field(default_factory=dict)
     gpu_errors: Sequence[GpuError] = ()
+    unended: Collection[str] = ()
 
     @cached_property
     def windows(self) -> Mapping[str, Mapping[str, TelemetryColumns]]:
@@ -98,11 +63,6 @@ class NodeEvidence:
             place = windows.place_of(0)
             found.setdefault(place.host, {})[place.uuid] = windows
         return found
-
-    @cached_property
-    def watched(self) -> Mapping[Gpu, tuple[int, int]]:
-        """By GPU: the number of blocks it ran, and of those with telemetry."""
-        return self.blocks.watched(self.telemetry)
 
 
 @dataclass(frozen=True)
@@ -245,9 +205,9 @@ def each_working_gpu(judge: Callable[[NodeExpectation, TelemetryColumns], Iterab
     """Judge each GPU by all its windows; too few windows, or none, of a planned rank's GPU count as missing data."""
 
     def find(seen: NodeEvidence) -> Findings:
-        windows = {**{host: {} for host, _ in seen.blocks.gpus}, **seen.windows}
+        windows = {**{host: {} for host, _ in seen.worked}, **seen.windows}
         worked: dict[str, set[str]] = {host: set() for host in windows}
-        for host, uuid in seen.blocks.gpus:
+        for host, uuid in seen.worked:
             worked[host].add(uuid)
         return {host: summed(on_node(seen, host, theirs, worked[host])) for host, theirs in windows.items()}
 
@@ -255,15 +215,11 @@ def each_working_gpu(judge: Callable[[NodeExpectation, TelemetryColumns], Iterab
         seen: NodeEvidence, host: str, devices: Mapping[str, TelemetryColumns], worked: set[str]
     ) -> Iterator[Finding]:
         yield Finding(gpus=len(devices))
-        for uuid, windows in devices.items():
-            found = summed(judge(seen.expectation, windows))
-            blocks, watched = seen.watched.get((host, uuid), (0, 0))
-            if watched < LEAST_SHARE_WATCHED * blocks:
-                found += unknown(f"telemetry of only {watched} of {blocks} blocks")
-            yield found.at(windows.place_of(0))
+        for windows in devices.values():
+            yield summed(judge(seen.expectation, windows)).at(windows.place_of(0))
         # Only GPUs that the survey lists and that ran a block count, as far as both are known.
         asked, survey = seen.expectation.gpus_per_node or 1, seen.surveys.get(host)
-        counting = devices.keys() & worked if seen.blocks.gpus else devices.keys()
+        counting = devices.keys() & worked if seen.worked else devices.keys()
         if survey is not None and not survey.problem:
             counting &= {gpu.uuid for gpu in survey.gpus}
         watched = len(counting)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pytest_ddpscale.judge import gpu_checks, host_checks
 from pytest_ddpscale.judge.covering import lost_places
-from pytest_ddpscale.judge.findings import Check, Findings, GpuBlocks, NodeEvidence, NodeFault
+from pytest_ddpscale.judge.findings import Check, Findings, NodeEvidence, NodeFault
 from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
@@ -22,6 +22,7 @@ from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
+from pytest_ddpscale.util.listing import first_few
 
 _FIND: Mapping[str, Check] = {
     "gpus": gpu_checks.gpus,
@@ -51,12 +52,14 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     reads_telemetry, expected = NODE_CHECKS[name].reads == "telemetry", expected_by(evidence.plan, case.expected)
 
     def seen() -> NodeEvidence:
-        # Blocks with telemetry: all but those of pairs of nodes.
+        # With telemetry: all but those of pairs of nodes.
+        unended = {*evidence.errors, *evidence.interrupted} - {PAIRS, STUDY_ID}
         blocks = [arm for arm in evidence.columns.arms.values() if arm.study != PAIRS] if reads_telemetry else ()
+        worked = {gpu for arm in blocks for gpu in arm.ranks.gpus}
         return NodeEvidence(
             expected, evidence.surveys, evidence.plan.nodes, evidence.telemetry,
-            evidence.transports, GpuBlocks(blocks), evidence.post_mortems, evidence.hosts, lost_places(evidence),
-            gpu_errors_in(evidence),
+            evidence.transports, worked, evidence.post_mortems, evidence.hosts, lost_places(evidence),
+            gpu_errors_in(evidence), unended if reads_telemetry else (),
         )  # fmt: skip
 
     verdict = check(blank, name, evidence.once(("nodes", expected, reads_telemetry), seen))
@@ -81,6 +84,8 @@ def check(blank: Verdict, name: str, seen: NodeEvidence) -> Verdict:
     untold = [f"{host}: {text}" for host, finding in in_order for text in finding.unknown]
     if planned > len(findings):
         untold.append(f"{planned - len(findings)} of {nodes} reported nothing")
+    if seen.unended:
+        untold.append(f"no load to the end of {first_few(sorted(seen.unended))}")
     faults = [(host, one) for host, finding in in_order for one in finding.faults]
     notes = [f"{host}: {text}" for host, finding in in_order for text in finding.notes]
     if not faults and (untold or not findings):

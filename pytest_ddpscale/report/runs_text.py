@@ -6,22 +6,16 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import one_line
-from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunDirectory, broken_file
+from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
-from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.verdicts import read_judgement
-from pytest_ddpscale.util.regular_file import open_regular
 from pytest_ddpscale.util.tables import Column, Table, text_lines
 
-_GANGS = msgspec.json.Decoder(GangRecord)
 _COLUMNS = (
     Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True), Column("GPUs", is_number=True),
     Column("outcome", may_shrink=True),
@@ -58,25 +52,12 @@ def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:
     try:
         record = run.read_run()
         began = f"{record.began:%Y-%m-%d %H:%M}"
-        hosts = ranks_by_host(_gangs(run)).values()
+        hosts = ranks_by_host(run.read_gangs()).values()
         counts = str(len(hosts) or ABSENT), str(sum(map(len, hosts)) or ABSENT)
         cells = (run.path.name, began, one_line(record.sku), *counts, _said(run, record))
         return record.began.isoformat(), cells
     except BadInput as error:
         return "", (run.path.name, ABSENT, ABSENT, ABSENT, ABSENT, f"broken: {one_line(str(error))}")
-
-
-def _gangs(run: RunDirectory) -> list[GangRecord]:
-    """Only these of all records, of which there may be gigabytes. Raises RunDirectoryError."""
-    if not run.measurements_jsonl.exists():
-        return []
-    try:
-        with open_regular(run.measurements_jsonl) as file:
-            said = iter(lambda: file.readline(MOST_LINE_BYTES), b"")
-            lines = [line for line in said if line.startswith(b'{"kind":"gang"') and line.endswith(b"\n")]
-        return [decode(_GANGS, line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise broken_file(run.measurements_jsonl, f"cannot be read ({error})") from None
 
 
 def _said(run: RunDirectory, record: RunRecord) -> str:

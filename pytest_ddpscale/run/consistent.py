@@ -84,11 +84,14 @@ class _Said:
         self._launch_of: dict[int, int] = {}  # the first that a gang measured
         # Blocks of each study and round, by arm and turn.
         self._worked = defaultdict[tuple[str, int], dict[tuple[str, int], Block]](dict)
+        self._told = defaultdict[tuple[str, int], set[str]](set)  # arms with telemetry
         self._measured = studies_measured(records)
         self._unable = defaultdict[str, set[int]](set)  # ranks, by probe
         for one in records:
             if isinstance(one, Block):
                 self._worked[one.study, one.round].setdefault((one.arm, one.turn), one)
+            elif isinstance(one, TelemetryBlock):
+                self._told[one.study, one.round].add(one.arm)
             elif isinstance(one, Unsupported) and one.study == PROBES:
                 self._unable[one.arm].update(one.ranks)
 
@@ -192,12 +195,14 @@ class _Said:
         turns = {name: self._plan.layout.turns(arm) for (study, name), arm in self._arms.items() if study == one.study}
         timed, worked, unable = {*one.arms}, self._worked[one.study, one.round], self._unable.keys()
         due = {(arm, turn) for arm in timed for turn in range(turns[arm])}
+        told = self._told[one.study, one.round] if self._told and one.study != PAIRS else timed  # pairs have none
         early = turns.keys() - timed - unable if one.round < FEWEST_ROUNDS else set()
         absent = {arm for arm, _ in due - worked.keys()} - unable
         for arms, why in (
             (early, f"without {{}}, which has no {FEWEST_ROUNDS} rounds yet"),
             (() if self._is_simulated else absent, "of which {} was not recorded"),  # or all its ranks are missing
             ({arm for arm, _ in worked} - timed, "without {}, which was measured"),
+            ({arm for arm, _ in worked} - told, "without telemetry of {}"),
         ):
             if arms:
                 raise ValueError(f"ends round {one.round} of {one.study}, {why.format(', '.join(sorted(arms)))}")

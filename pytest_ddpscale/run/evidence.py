@@ -24,6 +24,7 @@ from pytest_ddpscale.run.records import (
     GangRecord,
     GpuErrors,
     RoundEnd,
+    RunStart,
     SeededStep,
     SeededSteps,
     StudyEnd,
@@ -237,6 +238,9 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
     if plan.sku != record.sku:
         raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
+    starts = [one.id for one in records if isinstance(one, RunStart)]
+    if starts and starts != [record.id]:
+        raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
     ids = [study.id for study in (*plan.timed, *plan.training_runs)]
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies with the same id")

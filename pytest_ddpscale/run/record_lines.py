@@ -19,6 +19,7 @@ from pytest_ddpscale.run.records import (
     GpuErrors,
     Lost,
     RoundEnd,
+    RunStart,
     SeededSteps,
     StudyEnd,
     StudyMemory,
@@ -36,7 +37,7 @@ OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd
 OfDevices = TelemetryBlock | ArmProfile  # beside blocks
 OfGangs = OfRanks | OfTraining | OfDevices
-AnyRecord = GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfGangs | StudyMemory
+AnyRecord = RunStart | GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfGangs | StudyMemory
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _encode = msgspec.json.Encoder(enc_hook=as_json).encode
 

@@ -94,6 +94,12 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
         return (self.ranks[0].versions or {}) if own is None else own
 
 
+class RunStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="run"):
+    """The first line: `id` of run.json, so that a file of another run is recognized."""
+
+    id: str
+
+
 class StudyStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="study_start"):
     """The ranks begin a study."""
 

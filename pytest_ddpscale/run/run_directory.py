@@ -20,9 +20,12 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import msgspec
+
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 from pytest_ddpscale.util.atomic_writing import write_atomically
@@ -39,6 +42,15 @@ MOST_LINE_BYTES = 2**27
 # Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 _LONGEST_HOLDER = 4096  # bytes of the lock file to read
+
+
+class _Kind(msgspec.Struct):
+    """A line of which the other fields are skipped."""
+
+    kind: str
+
+
+_KIND = msgspec.json.Decoder(_Kind)
 
 
 class _Name(str):
@@ -168,28 +180,27 @@ class RunDirectory:
         Raises:
             RunDirectoryError: another line is not a record; the message has its number.
         """
-        path, records, read = self.measurements_jsonl, list[AnyRecord](), RecordReader().read
+        path = self.measurements_jsonl
         if not path.exists():
-            return records
+            return []
         with _opened(path) as file:
             status = os.fstat(file.fileno())
             stamp = status.st_ino, status.st_size, status.st_mtime_ns
             if stamp == self._read.get("stamp"):
                 found: list[AnyRecord] = self._read["records"]
                 return found
-            for number in count(1):
-                line = file.readline(MOST_LINE_BYTES)
-                if not line.endswith(b"\n"):
-                    if len(line) == MOST_LINE_BYTES:
-                        too_long = f"is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
-                        raise broken_file(path, f"line {number} {too_long}")
-                    break  # the end, or torn by a kill
-                try:
-                    records.append(read(line))
-                except ValueError as error:
-                    raise broken_file(path, f"line {number} is not a record: {error}") from None
+            records = list(_decoded(path, file, RecordReader().read))
         self._read.update(stamp=stamp, records=records)
         return records
+
+    def read_gangs(self) -> list[GangRecord]:
+        """Only these of all records, of which there may be gigabytes. Raises like `read_records`."""
+        path, read = self.measurements_jsonl, RecordReader().read
+        if not path.exists():
+            return []
+        with _opened(path) as file:
+            said = _decoded(path, file, lambda line: read(line) if _KIND.decode(line).kind == "gang" else None)
+            return [one for one in said if isinstance(one, GangRecord)]
 
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl."""
@@ -444,6 +455,21 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except OSError as error:
         raise broken_file(path, f"cannot be read ({error.strerror or error})") from None
+
+
+def _decoded(path: Path, file: IO[bytes], read: Callable[[bytes], T]) -> Iterator[T]:
+    """Each whole line of a file, read. Raises RunDirectoryError with the line's number."""
+    for number in count(1):
+        line = file.readline(MOST_LINE_BYTES)
+        if not line.endswith(b"\n"):
+            if len(line) == MOST_LINE_BYTES:
+                too_long = f"is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
+                raise broken_file(path, f"line {number} {too_long}")
+            return  # the end, or torn by a kill
+        try:
+            yield read(line)
+        except ValueError as error:
+            raise broken_file(path, f"line {number} is not a record: {error}") from None
 
 
 def _sha256(path: Path) -> str:

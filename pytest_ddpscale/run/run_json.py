@@ -75,6 +75,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     """The content of run.json; times are ISO 8601 with their offset from UTC.
 
     Attributes:
+        id: of the run, which its measurements repeat; empty for an imported one.
         status: ``running`` until it has ended.
         argv: the command line, secrets masked.
         again: arguments of the command that repeats the measurement, from any directory; empty if impossible.
@@ -90,6 +91,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
     """
 
     sku: str
+    id: str = ""
     status: Ending | Literal["running", "imported", "simulated"]
     started_at: str
     finished_at: str | None = None

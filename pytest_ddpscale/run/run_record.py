@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
+from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -61,6 +62,7 @@ def start_run(
     """
     record = RunRecord(
         sku=sku,
+        id=uuid4().hex,
         status="running",
         started_at=now_iso(),
         argv=tuple(masked_arguments(argv)),

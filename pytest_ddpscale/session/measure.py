@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.planner import PACES, Pace
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener, Unfit
-from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.records import RunStart, StudyEnd
 from pytest_ddpscale.run.run_directory import new_run_directory
 from pytest_ddpscale.run.run_json import Ending
 from pytest_ddpscale.run.run_record import finish_run, note_left_out, start_run
@@ -182,6 +182,8 @@ class MeasureSource(EvidenceSource):
             self._launch_on_nodes(), self.measured_run, self._limits(plan), listener,
             isolate=settings.is_isolated, judge=self.judge_of(plan), admit=admit,
         )  # fmt: skip
+        if not self.measured_run.read_records():
+            self.measured_run.append_record(RunStart(id=self.measured_run.read_run().id))
         try:
             supervisor.measure(plan)
         except NotAdmitted as refusal:

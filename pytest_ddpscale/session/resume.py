@@ -11,7 +11,7 @@ from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, gangs_by_number
+from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file, not_writable
 from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
@@ -124,7 +124,7 @@ class Resumption:
                 return record.host not in left_out
             if isinstance(record, PostMortem | GangTransport | GpuErrors):
                 return True
-            return not isinstance(record, GangRecord | Lost) and record.study in (*self.missing, SURVEY)
+            return not isinstance(record, RunStart | GangRecord | Lost) and record.study in (*self.missing, SURVEY)
 
         self.run.set_aside(is_measured_anew)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import groupby
 
 from pytest_ddpscale import __version__
@@ -13,10 +14,11 @@ from pytest_ddpscale.plan.pairing import PAIRS, PairStudy
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
-from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import RoundEnd, RunStart, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed
 from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys, telemetry_of_turns, transports
@@ -35,9 +37,14 @@ def write_simulated_run(
         RunDirectoryError: the directory cannot be written.
     """
     started_at, expectation = now_iso(), cluster.expectation(simulated.plan)
+    said = tuple(fault.text for fault in simulated.faults.faults)
+    parameters = simulated.performance.parameters
+    simulation = Simulation(gpus=cluster.gpus, seed=simulated.seed, faults=said, model=parameters)
+    start = RunStart(id=sha256(strict_json(simulation).encode()).hexdigest()[:32])
     try:
         run.write_json(run.plan_json, simulated.plan)
         with run.measurements_jsonl.open("wb") as file:
+            file.write(line_of(start))
             for _, alike in groupby(records(simulated, cluster), lambda one: isinstance(one, Block) and one.key):
                 written = list(alike)
                 turns = [one for one in written if isinstance(one, Block) and one.study != PAIRS]
@@ -45,7 +52,7 @@ def write_simulated_run(
                     written.insert(0, telemetry_of_turns(turns, expectation, simulated.faults))
                 file.write(b"".join(map(line_of, written)))
         # Last, because run.json makes a directory a run.
-        run.write_json(run.run_json, _run_record(cluster, simulated, started_at, argv))
+        run.write_json(run.run_json, _run_record(cluster, simulation, start, started_at, argv))
     except OSError as error:
         raise RunDirectoryError(
             str(run.path), f"cannot be written ({error.strerror or error})", "a writable directory with space left",
@@ -53,15 +60,15 @@ def write_simulated_run(
         ) from None  # fmt: skip
 
 
-def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: str, argv: Sequence[str]) -> RunRecord:
-    said = tuple(fault.text for fault in simulated.faults.faults)
+def _run_record(
+    cluster: SimulatedCluster, simulation: Simulation, start: RunStart, started_at: str, argv: Sequence[str]
+) -> RunRecord:
     return RunRecord(
         sku=cluster.sku,
+        id=start.id,
         status="simulated",
         simulated=True,
-        simulation=Simulation(
-            gpus=cluster.gpus, seed=simulated.seed, faults=said, model=simulated.performance.parameters
-        ),
+        simulation=simulation,
         started_at=started_at,
         finished_at=now_iso(),
         argv=tuple(masked_arguments(argv)),
@@ -72,7 +79,7 @@ def _run_record(cluster: SimulatedCluster, simulated: SimulatedRun, started_at: 
         ),
         versions={"python": platform.python_version(), "pytest_ddpscale": __version__},
         devices_present=cluster.gpus,
-        notes=(f"simulated faults: {', '.join(said) or 'none'}",),
+        notes=(f"simulated faults: {', '.join(simulation.faults) or 'none'}",),
     )
 
 

@@ -52,7 +52,7 @@ def _written(gpus: int) -> str:
 
 def lines_of(gpus: int) -> Lines:
     """All that rank 0 writes of so many GPUs."""
-    return [json.loads(line) for line in _written(gpus).splitlines()]
+    return [json.loads(line) for line in _written(gpus).splitlines()[1:]]
 
 
 def write(

@@ -87,6 +87,7 @@ COPIED = {
 }
 REFUSED = COPIED | {
     (lambda lines: [*lines, *lines]): "a second gang 0",  # joined files
+    (lambda lines: [{"kind": "run", "id": "another"}, *lines]): "not begin with the id in run.json: it is of another",
     # Mixed: of other plans, gangs and launches.
     changed("timed ddp@2", study="weak/other"): "has ddp@2 of weak/other, which plan.json does not plan",
     changed("timed ddp@2", arm="ddp@64"): "has ddp@64 of weak/resnet152-fp16, which plan.json does not plan",
@@ -106,6 +107,7 @@ REFUSED = COPIED | {
     # Cut: arms, turns and ranks that are missing, one of which could be slow or wrong.
     changed("round_end weak/resnet152-fp16 2", arms=ARMS[:-1]): "without no_sync@2, which has no 8 rounds",
     changed(LAST, arms=ARMS[:-1]): "ends round 9 of weak/resnet152-fp16, without no_sync@2, which was measured",
+    without("telemetry ddp@2 2"): "ends round 2 of weak/resnet152-fp16, without telemetry of ddp@2",
     without("timed ddp@2 2"): "ends round 2 of weak/resnet152-fp16, of which ddp@2 was not recorded",
     absent("timed matmul-bf16 0", 0): "lacks rank 0 of matmul-bf16 of probes, round 0",
     after(unable("probes", "matmul-bf16", 1), absent("timed matmul-bf16", 0)): "lacks rank 0 of matmul-bf16",
