@@ -161,6 +161,10 @@ class RunDirectory:
         with self._writing(path):
             write_atomically(path, text)
 
+    def note(self, **fields: Any) -> None:
+        """Change fields of run.json. Raises like `read_run` and `write_json`."""
+        self.write_json(self.run_json, msgspec.structs.replace(self.read_run(), **fields))
+
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
         return read_file(self.run_json, RunRecord, RUN_SCHEMA_VERSION)
