@@ -8,19 +8,20 @@ whose own result of a seeded step differs computes differently from the others, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, groups
+from pytest_ddpscale.judge.metrics import are_alike, groups, numbered
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
@@ -73,7 +74,7 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     Larger groups decide first: of two ranks that differ, a larger group may tell which is wrong.
     """
     seeded = evidence.seeded_checksums(study.id)
-    are_odd, is_open = _unlike_most(_numbered([*seeded.values()])) if seeded else ((), True)
+    are_odd, is_open = _unlike_most(numbered([*seeded.values()])) if seeded else ((), True)
     odd = set() if is_open else {rank for rank, is_odd in zip(seeded, are_odd, strict=True) if is_odd}
     by_themselves = {
         step.rank: _culprit(place, len(seeded), seeded_step_differs=True)
@@ -95,12 +96,10 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
 
 def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[ArmRounds]:
     """Groups of ranks that trained together, as far as their results may differ."""
-    seeded, found = evidence.seeded_checksums(study.id), dict[str, ArmRounds]()
-    for alike in groups(evidence.columns, study.id, [arm], evidence.plan.layout):
-        rows = alike.arms[0]
-        for place in np.unique(rows.measured.node[rows_that_differ(rows, seeded)]).tolist():
-            found[alike.places[place]] = alike.at(place)[0]
-    return [found[place] for place in sorted(found)]
+    found = groups(evidence.columns, study.id, [arm], evidence.plan.layout)
+    own = _seeded_of(found.merged[0], evidence.seeded_checksums(study.id))[found.columns[0]]
+    differ = ~are_alike(found.arms[0], own).all(axis=0)
+    return [found.at(place)[0] for place in np.flatnonzero(differ).tolist()]
 
 
 def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dict[int, Culprit]:
@@ -112,10 +111,8 @@ def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dic
     """
     if not len(measured_ddp):
         return {}
-    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.digest, measured_ddp.present
+    ranks, parameters, present = measured_ddp.ranks, measured_ddp.digest, measured_ddp.present
     latest, own = present[-1], _seeded_of(measured_ddp, seeded)
-    if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
-        return {}  # the fast path of healthy clusters
     odd_seeded, is_open = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.bool_)
     if own[latest].all():
         odd_seeded[latest], seeded_is_open = _unlike_most(own[latest])
@@ -156,40 +153,9 @@ def _culprit(
     return Culprit("gpu", (place,), evidence, is_certain=not is_open, computed_wrong=True)
 
 
-def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
-    """Share of ranks in the largest group with equal parameters and an equal seeded step, (rounds,).
-
-    1 if all agree. Two ranks that differ are two groups of one, neither a majority: 0.5. NaN if any rank lacks a
-    checksum of either kind: an unknown result does not count as agreement.
-    """
-    parameters = measured.measured.digest
-    own = _seeded_of(measured, seeded)[measured.measured.rank_of_cell]
-    is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
-    found = np.where(is_known, 1.0, np.nan)
-    for row in np.flatnonzero(is_known & rows_that_differ(measured, seeded)):
-        there = measured.present[row]
-        of_round = np.unique(parameters[row, there], return_inverse=True)[1] * (len(seeded) + 2) + own[row, there]
-        found[row] = _most_alike(of_round)[1] / len(of_round)
-    return found
-
-
-def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
-    """Rounds in which results of ranks differ or one is missing, (rounds,); only these can name a rank."""
-    own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.digest
-    first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.shape[1] else np.zeros((len(rows), 0), np.int64)
-    is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
-    return np.asarray(~(is_alike | ~rows.present).all(axis=1))
-
-
 def _seeded_of(measured: ArmRounds, seeded: Mapping[int, str]) -> IntArray:
     """A number for each rank's result of the seeded step, 0 where there is none, (ranks,)."""
-    return _numbered([seeded.get(rank) for rank in measured.ranks.numbers.tolist()])
-
-
-def _numbered(results: Sequence[Hashable]) -> IntArray:
-    """Equal numbers for equal results, 0 for none."""
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(one, len(numbers) + 1) if one else 0 for one in results], np.int64)
+    return numbered([seeded.get(rank) for rank in measured.ranks.numbers.tolist()])
 
 
 def _unlike_most(results: IntArray) -> tuple[BoolArray, bool]:

@@ -14,19 +14,19 @@ import numpy as np
 
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import with_stalled_devices
-from pytest_ddpscale.judge.probes import JudgedPlace
-from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
+from pytest_ddpscale.judge.metrics import TERA, Groups
 from pytest_ddpscale.judge.stragglers import node_culprit
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.values import JudgedPlace, Values
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
     MOST_EFFICIENCY,
     THROUGHPUT_PER_GPU,
 )
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, POWER_UNKNOWN, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -61,7 +61,7 @@ class Asked:
         confidence: of intervals, 0 … 1.
         limit: largest number of rounds; 0 if no more will come.
         due: number of rounds that were begun and timed every arm of the question.
-        groups: complete rounds of the arms, by place; empty for a probe.
+        groups: complete rounds of the arms, by place; None for a probe.
         peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
     """
 
@@ -71,7 +71,7 @@ class Asked:
     confidence: float
     limit: int = 0
     due: int = 0
-    groups: Sequence[Groups] = ()
+    groups: Groups | None = None
     peers: RankComparison | None = None
 
     @property
@@ -81,20 +81,16 @@ class Asked:
 
     def rounds(self, place: str) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
-        one = next(one for one in self.groups if place in one.places)
-        return one.at(one.places.index(place))[-1]
+        assert self.groups is not None
+        return self.groups.at(self.groups.places.index(place))[-1]
 
     def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
-        row = {place: number for number, place in enumerate(self.values.places)}
-        total, count = np.zeros((2, len(row)))
-        for one in self.groups:
-            rows, at = one.arms[-1], [row[place] for place in one.places]
-            values = np.asarray(of_rounds(rows), np.float64)
-            is_known, node = ~np.isnan(values), rows.measured.node
-            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
-            count[at] = np.bincount(node[is_known], minlength=len(at))
-        return total, count
+        if self.groups is None:
+            return np.zeros(len(self.values.places)), np.zeros(len(self.values.places))
+        values = of_rounds(self.groups.arms[-1])
+        total = sum(np.nan_to_num(values), np.zeros(values.shape[1]))  # one after the other, so that 9 × 0.9 is 8.1
+        return total, (~np.isnan(values)).sum(axis=0, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,18 +173,14 @@ def impossible_pace(asked: Asked) -> Caveat | None:
     case, evidence = asked.case, asked.evidence
     if not isinstance(case, Case):
         return None
-    row = {place: number for number, place in enumerate(asked.values.places)}
-    why = [""] * len(row)
-    for one in asked.groups:
-        for rounds in one.arms:
-            arm = rounds.measured
-            flops = evidence.flops_per_sample.get(arm.study)
-            most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
-            paces = np.zeros(len(one.places))
-            np.maximum.at(paces, arm.node, np.max(np.where(arm.present, arm.per_second, 0.0), axis=1, initial=0.0))
-            for number in np.flatnonzero(paces > most).tolist():
-                place, pace = row[one.places[number]], f"{paces[number]:.4g} {evidence.plan.samples}/s"
-                why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
+    why = [""] * len(asked.values.places)
+    for arm in asked.groups.arms if asked.groups else ():
+        flops = evidence.flops_per_sample.get(arm.study)
+        most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
+        paces = np.fmax.reduce(arm.per_second, axis=(0, 2), initial=0.0)
+        for place in np.flatnonzero(paces > most).tolist():
+            pace = f"{paces[place]:.4g} {evidence.plan.samples}/s"
+            why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         is_decided = verdict.outcome in ("passed", "failed")
@@ -222,7 +214,7 @@ def host_bound(asked: Asked) -> Caveat | None:
     case, is_cuda = asked.case, asked.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return None
-    total, count = asked.sums(lambda rounds: rounds.utilization)
+    total, count = asked.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
     busy = total / np.where(count > 0, count, np.nan)
 
     def apply(verdict: Verdict, place: int) -> Verdict:
@@ -246,8 +238,8 @@ def stalled_devices(asked: Asked) -> Caveat | None:
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         rounds = asked.rounds(str(places[place]))
-        arm = rounds.measured
-        return with_stalled_devices(verdict, rounds, evidence.telemetry.of_arm(arm.study, arm.arm, arm.ranks.by_host))
+        told = evidence.telemetry.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
+        return with_stalled_devices(verdict, rounds, told)
 
     where = np.array([place in evidence.telemetry.hosts for place in places], np.bool_)
     # A node without telemetry gets the note that `apply` would make of it.
@@ -256,10 +248,10 @@ def stalled_devices(asked: Asked) -> Caveat | None:
 
 def skipped_steps(asked: Asked) -> Caveat | None:
     """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
-    skipped, _ = asked.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
+    skipped, _ = asked.sums(lambda rounds: np.nansum(rounds.reading("skipped_steps"), axis=-1))
     if not skipped.any():
         return None
-    steps, _ = asked.sums(lambda rounds: rounds.measured.count.sum(axis=1))
+    steps, _ = asked.sums(lambda rounds: rounds.count.sum(axis=-1, dtype=np.float64))
 
     def apply(verdict: Verdict, place: int) -> Verdict:
         if not skipped[place]:

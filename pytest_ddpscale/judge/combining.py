@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from pytest_ddpscale.judge.probes import JudgedPlace
+from pytest_ddpscale.judge.values import JudgedPlace
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place

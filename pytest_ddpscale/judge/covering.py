@@ -9,7 +9,6 @@ from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
     PAIRS,
@@ -23,7 +22,7 @@ from pytest_ddpscale.run.coverage import (
 )
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.rank_columns import RankColumns
+from pytest_ddpscale.run.table import ArmRounds, RankColumns
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
 
@@ -198,7 +197,7 @@ class _Blocks:
         self.of[block].update(places)
         self.devices.update(zip(places, ranks.rank_places, strict=True))
 
-    def _miss(self, trained: ArmColumns) -> None:
+    def _miss(self, trained: ArmRounds) -> None:
         """Note ranks that miss some rounds, if all were present in another one: otherwise ranks may take turns."""
         present = trained.present
         if present.all(axis=1).any():
@@ -217,7 +216,7 @@ class _Blocks:
                 if (place := probed.ranks.places[at]) in self.missing_in:
                     self.missing_in[place].add(PROBES)
 
-    def _never_came(self, measured: ArmColumns, planned: Iterable[int]) -> None:
+    def _never_came(self, measured: ArmRounds, planned: Iterable[int]) -> None:
         """Note ranks that never came while at least half of their node did; a lost node counts elsewhere."""
         per_node, numbers = self._layout.ranks_per_node, measured.ranks.numbers.tolist()
         there: dict[int, list[int]] = defaultdict(list)

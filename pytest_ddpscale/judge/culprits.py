@@ -9,9 +9,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, compare, median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.judge.stragglers import (
     Straggler,
@@ -28,6 +28,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.digits import percent
@@ -69,7 +70,7 @@ class RankComparison:
         if found is not None and found[1].kind == "each":
             return found
         if (pace := own_pace_of(self.study, self.evidence)) is not None and len(pace.rounds) >= MINIMUM_ROUNDS:
-            return self.study, next(arm for arm in self.study.arms if arm.name == pace.rounds.measured.arm)
+            return self.study, next(arm for arm in self.study.arms if arm.name == pace.rounds.arm)
         return found
 
     @cached_property
@@ -145,7 +146,7 @@ def with_culprits(
 
 def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
     """Devices less busy than the bound, and clearly than their peers, who keep it: else the host may hold up all."""
-    busy = measured.measured.reading("utilization")
+    busy = measured.reading("utilization")
     own, peers = (median_over_rounds(one) for one in (busy, medians_of_others(busy)))
     compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
     for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
@@ -248,7 +249,7 @@ class _Blame:
 
     def _samples_per_s(self, straggler: Straggler) -> float:
         rounds = self.compared.rounds
-        return float(np.nanmedian(rounds.samples_per_s[:, rounds.ranks.numbers == straggler.rank]))
+        return float(np.nanmedian(rounds.per_second[:, rounds.ranks.numbers == straggler.rank]))
 
     @property
     def _slowest(self) -> float:

@@ -15,14 +15,13 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.peers import median_over_rounds
-from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
+from pytest_ddpscale.run.table import ArmRounds, Columns
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN, Verdict
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -128,7 +127,7 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: Telem
 
 def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
     """Whether the power of every GPU is known in most blocks; CPUs and imported values need none."""
-    ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
+    ranks, counts = measured.ranks, measured.present[~measured.single_sample].sum(axis=0).tolist()
     gpus = dict(zip(ranks.gpus, counts, strict=True))
     known = telemetry.of(~np.isnan(mean_power_w(telemetry)) & (telemetry.power_limit_w > 0))
     told = Counter((place.host, place.uuid) for place in map(known.place_of, range(len(known))))

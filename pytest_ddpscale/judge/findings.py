@@ -12,11 +12,11 @@ import numpy as np
 
 from pytest_ddpscale.judge.gpu_errors import GpuError
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.run.column_record import BoolArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import RankTransport
+from pytest_ddpscale.util.arrays import BoolArray
 
 Gpu = tuple[str, str]  # host and UUID
 # A condition in fewer of an arm's windows may be a fluke.

@@ -26,10 +26,10 @@ from pytest_ddpscale.judge.findings import (
 )
 from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.node_check import NodeExpectation
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 from pytest_ddpscale.run.telemetry import TelemetryColumns
+from pytest_ddpscale.util.arrays import FloatArray
 
 # Below this utilization a GPU, and with it its link, may be saving power.
 BUSY_UTILIZATION = 0.5

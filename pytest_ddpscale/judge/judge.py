@@ -21,20 +21,28 @@ from pytest_ddpscale.judge.combining import (
 )
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
+from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
-from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
-from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
 from pytest_ddpscale.judge.uniformity import judge_uniformity
-from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
+from pytest_ddpscale.judge.values import (
+    JudgedPlace,
+    Missing,
+    Values,
+    groups_of,
+    matching_study,
+    values_of_probe,
+    why_incomplete,
+)
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
@@ -60,7 +68,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
     if study is None:
         assert values.broken is not None
-        return replace(blank, reason=values.broken.text(case.question))
+        return replace(blank, reason=values.broken.text)
     verdict = with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
     # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
     is_doubtful = evidence.plan.device_type == "cpu" and verdict.interval is not None
@@ -70,7 +78,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
 def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
     question, why = case.question, values.broken
     if why is not None:
-        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
+        verdict = replace(blank, outcome=why.outcome, reason=why.text, flags=why.flags)
         return with_gpu_errors(verdict, study.id, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
     if case.requirement.definition.reads_own_pace:
@@ -87,7 +95,7 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
         evidence.plan.nodes if is_by_node else 1,
         [JudgedPlace("node", (), name) for name in values.places],
     )
-    why_not = {place: why.text(question) for place, why in values.missing.items()}
+    why_not = {place: why.text for place, why in values.missing.items()}
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     spread = None if against is None else SpreadJudge(asked, study, against)
     nodes = _judge_places(blank, asked, places, planned, why_not, spread)
@@ -113,9 +121,9 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         raise ValueError(f"{case.id} has no probe")
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken is not None or study is None:
-        why = values.broken or Missing(Why.NOT_PROBED)
+        why = values.broken or Missing("not probed", (probe.name,))
         verdict = with_gpu_errors(
-            replace(blank, outcome=why.why.outcome, reason=why.text(probe), flags=why.why.flags),
+            replace(blank, outcome=why.outcome, reason=why.text, flags=why.flags),
             study.id if study else "",
             evidence,
         )

@@ -8,18 +8,19 @@ timed in every training arm that is not compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from pytest_ddpscale.judge.metrics import Groups, merged
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, median_over_rounds, relative_logs
-from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.readings import FORWARD_S
+from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 
 
 def own_pace_s(rounds: ArmRounds) -> FloatArray:
@@ -27,11 +28,10 @@ def own_pace_s(rounds: ArmRounds) -> FloatArray:
 
     Those of its forward passes if ranks train together, else of whole steps. A pass takes time: 0 means unknown.
     """
-    if rounds.measured.arm.startswith("each@"):
+    if rounds.arm.startswith("each@"):
         return rounds.mean_step_s
-    forward_s = rounds.measured.reading(FORWARD_S)
-    known = rounds.present & (forward_s > 0)
-    return np.where(known, forward_s, np.nan) / np.where(known, rounds.measured.count, 1)
+    forward_s = rounds.reading(FORWARD_S)
+    return np.where(forward_s > 0, forward_s, np.nan) / np.maximum(rounds.count, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +73,14 @@ class OwnPace:
         means = np.where(told.any(axis=0), total / np.maximum(told.sum(axis=0), 1), np.nan)
         return dict(zip(self.rounds.ranks.places, means.tolist(), strict=True))
 
-    def before(self, numbers: IntArray, places: Sequence[tuple[str, int]], cells: IntArray) -> FloatArray:
-        """Mean of ranks' relative logs in the rounds before each of some rounds, (rows, ranks of a row).
+    def before(self, numbers: IntArray, places: Sequence[tuple[str, int]]) -> FloatArray:
+        """Mean of ranks' relative logs in the rounds before each of some rounds, (rounds, ranks).
 
         Before the first round it is that of the study before; NaN where nothing is known.
 
         Args:
-            numbers: of the round of each row, (rows,).
+            numbers: of the rounds, (rounds,).
             places: host and local rank of ranks.
-            cells: which of them each row has, (rows, ranks of a row).
         """
         told = ~np.isnan(self._relative)
         empty = np.zeros((1, told.shape[1]))
@@ -92,13 +91,12 @@ class OwnPace:
         means = np.concatenate([means, np.full((len(means), 1), np.nan)], axis=1)  # of ranks without any
         column = {place: number for number, place in enumerate(self.rounds.ranks.places)}
         at = np.array([column.get(place, -1) for place in places], np.int64)
-        return np.asarray(means[np.searchsorted(self.rounds.numbers, numbers)[:, np.newaxis], at[cells]])
+        return np.asarray(means[np.searchsorted(self.rounds.numbers, numbers)][:, at])
 
 
 def as_steps(rounds: ArmRounds, times_s: FloatArray) -> ArmRounds:
     """Rounds whose steps take these times, (rounds, ranks), for rules that compare steps; ranks without are absent."""
-    measured = rounds.measured
-    return ArmRounds(measured.only(~np.isnan(times_s), seconds=times_s * measured.count))
+    return replace(rounds, seconds=times_s * rounds.count, readings={})
 
 
 def pace_arm(study: Study) -> Arm | None:
@@ -127,10 +125,9 @@ def own_pace_of(study: Study, evidence: Evidence, last: int | None = None) -> Ow
     return evidence.once(("own pace", study.id, last), lambda: _own_pace(study, evidence, last))
 
 
-def last_round(found: Sequence[Groups]) -> int | None:
-    """Number of the last round of the measured arm, which is the last of each group's; None without any."""
-    ends = [int(one.arms[-1].numbers[-1]) // len(one.places) for one in found if len(one.arms[-1])]
-    return max(ends, default=None)
+def last_round(found: Groups) -> int | None:
+    """Number of the last round of the measured arm; None without any."""
+    return int(found.merged[-1].numbers[-1]) if len(found.merged[-1]) else None
 
 
 def _own_pace(study: Study, evidence: Evidence, last: int | None) -> OwnPace | None:

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.judge.combining import PlaceVerdict
-from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
+from pytest_ddpscale.judge.values import JudgedPlace
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.verdicts import Verdict

@@ -19,15 +19,14 @@ import numpy as np
 from pytest_ddpscale.judge.combining import Clear, PlaceVerdict
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
-from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
 from pytest_ddpscale.judge.uniformity import verdict_on_places
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.values import JudgedPlace, Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 
 
 def judge_probe_uniformity(

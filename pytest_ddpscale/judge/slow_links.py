@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import GIGA
+from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, NodePair, PairResult, Standings, are_stalled
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.columns import ArmColumns
+from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict
 
 _PARTNERS_SHOWN = 3
@@ -106,7 +106,7 @@ def rails_of(evidence: Evidence) -> Sequence[Rail]:
     return evidence.once("rails", lambda: [rail for arm in evidence.pairs for rail in _rails(arm)])
 
 
-def _rails(measured: ArmColumns) -> Iterator[Rail]:
+def _rails(measured: ArmRounds) -> Iterator[Rail]:
     """With two ranks, bus bandwidth is bytes over time."""
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
     mean_s = measured.seconds / np.where(measured.present, measured.count, 1)

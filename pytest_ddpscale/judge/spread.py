@@ -29,18 +29,18 @@ import numpy as np
 from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
-from pytest_ddpscale.judge.metrics import Arms, Read
+from pytest_ddpscale.judge.metrics import Arms, Groups, merged
 from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own_pace_s, until
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
-from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
 from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group
-from pytest_ddpscale.judge.values import Values, groups_of, table_of
+from pytest_ddpscale.judge.values import Values, groups_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
 _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that compute alone
@@ -72,29 +72,31 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
     if pace is None:
         return None
     question = case.question
-    found = [(one, _read(one, pace, case)) for one in groups_of(question, study, evidence)]
-    numbers, samples, errors = table_of(values.places, found)
+    numbers, samples = _read(groups_of(question, study, evidence), pace, case)
+    errors = np.full(len(samples), np.nan)
     return Values(values.scale, values.places, numbers, samples, {}, values.broken, errors)
 
 
-def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
+def _read(groups: Groups, pace: OwnPace, case: Case) -> tuple[IntArray, FloatArray]:
+    """Numbers of the rounds, and values, (places, rounds)."""
     arms = Arms(groups.arms[-1], groups.arms[0], case.world_size).paired
-    measured, baseline = arms.measured, arms.baseline
-    rows = np.arange(len(measured))
-    if not len(rows):
-        return Read(measured.numbers, np.zeros(0), None)
-    own_s, cells = own_pace_s(measured), measured.measured.rank_of_cell
-    before = pace.before(measured.numbers // len(groups.places), measured.ranks.places, cells)
+    measured, baseline, places = arms.measured, arms.baseline, [one.ranks.places for one in groups.merged]
+    if not measured.seconds.size:
+        return measured.numbers, np.full((len(groups.places), len(measured)), np.nan)
+    own_s, at = own_pace_s(measured), groups.columns[-1]
+    before = pace.before(measured.numbers, places[-1])[:, at]
     before = np.where(np.isnan(own_s) | np.isnan(before), -np.inf, before)
-    slowest = before.argmax(axis=1)
-    there = {place: number for number, place in enumerate(measured.ranks.places)}
-    of_baseline = np.array([there.get(place, -1) for place in baseline.ranks.places], np.int64)
-    turns = of_baseline[baseline.measured.rank_of_cell[rows, baseline.slowest]]
-    is_turn = cells == turns[:, np.newaxis]
+    slowest = before.argmax(axis=-1)[..., np.newaxis]
+    column = {place: number for number, place in enumerate(places[-1])}
+    of_baseline = np.array([column.get(place, -1) for place in places[0]], np.int64)[groups.columns[0]]
+    turns = np.where(baseline.present, of_baseline, -1).max(axis=-1, initial=-1)[..., np.newaxis]
+    is_turn = at == np.where(turns < 0, -2, turns)
     values = measured.samples_per_s_per_gpu / baseline.samples_per_s_per_gpu
-    values = values * own_s[rows, slowest] / own_s[rows, is_turn.argmax(axis=1)]
-    is_known = np.isfinite(before[rows, slowest]) & is_turn.any(axis=1)
-    return Read(measured.numbers, np.where(is_known, values, np.nan), None)
+    of_slowest, of_turn = (
+        np.take_along_axis(own_s, one, axis=-1)[..., 0] for one in (slowest, is_turn.argmax(axis=-1)[..., np.newaxis])
+    )
+    is_known = np.isfinite(before.max(axis=-1)) & is_turn.any(axis=-1)
+    return measured.numbers, np.ascontiguousarray(np.where(is_known, values * of_slowest / of_turn, np.nan).T)
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ class SpreadJudge:
     @cached_property
     def _whole(self) -> _Whole | None:
         evidence, study, limits = self._asked.evidence, self._study, self._case.peers
+        assert self._asked.groups is not None
         last = last_round(self._asked.groups)
         pace = own_pace_of(study, evidence, last)
         if pace is None:
@@ -228,21 +231,18 @@ class SpreadJudge:
     @cached_property
     def _ranks(self) -> Mapping[str, Mapping[tuple[str, int], int]]:
         """By place, the host and local rank of each rank of the measured arm, and its number of rounds."""
+        groups = self._asked.groups
+        assert groups is not None
+        counts, who = groups.arms[-1].present.sum(axis=0).tolist(), groups.merged[-1].ranks.places
         found: dict[str, dict[tuple[str, int], int]] = {}
-        for one in self._asked.groups:
-            arm = one.arms[-1]
-            size, who = arm.present.shape[1], arm.ranks.places
-            times = np.zeros((len(one.places), size), np.int64)
-            np.add.at(times, arm.measured.node, arm.present)
-            for number, (place, counts) in enumerate(zip(one.places, times.tolist(), strict=True)):
-                theirs = who[number * size : (number + 1) * size]
-                found[place] = {rank: count for rank, count in zip(theirs, counts, strict=True) if count}
+        for place, at, times in zip(groups.places, groups.columns[-1].tolist(), counts, strict=True):
+            found[place] = {who[column]: count for column, count in zip(at, times, strict=True) if count}
         return found
 
     @cached_property
     def _busy(self) -> tuple[FloatArray, FloatArray]:
         """Sum over the rounds of the least busy GPU's utilization, and their number, for each place."""
-        return self._asked.sums(lambda rounds: rounds.utilization)
+        return self._asked.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
 
     def _why_not_whole(self, place: str) -> str:
         """Rounds without a value against the slowest GPU could be those that would have failed."""
@@ -279,7 +279,7 @@ class SpreadJudge:
         evidence = self._asked.evidence
         question = self._case.question
         names = [question.measured.name, *([question.baseline.name] if question.baseline else [])]
-        names += [self._whole.pace.rounds.measured.arm] if self._whole else []
+        names += [self._whole.pace.rounds.arm] if self._whole else []
         return [evidence.once(("held down", self._study.id, name), partial(self._of_arm, name)) for name in names]
 
     def _of_arm(self, name: str) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:

@@ -45,9 +45,9 @@ from pytest_ddpscale.judge.peers import (
     medians_of_others,
     relative_logs,
 )
-from pytest_ddpscale.judge.rounds import ArmRounds
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 

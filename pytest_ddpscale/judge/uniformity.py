@@ -15,18 +15,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.own_pace import as_steps, nodes_s, own_pace_s
 from pytest_ddpscale.judge.peers import Compared, compare, medians_of_others
-from pytest_ddpscale.judge.rounds import ArmRounds, merged
 from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group, groups_text, node_culprit, slow_nodes
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.probe_culprits import shared_end
-from pytest_ddpscale.judge.probes import JudgedPlace, place_of
+from pytest_ddpscale.judge.values import JudgedPlace, place_of
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 from pytest_ddpscale.util.listing import first_few
 
@@ -33,7 +33,7 @@ class _Result(NamedTuple):
         return self.device.host
 
 
-def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
+def _rank_by_rank(probed: ArmRounds) -> list[_Result]:
     found = []
     for row, number in enumerate(probed.numbers.tolist()):
         there, groups = np.flatnonzero(probed.present[row]), probed.groups[row]
@@ -47,7 +47,7 @@ def _rank_by_rank(probed: ArmColumns) -> list[_Result]:
     return found
 
 
-def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict:
+def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmRounds) -> Verdict:
     """The verdict on speed, failed if any result was wrong, in complete rounds or not: results are not random.
 
     A device that works alone is at fault. In a collective a rank that sees wrong data is only a witness, because others

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta, field
 
-from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import (
     Count,
@@ -21,6 +20,7 @@ from pytest_ddpscale.run.strict_json import (
     Seconds,
     UnixSeconds,
 )
+from pytest_ddpscale.util.arrays import IntArray
 
 # Round number of decisions before the first round of a study.
 BEFORE_ROUNDS = -1

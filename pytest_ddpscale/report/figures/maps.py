@@ -12,20 +12,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pytest_ddpscale.judge.metrics import slowness_of
-from pytest_ddpscale.judge.probes import values_of_probe
-from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.metrics import merged, slowness_of
 from pytest_ddpscale.judge.slow_links import rails_of
+from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.drawing import INK, NARROW, PAPER, SMALL, Drawing, Sheet, bare_number, drawable
 from pytest_ddpscale.report.text import one_line, shorten
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
 from pytest_ddpscale.util.tables import Table, table
