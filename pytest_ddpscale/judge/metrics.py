@@ -29,10 +29,12 @@ _MS_PER_S = 1000.0
 
 
 def hosts_of(columns: Columns, study_id: str) -> list[str]:
-    """Names of all hosts with measurements of a study, in alphabetical order."""
-    return columns.once(
-        ("hosts", study_id), lambda: sorted({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
-    )
+    """Names of all hosts with measurements of a study, in the order of their ranks, which avoids copies of columns."""
+    first: dict[str, int] = {}
+    for ranks in (arm.ranks for arm in columns.of_study(study_id)):
+        for host, at in ranks.by_host.items():
+            first[host] = min(first.get(host, ranks.numbers[at[0]]), ranks.numbers[at[0]])
+    return sorted(first, key=lambda host: first[host])
 
 
 def rounds_begun(columns: Columns, study_id: str) -> set[int]:
@@ -127,7 +129,8 @@ def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout
     if not layout.judged_by_node(arms):
         at = [_with_rank_0(one, arm, layout)[np.newaxis] for one, arm in zip(rounds, arms, strict=True)]
         return Groups((WHOLE,), rounds, at)
-    places, nowhere = hosts_of(columns, study_id), np.zeros(0, np.int64)
+    places = columns.once(("hosts", study_id), lambda: hosts_of(columns, study_id))
+    nowhere = np.zeros(0, np.int64)
     return Groups(
         places, rounds, [_padded([one.ranks.by_host.get(host, nowhere) for host in places]) for one in rounds]
     )

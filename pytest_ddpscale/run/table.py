@@ -252,90 +252,105 @@ NO_ROUNDS = ArmRounds("", "", _NO_NUMBERS, _NO_NUMBERS, _NO_RANKS, **_NO_CELLS, 
 class _GrowingArm:
     """Arrays of one arm with room for more rows, which doubles when it is full."""
 
-    def __init__(self, name: tuple[str, str]) -> None:
+    def __init__(self) -> None:
         self.rows: dict[tuple[int, int], int] = {}  # by round and turn
-        self._name = name
+        self.devices = np.zeros(0, np.int64)  # of each column
+        self._numbers = np.zeros(0, np.int64)  # ranks of the columns, ascending
         self._ages: dict[int, tuple[float, float]] = {}  # by row
-        self._ranks = _NO_RANKS
-        self._columns: dict[int, IntArray] = {}  # of the ranks of each gang, -1 without one
-        self._cells: dict[str, Any] = {}
-        self._laid_out: ArmRounds | None = None
+        self._cells: dict[str, Any] = {}  # with one column where all ranks share each row's value
 
-    def add(self, block: Block, places: ObjectArray) -> None:
-        """Add a block of a gang whose ranks are at these places. If one was measured twice, the earlier counts."""
+    def add(self, block: Block, devices: IntArray) -> bool:
+        """Add a block of ranks on these devices. If one was measured twice, the earlier counts, in any order."""
         row = self.rows.setdefault((block.round, block.turn), len(self.rows))
-        age = float(np.min(block.began_unix_s)), float(np.max(block.seconds))  # the order of records is irrelevant
+        age = float(np.min(block.began_unix_s)), float(np.max(block.seconds))
         if self._ages.get(row, age) < age:
-            return
+            return False
         self._ages[row] = age
-        if block.gang not in self._columns or (self._columns[block.gang][block.ranks] < 0).any():
-            self._add_columns(block, places)
-        columns = self._columns[block.gang][block.ranks]
+        is_new = np.isin(devices, self.devices, invert=True)
+        if is_new.any():
+            self._add_columns(np.asarray(block.ranks)[is_new], devices[is_new])
+        size, by_device = len(self.devices), np.argsort(self.devices)
+        columns = by_device[np.searchsorted(self.devices[by_device], devices)]
         for name in dict.fromkeys([*self._cells, *_CELLS, *block.readings, *block.series]):
             values = block.each(name)
+            is_shared = values.strides[0] == 0 and len(columns) == size
             kind = np.float32 if name == FORWARD_S else values.dtype
-            cells = self._cells.get(name, np.zeros((0, len(self._ranks), *(0,) * (values.ndim - 1)), kind))
+            empty = np.zeros((0, 1 if is_shared else size, *(0,) * (values.ndim - 1)), kind)
+            cells = self._cells.get(name, empty)
+            rows = max(_FEWEST_ROWS, 2 * len(cells)) if row >= len(cells) else len(cells)
             steps = [max(cells.shape[2], values.shape[1])] if values.ndim > 1 else []
-            if row >= len(cells) or list(cells.shape[2:]) != steps:
-                rows = max(_FEWEST_ROWS, 2 * len(cells) if row >= len(cells) else len(cells))
-                cells = self._cells[name] = self._moved(cells, np.arange(len(self._ranks)), max(rows, row + 1), steps)
+            shape = max(rows, row + 1), 1 if is_shared and cells.shape[1] == 1 else size, *steps
+            if cells.shape != shape:
+                cells = self._cells[name] = self._moved(cells, slice(None), shape)
             cells[row] = _nothing(cells)
-            index = row, columns, *map(slice, values.shape[1:])
-            cells[index] = values
-        self._laid_out = None
+            index = row, slice(None) if is_shared else columns, *map(slice, values.shape[1:])
+            cells[index] = values[:1] if is_shared else values
+        return True
 
-    def _add_columns(self, block: Block, places: ObjectArray) -> None:
-        before = self._ranks
-        known = set(before.rank_places)
-        new = [rank for rank in np.asarray(block.ranks).tolist() if places[rank] not in known]
-        numbers = np.concatenate([before.numbers, np.array(new, np.int64)])
-        order = np.argsort(numbers, kind="stable")
-        self._ranks = RankColumns(numbers[order], np.concatenate([before.rank_places, places[new]])[order])
-        moved = np.argsort(order)[: len(before)]
+    def _add_columns(self, ranks: IntArray, devices: IntArray) -> None:
+        numbers = np.concatenate([self._numbers, ranks])
+        order, before = np.argsort(numbers, kind="stable"), len(self.devices)
+        self._numbers, self.devices = numbers[order], np.concatenate([self.devices, devices])[order]
         for name, cells in self._cells.items():
-            self._cells[name] = self._moved(cells, moved, len(cells), cells.shape[2:])
-        column = {place: number for number, place in enumerate(self._ranks.rank_places)}
-        self._columns = {block.gang: np.array([column.get(place, -1) for place in places])}
+            self._cells[name] = self._moved(
+                cells, np.argsort(order)[:before], (len(cells), len(order), *cells.shape[2:])
+            )
 
-    def _moved(self, cells: Any, columns: IntArray, rows: int, steps: Sequence[int]) -> Any:
+    def _moved(self, cells: Any, columns: Index, shape: Sequence[int]) -> Any:
         """The cells, which go to these columns, in a larger array."""
-        found = np.empty((rows, len(self._ranks), *steps), cells.dtype)
+        found = np.empty(shape, cells.dtype)
         found[: len(self.rows)] = _nothing(cells)
         index: Any = slice(len(cells)), columns, *map(slice, cells.shape[2:])
         found[index] = cells
         return found
 
-    def rounds(self) -> ArmRounds:
+    def rounds(self, study: str, arm: str, ranks_of: Callable[[IntArray, IntArray], RankColumns]) -> ArmRounds:
         """All that was added."""
-        if self._laid_out is None:
-            times = sorted(self.rows)
-            at = as_slice(np.array([self.rows[time] for time in times]))
-            readings = {name: values[at] for name, values in self._cells.items()}
-            cells = {name: readings.pop(name) for name in _CELLS}
-            numbers, turns = np.array(times).T
-            self._laid_out = ArmRounds(*self._name, numbers, turns, self._ranks, **cells, readings=readings)
-        return self._laid_out
+        times = sorted(self.rows)
+        at, (numbers, turns) = as_slice(np.array([self.rows[time] for time in times])), np.array(times).T
+        shape = len(times), len(self.devices)
+        readings: dict[str, Any] = {
+            name: np.broadcast_to(values[at], (*shape, *values.shape[2:])) for name, values in self._cells.items()
+        }
+        cells = {name: readings.pop(name) for name in _CELLS}
+        return ArmRounds(study, arm, numbers, turns, ranks_of(self._numbers, self.devices), **cells, readings=readings)
 
 
 class GrowingColumns:
     """Columns to which blocks are added during the measurement, without laying out earlier ones again."""
 
     def __init__(self) -> None:
-        self._places: dict[int, ObjectArray] = {}  # by gang
+        self._devices: dict[Place, int] = {}  # number of each
+        self._devices_of: dict[int, IntArray] = {}  # of the ranks of each gang
+        self._ranks: dict[bytes, RankColumns] = {}  # those of several arms, with all that was derived from them
         self._arms: dict[tuple[str, str], _GrowingArm] = {}
+        self._laid_out: dict[tuple[str, str], ArmRounds] = {}
 
     def add_gang(self, gang: GangRecord) -> None:
         """Add the ranks of a launch, before their measurements."""
-        self._places[gang.gang] = np.fromiter(gang.places, np.object_)
+        numbers = [self._devices.setdefault(place, len(self._devices)) for place in gang.places]
+        self._devices_of[gang.gang] = np.array(numbers, np.int64)
 
     def add(self, block: Block) -> None:
         """Add a block."""
         name = block.study, block.arm
-        self._arms.setdefault(name, _GrowingArm(name)).add(block, self._places[block.gang])
+        if self._arms.setdefault(name, _GrowingArm()).add(block, self._devices_of[block.gang][block.ranks]):
+            self._laid_out.pop(name, None)
 
     def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
         """All added arms, or those given by study and name."""
-        return Columns({name: arm.rounds() for name, arm in self._arms.items() if arms is None or name in arms})
+        wanted = [name for name in self._arms if arms is None or name in arms]
+        for name in wanted:
+            if name not in self._laid_out:
+                self._laid_out[name] = self._arms[name].rounds(*name, self._ranks_of)
+        return Columns({name: self._laid_out[name] for name in wanted})
+
+    def _ranks_of(self, numbers: IntArray, devices: IntArray) -> RankColumns:
+        key = numbers.tobytes() + devices.tobytes()
+        if key not in self._ranks:
+            places = np.fromiter(self._devices, np.object_)
+            self._ranks[key] = RankColumns(numbers, places[devices])
+        return self._ranks[key]
 
     def rounds_begun(self, study_id: str) -> int:
         """Number of rounds of a study with any measurement."""
