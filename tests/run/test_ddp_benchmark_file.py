@@ -79,7 +79,6 @@ BAD: list[tuple[str, str]] = [
     (changed(lambda said: results(said).pop(0) and results(said).pop(0)), "is of 2 ranks; expected one GPU without"),
     (changed(lambda said: said["benchmark_results"].append(said["benchmark_results"][0])), "a model is there twice"),
     (changed(lambda said: said["benchmark_results"][0].update(batch_size=0)), "Expected `int` >= 1"),
-    (result(2, steps_per_round=[1]), "steps_per_round adds up to 1 of 2 steps"),
     (changed(lambda said: said.update(gpus_per_machine="8")), "Expected `int`, got `str` - at `$.gpus_per_machine`"),
     ("[" * 100_000, "nested too deeply"),
     ("\0", "Expecting value"),
