@@ -349,15 +349,13 @@ def read_judgement(path: Path) -> Judgement:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
     judgement = read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
-    possible: set[RunOutcome] = {"incomplete"}
-    if any(one.outcome == "failed" and one.blocks() for one in judgement.verdicts):
-        possible = {"rejected", *(possible if judgement.unfinished else ())}
-    elif not (judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)):
-        accepted: RunOutcome = "accepted_with_waivers" if judgement.waived else "accepted"
-        possible |= {"partial", *([] if judgement.not_selected else [accepted])}
-    if judgement.outcome not in possible:
-        by_all = " or ".join(sorted(possible))
-        raise broken_file(path, f"says {judgement.outcome}, but is {by_all} by its verdicts and blockers")
+    is_blocked = judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)
+    best = {
+        "partial",
+        *([] if judgement.not_selected else ["accepted_with_waivers" if judgement.waived else "accepted"]),
+    }
+    if judgement.outcome not in ({"rejected", "incomplete"} if is_blocked else {"incomplete", *best}):
+        raise broken_file(path, f"says {judgement.outcome}, against its verdicts and blockers")
     return judgement
 
 
