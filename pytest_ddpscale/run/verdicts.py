@@ -12,7 +12,6 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
-from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.run_directory import JUDGED, RunDirectory, broken_file, read_file
@@ -33,6 +32,42 @@ Flag = Literal[
     "interrupted",  # its study was interrupted, so that --ddp-resume measures it
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
+CauseId = Literal[
+    "wrong-data",
+    "memory-errors",
+    "lost-node",
+    "lost-gpu",
+    "missing-gpus",
+    "gpu-error",
+    "slow-node-link",
+    "slow-gpu-link",
+    "slow-host-link",
+    "nvlink-down",
+    "slow-transport",
+    "slow-communication",
+    "slow-gpu",
+    "slow-node",
+    "uniform-loss",
+    "slow-computing",
+    "slow-scaling",
+    "regression",
+    "throttling",
+    "topology",
+    "software",
+    "disk",
+    "foreign-processes",
+    "mig",
+    "requirement-not-met",
+    "host-bound",
+    "implausible-value",
+    "undecided",
+    "interrupted",
+    "error-in-run",
+    "not-measured",
+    "test-failed",
+    "run-not-accepted",
+]
+Category = Literal["ISOLATE", "CHECK", "MONITOR"]
 WRONG_DATA: Final = "wrong-data"
 THIS_LAUNCH_ONLY: Final = "this-launch-only"
 PARTLY_KNOWN: Final = "partly-known"
@@ -197,6 +232,37 @@ class Verdict:
     def bound_value(self) -> float:
         """The bound's number."""
         return next(iter(self.bound.values()))
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What somebody does next: an action, and the command to paste; empty without one."""
+
+    action: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class CauseRecord:
+    """A cause in verdicts.json, with what to do about it.
+
+    Attributes:
+        id: a kind of cause (`report/cause_kinds.py`).
+        severity: of its kind.
+        category: ``ISOLATE``, ``CHECK`` or ``MONITOR``.
+        sentence: who or what, in numbers, without a full stop.
+        next_steps: in order.
+        culprits: the devices named for it, the most certain first.
+        explains: names of the blockers that it explains; of a MONITOR, of the requirements that only warn.
+    """
+
+    id: CauseId
+    severity: int
+    category: Category
+    sentence: str
+    next_steps: tuple[NextStep, ...]
+    culprits: tuple[Culprit, ...]
+    explains: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmarkResult, read_ddp_benchmark, size_name
+from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmarkResult, read_ddp_benchmark, size_name
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.rows import rows
 
