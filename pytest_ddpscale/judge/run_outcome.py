@@ -8,7 +8,6 @@ from datetime import date
 
 from pytest_ddpscale.judge.covering import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.run.cause_kinds import CauseId
 from pytest_ddpscale.run.coverage import PROBES, TRAINING, Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
@@ -16,6 +15,7 @@ from pytest_ddpscale.run.verdicts import (
     PARTLY_KNOWN,
     WRONG_DATA,
     Blocker,
+    CauseId,
     RunOutcome,
     UniformLoss,
     Verdict,
