@@ -14,9 +14,9 @@ from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.recording import history_sku
 from pytest_ddpscale.judge import run_outcome
-from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.judged import blank_verdict
 from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, with_waiver
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import covers, samples_of
