@@ -19,8 +19,8 @@ from pytest_ddpscale.judge.combining import (
     why_nodes_missing,
     with_failed_nodes,
 )
+from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
-from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
