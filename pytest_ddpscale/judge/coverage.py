@@ -15,7 +15,7 @@ import numpy as np
 from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.run.column_record import BoolArray, IntArray
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
     PAIRS,
@@ -125,12 +125,11 @@ def coverage_of(
         arm = plan.arm(*block)
         kind = PROBES if block[0] == PROBES else INFERENCE if arm and arm.infers else TRAINING
         tested[_OF_GPUS.index(kind)] |= seen.times[block] > 0
-    missing_in = dict[str, BoolArray]()  # where its study had a lost rank less often than others, by requirement
-    for name, (study, _) in judged.items():
-        if verdicts[name].outcome in ("inconclusive", "not_measured"):
-            of_study = [times for (of, _), times in seen.times.items() if of == study]
-            short = [times < times.max() - _MOST_CUT_SHORT for times in of_study]
-            missing_in[name] = seen.lost & np.any(short, axis=0)
+    missing_in = {  # where it had a lost rank less often than others, by undecided requirement
+        name: seen.lost & (times < times.max())
+        for name, block in judged.items()
+        if verdicts[name].outcome in ("inconclusive", "not_measured") and (times := seen.times.get(block)) is not None
+    }
     hosts = {host: number for number, host in enumerate(sorted({*seen.hosts, *evidence.surveys, *left_out}))}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
     for (one, other), gbps in node_pair_results(rails_of(evidence)):
