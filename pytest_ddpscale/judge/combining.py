@@ -14,8 +14,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
+from pytest_ddpscale.judge.agreement import unless_most_fail
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Verdict, VerdictOutcome
@@ -193,8 +197,7 @@ def why_nodes_missing(nodes: Sequence[PlaceVerdict], evidence: Evidence) -> str:
 def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: int) -> Verdict:
     """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
-    If more than half fail, no culprit is certain: a wrong bound must not drain a cluster. This does not apply to ranks
-    that disagree, because no bound is involved.
+    If most fail alike, none is certain (`unless_most_fail`), but of ranks that disagree: no bound is involved.
     """
     failed = [node for node in nodes if node.is_failed]
     is_told_by_ranks = METRICS[verdict.metric].compares_results
@@ -205,16 +208,14 @@ def with_failed_nodes(verdict: Verdict, nodes: Sequence[PlaceVerdict], planned: 
         for node in failed
         if node.place.host not in named
     ]
-    found = replace(verdict, culprits=(*verdict.culprits, *culprits))
-    # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
-    if is_told_by_ranks or (2 * len(failed) <= planned and 2 * sum(n.outcome == "passed" for n in nodes) >= len(nodes)):
-        return found
-    if 2 * len(failed) <= planned:
-        doubted = (replace(culprit, is_certain=False) for culprit in culprits)
-        return replace(found, culprits=(*verdict.culprits, *doubted))
-    note = f"{len(failed)} of {planned} nodes fail alike: is the bound right? This names no node for certain"
-    uncertain = tuple(replace(culprit, is_certain=False) for culprit in found.culprits)
-    return replace(found, notes=(*found.notes, note), culprits=uncertain)
+    if is_told_by_ranks:
+        return replace(verdict, culprits=(*verdict.culprits, *culprits))
+    return unless_most_fail(verdict, culprits, codes_of(nodes), planned, "nodes")
+
+
+def codes_of(judged: Sequence[PlaceVerdict]) -> IntArray:
+    """1 where a place passes, -1 where it fails, else 0, (places,)."""
+    return np.array([(one.outcome == "passed") - one.is_failed for one in judged], np.int64)
 
 
 def _evidence_on(node: PlaceVerdict, nodes: Sequence[PlaceVerdict]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
+import numpy as np
+
+from pytest_ddpscale.judge.links import node_pairs, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import first_rounds
@@ -191,7 +193,8 @@ class _Blocks:
             self.missing_in[place] |= on_host[place[0]]
         studies = evidence.seeded_steps.values() if never else ()
         self.seen = {place.of_rank: place for steps in studies for place in steps}
-        self.paired = {host for rail in rails_of(evidence) for host in rail.hosts}
+        rails = rails_of(evidence)
+        self.paired = {rails.hosts[node] for node in np.unique(rails.nodes).tolist()}
 
     def _take(self, block: _Block, ranks: RankColumns) -> None:
         places = ranks.places
@@ -284,6 +287,8 @@ def _paths(evidence: Evidence, hosts: Sequence[str]) -> tuple[PathCoverage, ...]
     """Measured pairs of nodes."""
     numbers = {host: number for number, host in enumerate(hosts)}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for (one, other), gbps in node_pair_results(rails_of(evidence)):
-        reached[numbers[one], numbers[other]].append(gbps)
+    rails = rails_of(evidence)
+    pairs, gbps, _ = node_pairs(rails)
+    for (_, one, other), value in zip(pairs.tolist(), gbps.tolist(), strict=True):
+        reached[numbers[rails.hosts[one]], numbers[rails.hosts[other]]].append(value)
     return tuple(PathCoverage(*nodes, max(gbps), len(gbps)) for nodes, gbps in sorted(reached.items()))

@@ -14,6 +14,7 @@ from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_
 from pytest_ddpscale.judge.combining import (
     Clear,
     PlaceVerdict,
+    codes_of,
     combined,
     judge_each,
     why_nodes_missing,
@@ -21,8 +22,8 @@ from pytest_ddpscale.judge.combining import (
 )
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
+from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
 from pytest_ddpscale.judge.node_checks import judge_check
-from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
@@ -30,7 +31,6 @@ from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against
 from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
-from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
@@ -138,7 +138,8 @@ def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[JudgedPlace],
     judged = _judge_places(blank, asked, values.places, planned, {})
     verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
     limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
-    return with_probe_culprits(verdict, judged, planned, evidence, limit)
+    codes, values_ = codes_of(judged), np.array([np.nan if one.value is None else one.value for one in judged])
+    return with_probe_culprits(verdict, probe, [one.place for one in judged], codes, values_, evidence, limit)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:

@@ -17,10 +17,9 @@ from pytest_ddpscale.judge import run_outcome
 from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.covering import coverage_of
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, with_waiver
-from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import covers, samples_of
-from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
