@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
 
-import numpy as np
-
-from pytest_ddpscale.judge.estimating import FAR, Found, why_not_decided
-from pytest_ddpscale.plan.metric_catalogue import Metric
-from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Requirement
 
-WIDEST = 1000.0  # an interval that reaches to so many times its value says nothing
-_REASONS: dict[VerdictOutcome, str] = {
-    "passed": "the whole interval keeps the bound",
-    "failed": "the whole interval misses the bound",
-    "inconclusive": "the bound lies inside the interval",
-}
+OUTCOMES: dict[int, VerdictOutcome] = {
+    PASSED: "passed", FAILED: "failed", OPEN: "inconclusive", IMPOSSIBLE: "error", ABSENT: "not_measured",
+}  # fmt: skip
 
 
 def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
@@ -49,55 +42,26 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     )
 
 
-def against_bound(
-    blank: Verdict, requirement: Requirement, values: FloatArray, estimate: Callable[[], Found]
-) -> Verdict:
-    """The verdict on a place from its values, at least one, (rounds,); `estimate` returns value and interval of them.
+def against_bound(blank: Verdict, requirement: Requirement, one: Estimated) -> Verdict:
+    """The verdict on a place from its values, the only series, by `Estimated.against`; ``error`` if one is impossible.
 
-    ``passed`` or ``failed`` if the whole interval is on that side of the bound, or each round is far beyond it;
-    ``inconclusive`` if the bound lies inside or there are too few rounds, ``error`` if a value is impossible. The
-    returned interval is clipped to possible values, and None beyond `WIDEST`; the unclipped one decides.
+    The returned interval is clipped to possible values, and None beyond `WIDEST`; the unclipped one decides.
     """
-    definition, count = requirement.definition, len(values)
-    if not are_possible(values, definition):
-        reason = f"an impossible value was measured: {values.tolist()}"
-        return replace(blank, outcome="error", rounds=count, reason=reason)
-    found = estimate()
-    notes = (found.note,) if found.note else ()
+    definition = requirement.definition
+    # A share may be 0, and a difference of two arms negative.
+    least = 0.0 if definition.scale == "differences" and definition.baseline is None else -math.inf
+    codes, why = one.against(requirement.bound, -1 if definition.upper_bound else 1, least)
+    verdict = replace(
+        blank, outcome=OUTCOMES[int(codes[0])], rounds=int(one.rounds[0]), reason=one.told(0, str(why[0]))
+    )
+    if codes[0] == IMPOSSIBLE:
+        return verdict
+    found = one.found(0)
+    verdict = replace(verdict, value=found.value)
     if found.interval is None:
-        return replace(blank, outcome="inconclusive", value=found.value, rounds=count, reason=found.too_few)
-    low, high = found.interval
-    bound, upper = requirement.bound, definition.upper_bound
-    good, bad = (high <= bound, low > bound) if upper else (low >= bound, high < bound)
-    outcome: VerdictOutcome = "passed" if good else "failed" if bad else "inconclusive"
-    reason = _REASONS[outcome]
-    if forbidding := why_not_decided(found, bound, 1 if good != upper else -1) if good or bad else "":
-        outcome, reason = "inconclusive", forbidding
-    is_kept = found.value <= bound if upper else found.value >= bound
-    if outcome == "inconclusive" and found.series and found.series.are_far(bound, 1 if is_kept != upper else -1).all():
-        outcome = "passed" if is_kept else "failed"
-        reason = f"no round comes within a factor of {FAR:g} of the bound"
-    says_nothing = definition.scale == "factors" and found.series is not None and high > WIDEST * found.value
-    if says_nothing and outcome == "inconclusive":
-        reason = f"{count} rounds vary too much for an interval"
-    possible = possible_part(low, high, found.value, definition.range_at(blank.world_size, "possible"))
+        return verdict
+    possible = possible_part(*found.interval, found.value, definition.range_at(blank.world_size, "possible"))
     return replace(
-        blank, outcome=outcome, value=found.value, rounds=count, notes=notes, reason=reason,
-        interval=None if says_nothing else possible,
-        correlation=found.correlation,
+        verdict, notes=(found.note,) if found.note else (), correlation=found.correlation,
+        interval=None if one.say_nothing[0] else possible,
     )  # fmt: skip
-
-
-def possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """The interval clipped to possible values; the value stays inside, even if noise puts it slightly beyond."""
-    least, most = possible
-    return min(max(low, least), value), max(min(high, most), value)
-
-
-def are_possible(values: FloatArray, definition: Metric) -> bool:
-    """Rates and ratios must be positive; a share may be 0, and a difference of two arms negative."""
-    if not np.isfinite(values).all():
-        return False
-    if definition.scale != "differences":
-        return bool(values.min() > 0)
-    return definition.baseline is not None or bool(values.min() >= 0)

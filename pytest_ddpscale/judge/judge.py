@@ -168,7 +168,7 @@ def _judge_places(
         if not len(values):
             return replace(blank, reason=why_not[name])
         verdict = against_bound(
-            blank, asked.case.requirement, values, lambda: asked.values.estimated(confidence, asked.limit).found(here)
+            blank, asked.case.requirement, asked.values.estimated(confidence, asked.limit).only(here)
         )
         if spread is not None:
             verdict = spread.judged(verdict, blank, str(name), confidence)
@@ -186,10 +186,8 @@ def _clear(asked: Asked, places: Sequence[JudgedPlace], caveats: Sequence[Caveat
     """Places that pass finally, with possible and steady values, and that no caveat concerns."""
     requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
     definition, bound, value = requirement.definition, requirement.bound, found.values
-    is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
-    is_clear &= np.isnan(found.drifts) & found.leave(bound, -1 if definition.upper_bound else 1)
-    if definition.scale == "differences" and definition.baseline is None:
-        is_clear &= ~(asked.values.samples < 0).any(axis=1)
+    least = 0.0 if definition.scale == "differences" and definition.baseline is None else -np.inf
+    is_clear = (found.against(bound, -1 if definition.upper_bound else 1, least)[1] == "kept") & np.isnan(found.drifts)
     for caveat in caveats:
         is_clear &= ~caveat.where
     notes = tuple(note for caveat in caveats for note in caveat.notes)

@@ -141,10 +141,7 @@ class SpreadJudge:
         own = self._own.of(row)
         if not len(own):
             return verdict
-        found = against_bound(
-            blank, case.requirement, own,
-            lambda: self._own.estimated(confidence, self._asked.limit).found(row),
-        )  # fmt: skip
+        found = against_bound(blank, case.requirement, self._own.estimated(confidence, self._asked.limit).only(row))
         if found.value is None:
             return verdict
         spread = self._of_place(place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta
@@ -85,8 +84,3 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
     def __post_init__(self) -> None:
         if bool(self.problem) == bool(self.steps):
             raise ValueError(f"problem is {self.problem!r} with {len(self.steps)} steps; expected one of the two")
-
-
-def latest_profiles(profiles: Iterable[ArmProfile]) -> tuple[ArmProfile, ...]:
-    """The last profile of each arm of each study."""
-    return tuple({(one.study, one.arm): one for one in profiles}.values())

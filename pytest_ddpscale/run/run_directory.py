@@ -37,6 +37,8 @@ RUNS_FOLDER = Path("ddpscale-runs")
 LOCK_NAME = "run.lock"
 # Files that verdicts rest on, by the key of their digest in verdicts.json.
 JUDGED = {"measurements_sha256": "measurements.jsonl", "plan_sha256": "plan.json", "run_sha256": "run.json"}
+# What to expect of a broken file, and what to do.
+BROKEN = "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
 # A block of 8,192 ranks with 1,000 steps each has 42 MiB.
 MOST_LINE_BYTES = 2**27
 # Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
@@ -158,6 +160,10 @@ class RunDirectory:
         text = strict_json(data) + "\n"
         with self._writing(path):
             write_atomically(path, text)
+
+    def note(self, **fields: Any) -> None:
+        """Change fields of run.json. Raises like `read_run` and `write_json`."""
+        self.write_json(self.run_json, msgspec.structs.replace(self.read_run(), **fields))
 
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
@@ -519,6 +525,4 @@ def not_writable(path: Path, error: OSError) -> RunDirectoryError:
 
 def broken_file(path: Path, found: str) -> RunDirectoryError:
     """The error for a damaged file, or for one that is not a regular one."""
-    return RunDirectoryError(
-        str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
-    )
+    return RunDirectoryError(str(path), found, *BROKEN)

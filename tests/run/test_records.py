@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.readings import READINGS, SERIES
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import StudyEnd
@@ -23,16 +25,16 @@ from pytest_ddpscale.run.survey_record import (
     RemappedRows,
     Survey,
     SurveyedGpu,
-    post_mortems_of,
     read_survey,
     surveys_of,
 )
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
+from tests.run.sound_run import PLAN
 
 RANKS = 3
 WHO = gang_on(["n1", "n2"], 2, "GPU-{}")
@@ -135,7 +137,7 @@ def test_why_a_rank_lacks_a_reading_is_joined_and_kept() -> None:
 
 def test_transports_have_places_and_the_last_one_of_a_rank_counts() -> None:
     again = GangTransport(study="weak/r", gang=0, ranks=(RankTransport(rank=2, network="Socket"),))
-    found = transports_of([WHO, read(TRANSPORT), again])
+    found = evidence_of(PLAN, Columns(), [WHO, read(TRANSPORT), again]).transports
     assert [(place.uuid, one.network) for place, one in found.items()] == [("GPU-0", "IB"), ("GPU-2", "Socket")]
     assert found[WHO.places[0]].channels_somewhere == {"NET/IB"}
 
@@ -155,7 +157,7 @@ def test_surveys_are_read_by_their_node_too_and_the_last_one_counts() -> None:
     assert read(line_of(PostMortem(SURVEY))) == PostMortem(SURVEY)
     records: list[AnyRecord] = [Survey("n1", 1.0), PostMortem(SURVEY), Survey("n2", 1.0), Survey("n1", 2.0)]
     assert {host: survey.unix_s for host, survey in surveys_of(records).items()} == {"n1": 2.0, "n2": 1.0}
-    assert post_mortems_of(records) == [SURVEY]
+    assert evidence_of(PLAN, Columns(), records).post_mortems == [SURVEY]
 
 
 @rows("change", [{"work": MOST_SAMPLES_PER_S}, {"work": 1e18, "arm": "all-reduce-32mib@2"}])
