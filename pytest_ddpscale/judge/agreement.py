@@ -115,14 +115,13 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
                 for kind, result in enumerate(results[:, group == number]):
                     is_odd, is_open = _unlike_most(result)
                     if result.all() and len(at) == arm.world_size and not (is_open and is_told):
-                        new = at[is_odd & ~named[at]]
-                        unlike[kind, new] += 1
-                        doubted[new] |= is_open
+                        unlike[kind, at[is_odd]] += 1
+                        doubted[at[is_odd]] |= is_open & ~named[at[is_odd]]
     found = dict[int, Culprit]()
     for rank in np.flatnonzero(unlike.any(axis=0)).tolist():
-        rounds, seeded = unlike[:, rank].tolist()
+        blocks, seeded = unlike[:, rank].tolist()
         whom = "between the ranks" if doubted[rank] else "from most of the ranks"
-        what = [f"parameters differ {whom} that train together ({rounds} rounds)"] if rounds else []
+        what = [f"parameters differ {whom} that train together in {blocks} block{'s' * (blocks > 1)}"] if blocks else []
         what += [f"gradients of one seeded step, each computed alone, differ {whom}"] if seeded else []
         what += ["no result is shared by more than half, so it is unknown which is right"] if doubted[rank] else []
         is_certain = not doubted[rank]
