@@ -158,9 +158,9 @@ def find_link_faults(rails: Rails, device_type: DeviceType, excused: Set[str] = 
             slow = np.setdiff1d(at, at[rails.gbps[mine[of]] >= line])  # rails that always are
             only = places[slow].tolist() if len(slow) < len(np.unique(at)) else []
             ends.append(only[0] if len(only) == 1 else Place(hosts[node]))
-            words = ", only local rank " + " and ".join(str(end.local_rank) for end in only) if only else ""
+            words = f"only local rank {' and '.join(str(end.local_rank) for end in only)}: " if only else ""
         typical, whom = float(np.median(gbps[mine])), " with " + first_few(partners) if partners else ""
-        evidence = f"{typical:.3g} GB/s{whom}{words}, others reach {usual:.3g} GB/s ({mine.sum()} measurements)"
+        evidence = f"{words}{typical:.3g} GB/s{whom}, others reach {usual:.3g} GB/s ({mine.sum()} measurements)"
         return typical, Culprit("node" if partners else "link", (*ends,), evidence)
 
     found = list[Culprit]()
