@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
@@ -36,14 +37,14 @@ def unless_most_fail(
     Args:
         verdict: on all places; if most of them fail, those that it names already are not certain either.
         culprits: that are named for these failures.
-        codes: 1 where a place passes, -1 where it fails, else 0, (places,).
+        codes: `PASSED` …, (places,).
         planned: number of places.
         noun: for them.
     """
-    failed = int((codes < 0).sum())
+    failed = int((codes == FAILED).sum())
     are_few, doubted = 2 * failed <= planned, [replace(one, is_certain=False) for one in culprits]
     if are_few or planned == 1:
-        are_sure = are_few and 2 * (codes > 0).sum() >= len(codes)
+        are_sure = are_few and 2 * (codes == PASSED).sum() >= len(codes)
         return replace(verdict, culprits=(*verdict.culprits, *(culprits if are_sure else doubted)))
     note = f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
     before = (replace(one, is_certain=False) for one in verdict.culprits)

@@ -28,6 +28,7 @@ import numpy as np
 from pytest_ddpscale.judge.agreement import unless_most_fail
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.rounds import GIGA
+from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
@@ -187,7 +188,7 @@ def with_probe_culprits(
         verdict: on all places.
         probe: the arm.
         places: that were judged.
-        codes: 1 where a place passes, -1 where it fails, else 0, (places,).
+        codes: `stats.PASSED` …, (places,).
         values: in the unit of the probe's own metric; NaN where there is none, (places,).
         evidence: of the run.
         limit: by which a GPU may be slower than its peers; without it certainty does not depend on them.
@@ -195,7 +196,7 @@ def with_probe_culprits(
     hosts: list[Hosts] = [tuple(dict.fromkeys(end.host for end in one.ends)) or (one.host,) for one in places]
     is_between, is_gang = any(len(one) > 1 for one in hosts), any(one.kind == "gang" for one in places)
     if verdict.outcome in ("failed", "inconclusive") and (is_between or is_gang):
-        failed_links = [hosts[i] for i in np.flatnonzero(codes < 0)] if is_between else []
+        failed_links = [hosts[i] for i in np.flatnonzero(codes == FAILED)] if is_between else []
         verdict = with_slow_node_pairs(verdict, evidence, failed_links)
     if verdict.outcome != "failed" or is_gang:
         return verdict
@@ -204,7 +205,7 @@ def with_probe_culprits(
 
     def told(mine: IntArray) -> str:
         """``2 of its 3 pairs fail send-recv-1gib-4gpu, the worst at 5 GB/s; the median of all others is 20 GB/s``."""
-        failed, beside = mine[codes[mine] < 0], "no other to compare with"
+        failed, beside = mine[codes[mine] == FAILED], "no other to compare with"
         worst, what = failed[values[failed].argmin()], f"{len(failed)} of its {len(mine)} {noun} fail {name}, the worst"
         if len(values) > 1:
             beside = f"the median of all others is {others[worst]:.4g} {unit}"
@@ -216,7 +217,7 @@ def with_probe_culprits(
     at = np.array([numbers[there] for there in hosts])
     for there, number in numbers.items():
         mine = np.flatnonzero(at == number)
-        failed = mine[codes[mine] < 0]
+        failed = mine[codes[mine] == FAILED]
         if is_between:
             is_explained = any(set(culprit.hosts).issubset(there) for culprit in verdict.culprits)
             if len(failed) and not is_explained:
@@ -248,7 +249,8 @@ def with_probe_culprits(
 
 def _explaining(ends: IntArray, codes: IntArray) -> list[int]:
     """Ends that meet the bound with no partner and miss it with most of two or more; of (pairs, 2) of them."""
-    pairs, failed, passed = (np.bincount(ends.ravel(), np.repeat(one, 2)) for one in (codes < 2, codes < 0, codes > 0))
+    of_pair, whose = (np.full(len(codes), True), codes == FAILED, codes == PASSED), ends.ravel()
+    pairs, failed, passed = (np.bincount(whose, np.repeat(one, 2)) for one in of_pair)
     found: list[int] = np.flatnonzero((failed > 1) & (2 * failed > pairs) & (passed == 0)).tolist()
     return found
 

@@ -19,6 +19,7 @@ import numpy as np
 from pytest_ddpscale.judge.links import with_probe_culprits
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
+from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.uniformity import verdict_on_places
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.operation import KINDS
@@ -54,7 +55,7 @@ def judge_probe_uniformity(
     if verdict.outcome != "failed":
         return verdict
     is_enough = compared.rounds >= due
-    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [-1, 1])
+    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN)
     verdict = with_probe_culprits(verdict, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
     if _most_are_normal(compared, positions):
         return verdict
