@@ -9,10 +9,10 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.caveats import CAVEATS, Asked
+from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict, place_verdicts
-from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
