@@ -9,11 +9,11 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.caveats import CAVEATS
+from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
 from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
-from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
