@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.bounds import against_bound
+from pytest_ddpscale.judge.judged import against_bound
 from pytest_ddpscale.judge.stats import estimate, log_evidence
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.run.column_record import FloatArray

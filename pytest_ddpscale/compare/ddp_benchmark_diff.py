@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 from pytest_ddpscale.compare.value_change import ValueChange, change_between
 from pytest_ddpscale.judge.metrics import percentile
 from pytest_ddpscale.judge.stats import Estimate, estimate_of
-from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 
 PERCENTS_OF_DIFF = (75, 95)
 ABSENT_KEY = "-"

@@ -10,7 +10,6 @@ from typing import Final
 from pytest_ddpscale.judge.coverage import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.cause_kinds import CauseId
 from pytest_ddpscale.run.coverage import PROBES, TRAINING, Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
@@ -19,6 +18,7 @@ from pytest_ddpscale.run.verdicts import (
     PARTLY_KNOWN,
     WRONG_DATA,
     Blocker,
+    CauseId,
     RunOutcome,
     UniformLoss,
     Verdict,

@@ -26,9 +26,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
+from pytest_ddpscale.judge.judged import against_bound
 from pytest_ddpscale.judge.metrics import Arms, Read
 from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own_pace_s, until
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs

@@ -13,9 +13,9 @@ from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.recording import history_sku
-from pytest_ddpscale.judge.bounds import blank_verdict
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.judged import blank_verdict
 from pytest_ddpscale.judge.outcome import (
     RunFacts,
     conclude,

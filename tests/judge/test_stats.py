@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
+from pytest_ddpscale.judge.judged import against_bound, blank_verdict
 from pytest_ddpscale.judge.stats import (
     CORRELATIONS,
     estimate,
