@@ -204,7 +204,7 @@ class Verdict:
             return "below-bound" if "at_least" in self.bound else "above-bound"
         if self.interval is None:
             return "no-interval"
-        return "bound-inside" if self.interval[0] <= self.bound_value <= self.interval[1] else "not-final"
+        return "bound-inside" if self.interval[0] <= self.bound_value <= self.interval[1] else "doubted"
 
     @property
     def is_waived(self) -> bool:
