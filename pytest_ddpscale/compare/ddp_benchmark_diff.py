@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 from pytest_ddpscale.compare.value_change import ValueChange, change_between
 from pytest_ddpscale.judge.stats import Estimate, estimate_of
-from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 
 PERCENTS_OF_DIFF = (75, 95)
 ABSENT_KEY = "-"

@@ -1,32 +1,31 @@
 """Reasons to withhold a verdict that the numbers alone would give.
 
-Each caveat looks at all places of a requirement at once. A place that passes and that no caveat concerns needs no full
-verdict. To add one, write a function that returns a `Caveat` and add it to `CAVEATS`.
+Each looks at all places of a requirement at once and sets those to open for which it holds. To add one, write a
+function and add it to `CAVEATS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import with_stalled_devices
-from pytest_ddpscale.judge.metrics import TERA, Groups
-from pytest_ddpscale.judge.stragglers import node_culprit
-from pytest_ddpscale.judge.values import JudgedPlace, Values
+from pytest_ddpscale.judge.judged import Judged
+from pytest_ddpscale.judge.metrics import TERA, WHOLE
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, PASSED
+from pytest_ddpscale.judge.stragglers import Straggler, node_culprit
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
     MOST_EFFICIENCY,
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.table import ArmRounds
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, POWER_UNKNOWN, Flag, Verdict
+from pytest_ddpscale.run.verdicts import POWER_UNKNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
-from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -45,116 +44,41 @@ MOST_EFFICIENCY_ON_CPU, LEAST_COST_ON_CPU = 2.0, -0.5
 # Per core, in FLOP/s: matrix units with 2,048 bf16 operations a cycle reach 8 · 10¹² at 4 GHz. A node of unknown size
 # has no more than 512 cores.
 MOST_FLOPS_OF_CORE, MOST_CORES = 1e13, 512
-_SHARE_OF_FORWARD = (
-    1 / 3
-)  # of the FLOPs of a training step: the backward pass has two products for each of the forward's
+# Of the FLOPs of a training step: the backward pass has two products for each of the forward's.
+_SHARE_OF_FORWARD = 1 / 3
+ANY = (PASSED, OPEN, FAILED)
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A requirement and what was measured for it.
-
-    Attributes:
-        case: the requirement, on training or a probe.
-        evidence: of the run.
-        values: of its question or probe.
-        confidence: of intervals, 0 … 1.
-        limit: largest number of rounds; 0 if no more will come.
-        due: number of rounds that were begun and timed every arm of the question.
-        groups: complete rounds of the arms, by place; None for a probe.
-        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
-    """
-
-    case: Case | NodeCase
-    evidence: Evidence
-    values: Values[str] | Values[JudgedPlace]
-    confidence: float
-    limit: int = 0
-    due: int = 0
-    groups: Groups | None = None
-    peers: RankComparison | None = None
-
-    @property
-    def value_of(self) -> FloatArray:
-        """Value of each place, (places,)."""
-        return self.values.estimated(self.confidence, self.limit).values
-
-    def rounds(self, place: str) -> ArmRounds:
-        """Complete rounds of the measured arm at a place."""
-        assert self.groups is not None
-        return self.groups.at(self.groups.places.index(place))[-1]
-
-    def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
-        if self.groups is None:
-            return np.zeros(len(self.values.places)), np.zeros(len(self.values.places))
-        values = of_rounds(self.groups.arms[-1])
-        total = sum(np.nan_to_num(values), np.zeros(values.shape[1]))  # one after the other, so that 9 × 0.9 is 8.1
-        return total, (~np.isnan(values)).sum(axis=0, dtype=np.float64)
-
-
-@dataclass(frozen=True, eq=False)
-class Caveat:
-    """Places whose verdict it may change, (places,); what changes it there, by index; and notes on all others."""
-
-    where: BoolArray
-    apply: Callable[[Verdict, int], Verdict]
-    notes: tuple[str, ...] = ()
-
-
-def _doubted(verdict: Verdict, reason: str, *flags: Flag) -> Verdict:
-    """The verdict, inconclusive; a flag is a note, too."""
-    notes = (*verdict.notes, *flags)
-    return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=flags or verdict.flags)
-
-
-def missing_rounds(asked: Asked) -> Caveat | None:
+def missing_rounds(judged: Judged) -> None:
     """Rounds are incomplete: those may be the ones that would have failed."""
-
-    def apply(verdict: Verdict, _: int) -> Verdict:
-        if verdict.outcome not in ("passed", "failed") or verdict.rounds >= asked.due:
-            return verdict
-        return _doubted(
-            verdict, f"only {verdict.rounds} of {asked.due} rounds are complete; the others could change the result"
-        )
-
-    return Caveat(asked.values.rounds() < asked.due, apply)
+    rounds, due = judged.values.rounds(), judged.due
+    reason = "only {} of {} rounds are complete; the others could change the result"
+    judged.open(rounds < due, lambda place: reason.format(rounds[place], due))
 
 
-def plausibility(asked: Asked) -> Caveat | None:
+def plausibility(judged: Judged) -> None:
     """The value is not credible, such as a utilization or efficiency far above 1."""
-    if not isinstance(asked.case, Case):
-        return None
-    value_of, definition = asked.value_of, asked.case.requirement.definition
-    least, most = definition.range_at(asked.case.world_size, "credible")
-    if asked.evidence.plan.device_type == "cpu":
+    if not isinstance(judged.case, Case):
+        return
+    values, definition = judged.found.values, judged.case.requirement.definition
+    least, most = definition.range_at(judged.case.world_size, "credible")
+    if judged.evidence.plan.device_type == "cpu":
         is_cost = definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
-    def apply(verdict: Verdict, _: int) -> Verdict:
-        value = verdict.value
-        if value is None or least <= value <= most:
-            return verdict
-        side = f"more than {most:g}" if value > most else f"less than {least:g}"
-        return _doubted(verdict, f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed")
+    def why(place: int) -> str:
+        side = f"more than {most:g}" if values[place] > most else f"less than {least:g}"
+        return f"implausible: {values[place]:.3g} is {side}; the measurement or its baseline was disturbed"
 
-    return Caveat(~((least <= value_of) & (value_of <= most)), apply)
+    judged.open((values < least) | (values > most), why, of=ANY)
 
 
-def beyond_the_peak(asked: Asked) -> Caveat | None:
+def beyond_the_peak(judged: Judged) -> None:
     """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
-    if not isinstance(asked.case, NodeCase):
-        return None
-    most, of_what = _most_of_probe(asked.case, asked.evidence)
-
-    def apply(verdict: Verdict, _: int) -> Verdict:
-        if verdict.value is None or verdict.value <= most:
-            return verdict
-        return _doubted(
-            verdict, f"implausible: {verdict.value:.4g} {verdict.unit} is more than {of_what}", "implausible"
-        )
-
-    return Caveat(~(asked.value_of <= most), apply)
+    if isinstance(judged.case, NodeCase):
+        most, of_what = _most_of_probe(judged.case, judged.evidence)
+        reason, values = f"implausible: {{:.4g}} {judged.blank.unit} is more than {of_what}", judged.found.values
+        judged.open(values > most, lambda place: reason.format(values[place]), "implausible", ANY)
 
 
 def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
@@ -168,25 +92,20 @@ def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
     return most, f"any hardware reaches ({most:g})"
 
 
-def impossible_pace(asked: Asked) -> Caveat | None:
+def impossible_pace(judged: Judged) -> None:
     """A rank computed faster in some round than its hardware can: that block, or its clock, is wrong."""
-    case, evidence = asked.case, asked.evidence
+    case, evidence = judged.case, judged.evidence
     if not isinstance(case, Case):
-        return None
-    why = [""] * len(asked.values.places)
-    for arm in asked.groups.arms if asked.groups else ():
+        return
+    why = dict[int, str]()
+    for arm in judged.groups.arms if judged.groups else ():
         flops = evidence.flops_per_sample.get(arm.study)
         most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
         paces = np.fmax.reduce(arm.per_second, axis=(0, 2), initial=0.0)
         for place in np.flatnonzero(paces > most).tolist():
             pace = f"{paces[place]:.4g} {evidence.plan.samples}/s"
             why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
-
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        is_decided = verdict.outcome in ("passed", "failed")
-        return _doubted(verdict, why[place], "implausible") if why[place] and is_decided else verdict
-
-    return Caveat(np.array([bool(one) for one in why], np.bool_), apply) if any(why) else None
+    judged.open(np.isin(np.arange(len(judged.values.places)), [*why]), why.__getitem__, "implausible")
 
 
 def _most_samples_per_s(
@@ -209,100 +128,78 @@ def _cores(evidence: Evidence) -> int:
     return max((survey.cores or MOST_CORES for survey in evidence.surveys.values()), default=MOST_CORES)
 
 
-def host_bound(asked: Asked) -> Caveat | None:
+def host_bound(judged: Judged) -> None:
     """GPUs wait for their host: strong scaling then says nothing about GPUs or links."""
-    case, is_cuda = asked.case, asked.evidence.plan.device_type == "cuda"
+    case, is_cuda = judged.case, judged.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
-        return None
-    total, count = asked.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
-    busy = total / np.where(count > 0, count, np.nan)
-
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        if not busy[place] < HOST_BOUND_UTILIZATION:
-            return verdict
-        reason = (
+        return
+    total, count = judged.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
+    busy, batch = total / np.where(count > 0, count, np.nan), case.workload.global_batch_size
+    judged.open(
+        busy < HOST_BOUND_UTILIZATION,
+        lambda place: (
             f"host-bound: GPUs were {percent(busy[place])} busy (below {percent(HOST_BOUND_UTILIZATION)}); a global "
-            f"batch of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means "
-            "nothing"
-        )
-        return _doubted(verdict, reason, "host-bound")
-
-    return Caveat(busy < HOST_BOUND_UTILIZATION, apply)
+            f"batch of {batch} is too small for {case.world_size} GPUs, so this result means nothing"
+        ),
+        "host-bound", ANY,
+    )  # fmt: skip
 
 
-def stalled_devices(asked: Asked) -> Caveat | None:
+def stalled_devices(judged: Judged) -> None:
     """Devices only wait: their utilization, which NVML counts as busy, proves nothing."""
-    if not asked.case.requirement.definition.reads_utilization:
-        return None
-    evidence, places = asked.evidence, asked.values.places
+    if not judged.case.requirement.definition.reads_utilization:
+        return
+    told = judged.evidence.telemetry
+    for place in np.flatnonzero(judged.codes == PASSED).tolist():
+        name = str(judged.values.places[place])
+        if name != WHOLE and name not in told.hosts:
+            judged.note(place, "" if judged.evidence.plan.device_type == "cpu" else POWER_UNKNOWN)
+            continue
+        rounds = judged.rounds(name)
+        telemetry = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
+        judged.take(place, with_stalled_devices(judged.verdict_on(place), rounds, telemetry))
 
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        rounds = asked.rounds(str(places[place]))
-        told = evidence.telemetry.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
-        return with_stalled_devices(verdict, rounds, told)
 
-    where = np.array([place in evidence.telemetry.hosts for place in places], np.bool_)
-    # A node without telemetry gets the note that `apply` would make of it.
-    return Caveat(where, apply, () if evidence.plan.device_type == "cpu" else (POWER_UNKNOWN,))
-
-
-def skipped_steps(asked: Asked) -> Caveat | None:
+def skipped_steps(judged: Judged) -> None:
     """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
-    skipped, _ = asked.sums(lambda rounds: np.nansum(rounds.reading("skipped_steps"), axis=-1))
+    skipped, _ = judged.sums(lambda rounds: np.nansum(rounds.reading("skipped_steps"), axis=-1))
     if not skipped.any():
-        return None
-    steps, _ = asked.sums(lambda rounds: rounds.count.sum(axis=-1, dtype=np.float64))
+        return
+    steps, _ = judged.sums(lambda rounds: rounds.count.sum(axis=-1, dtype=np.float64))
+    notes = {
+        place: f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
+        for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist()
+    }
+    for place, note in notes.items():
+        judged.note(place, note)
+    judged.open(
+        skipped > MOST_SKIPPED_STEPS * steps,
+        lambda place: f"{notes[place]}: the rest is not the training that was to be measured",
+        of=(PASSED,),
+    )
 
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        if not skipped[place]:
-            return verdict
-        note = f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
-        verdict = replace(verdict, notes=(*verdict.notes, note))
-        if verdict.outcome != "passed" or skipped[place] <= MOST_SKIPPED_STEPS * steps[place]:
-            return verdict
-        return _doubted(verdict, f"{note}: the rest is not the training that was to be measured")
 
-    return Caveat(skipped > 0, apply)
-
-
-def slow_node(asked: Asked) -> Caveat | None:
+def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers = asked.peers
-    if peers is None or asked.case.requirement.definition.baseline != "alone":
-        return None
-    places = asked.values.places
+    peers, slow = judged.peers, defaultdict[int, list[Straggler]](list)
+    if peers is None or judged.case.requirement.definition.baseline != "alone":
+        return
+    row = {str(place): number for number, place in enumerate(judged.values.places)}
+    for straggler in peers.stragglers:
+        slow[row.get(straggler.host, -1)].append(straggler)
+    most = peers.evidence.plan.layout.ranks_per_node / 2
+    where = np.array([len(slow[place]) > most for place in range(len(row))], np.bool_)
+    reason = "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is no pass"
+    opened = judged.open(
+        where, lambda place: reason.format(len(slow[place]), slow[place][0].culprit.evidence), of=(PASSED,)
+    )
+    for place in opened:
+        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow[place]).values()]
+        named = nodes or [straggler.culprit for straggler in slow[place]]
+        judged.culprits[place] = tuple(replace(one, is_certain=not slow[place][0].ambiguous) for one in named)
 
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        slow = [straggler for straggler in peers.stragglers if straggler.host == places[place]]
-        if verdict.outcome != "passed" or 2 * len(slow) <= peers.evidence.plan.layout.ranks_per_node:
-            return verdict
-        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow).values()]
-        named = nodes or [straggler.culprit for straggler in slow]
-        culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
-        found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"
-        return _doubted(replace(verdict, culprits=culprits), f"{found}; good scaling relative to slow ranks is no pass")
 
-    slow = {straggler.host for straggler in peers.stragglers}
-    return Caveat(np.array([place in slow for place in places], np.bool_), apply)
-
-
-Rule: TypeAlias = Callable[[Asked], Caveat | None]
-# In the order in which they are applied.
-CAVEATS: Sequence[Rule] = (
-    missing_rounds, plausibility, beyond_the_peak, impossible_pace, host_bound, stalled_devices, skipped_steps,
-    slow_node,
-)  # fmt: skip
-# Those that concern the number itself.
+Rule: TypeAlias = Callable[[Judged], None]
+# Those that concern the number itself; and all, in the order in which they are applied.
 ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, impossible_pace, host_bound, skipped_steps)
-
-
-def caveats_on(asked: Asked, rules: Sequence[Rule] = CAVEATS) -> list[Caveat]:
-    """The caveats that may concern any of its places."""
-    return [found for rule in rules if (found := rule(asked)) is not None]
-
-
-def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
-    """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
-    if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
-        return verdict
-    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT))
+CAVEATS: Sequence[Rule] = (missing_rounds, *ON_NUMBERS[:-1], stalled_devices, skipped_steps, slow_node)

@@ -6,12 +6,13 @@ A metric is an expression on arrays whose last axis are the ranks of a place. To
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
 import numpy as np
 
+from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -153,7 +154,7 @@ class Arms:
     world_size: int
     slowness: FloatArray | float = 1.0
     flops_per_sample: float | None = None
-    seeded: IntArray | int = 0
+    seeded: IntArray = field(default_factory=lambda: np.zeros((), np.int64))
 
     @property
     def baseline(self) -> ArmRounds:
@@ -368,34 +369,3 @@ def step_time_cv(measured: ArmRounds) -> FloatArray:
     squares = np.where(is_step, steps_s - mean_s[..., np.newaxis], 0.0) ** 2
     of_steps = np.sqrt(squares.sum(axis=-1) / np.maximum(count - 1, 1)) / mean_s
     return measured.most(np.where(count > 1, of_steps, measured.reading("step_stdev_s") / measured.mean_step_s))
-
-
-def agreeing_share(measured: ArmRounds, seeded: IntArray | int) -> FloatArray:
-    """Share of ranks in the largest group with equal parameters and an equal seeded step, (rounds, …).
-
-    1 if all agree. Two ranks that differ are two groups of one, neither a majority: 0.5. NaN if any rank lacks a
-    checksum of either kind: an unknown result does not count as agreement.
-    """
-    present, results = measured.present, (measured.digest, np.broadcast_to(seeded, measured.digest.shape))
-    is_unknown = (present & ((results[0] == 0) | (results[1] == 0))).any(axis=-1)
-    found = np.where(present.any(axis=-1) & ~is_unknown, 1.0, np.nan)
-    for at in map(tuple, np.argwhere(~(np.isnan(found) | are_alike(measured, seeded))).tolist()):
-        of_ranks = np.stack([one[at][present[at]] for one in results])
-        found[at] = np.unique(of_ranks, axis=1, return_counts=True)[1].max() / of_ranks.shape[1]
-    return found
-
-
-def are_alike(measured: ArmRounds, seeded: IntArray | int) -> BoolArray:
-    """Whether results of all present ranks are equal, (rounds, …); `seeded` has numbers of their own results."""
-    if not measured.present.size:
-        return np.ones(measured.present.shape[:-1], np.bool_)
-    first = measured.present.argmax(axis=-1)[..., np.newaxis]
-    results = measured.digest, np.broadcast_to(seeded, measured.digest.shape)
-    alike = [~measured.present | (one == np.take_along_axis(one, first, axis=-1)) for one in results]
-    return np.asarray((alike[0] & alike[1]).all(axis=-1))
-
-
-def numbered(results: Sequence[Hashable]) -> IntArray:
-    """Equal numbers for equal results, 0 for none, (results,)."""
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(one, len(numbers) + 1) if one else 0 for one in results], np.int64)

@@ -4,7 +4,7 @@ The rule is that of `peers`, and times are the inverse of bandwidths. Memory cop
 run, which are of one model. Host links and pairs of GPUs inside a node differ by position, because of the host's
 topology, so their peers are the same local rank, or pair of local ranks, on the other nodes.
 
-Culprits are found as for a bound (`probe_culprits`): a pair blames its link, unless a GPU is slow with all partners,
+Culprits are found as for a bound (`links`): a pair blames its link, unless a GPU is slow with all partners,
 and a node whose places are all slow is named as a whole. None is certain if half of the places that should be alike are
 beyond: then it is unknown which of them are normal.
 """
@@ -16,17 +16,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.combining import Clear, PlaceVerdict
+from pytest_ddpscale.judge.links import with_probe_culprits
 from pytest_ddpscale.judge.peers import Compared, compare
-from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
+from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.uniformity import verdict_on_places
 from pytest_ddpscale.judge.values import JudgedPlace, Values, why_incomplete
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
-from pytest_ddpscale.util.arrays import FloatArray, IntArray
+from pytest_ddpscale.util.arrays import IntArray
 
 
 def judge_probe_uniformity(
@@ -54,8 +53,9 @@ def judge_probe_uniformity(
     verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
     if verdict.outcome != "failed":
         return verdict
-    judged = _of_each(blank, case, places, compared, bandwidths, due)
-    verdict = with_probe_culprits(verdict, judged, len(evidence.plan.layout.groups_of_round(case.probe)), evidence)
+    is_enough = compared.rounds >= due
+    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN)
+    verdict = with_probe_culprits(verdict, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
     if _most_are_normal(compared, positions):
         return verdict
     return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in verdict.culprits))
@@ -74,27 +74,3 @@ def _most_are_normal(compared: Compared, positions: IntArray) -> bool:
     """Whether fewer than half of the places of each position are beyond."""
     beyond = np.bincount(positions, compared.beyond)
     return bool((2 * beyond < np.bincount(positions)).all())
-
-
-def _of_each(
-    blank: Verdict, case: NodeCase, places: Sequence[JudgedPlace], compared: Compared, bandwidths: FloatArray, due: int
-) -> list[PlaceVerdict]:
-    """A verdict on the bandwidth of each place, bounded by the median of its peers less the limit."""
-    assert case.probe is not None
-    metric = METRICS[KINDS[case.probe.operation.kind].metric]
-    limit, typical = case.requirement.bound, np.nanmedian(bandwidths, axis=1)
-    is_enough = compared.rounds >= due
-
-    def of(at: int, place: JudgedPlace) -> PlaceVerdict:
-        value, rounds = float(typical[at]), int(compared.rounds[at])
-        margin = float(limit / compared.ratio[at]) - 1
-        if not (compared.beyond[at] and is_enough[at]):
-            outcome: VerdictOutcome = "passed" if compared.within[at] and is_enough[at] else "inconclusive"
-            return PlaceVerdict(place, lambda _: blank, Clear(value, margin, rounds, outcome=outcome))
-        bound = {"at_least": value * float(compared.ratio[at]) / limit}
-        failed = replace(
-            blank, metric=metric.name, unit=metric.unit, bound=bound, outcome="failed", value=value, rounds=rounds
-        )
-        return PlaceVerdict(place, lambda _: failed)
-
-    return [of(at, place) for at, place in enumerate(places)]

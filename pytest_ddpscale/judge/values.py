@@ -23,6 +23,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from msgspec import Struct
 
+from pytest_ddpscale.judge.agreement import numbered
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.metrics import (
     GIGA,
@@ -34,7 +35,6 @@ from pytest_ddpscale.judge.metrics import (
     errors_of,
     groups,
     merged,
-    numbered,
     on_hosts,
     slowness_of,
 )
@@ -161,12 +161,13 @@ def _nothing(scale: Scale, why: Missing) -> Values[Any]:
 
 def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[str]:
     found, metric = groups_of(question, study, evidence), question.metric
-    seeded, ranks = evidence.seeded_checksums(study.id), found.merged[-1].ranks.numbers.tolist()
     arms = Arms(
         found.arms[-1], found.arms[0] if question.baseline else None, question.world_size,
         _slowness(question, study, evidence, found), evidence.flops_per_sample.get(study.id),
-        numbered([seeded.get(rank) for rank in ranks])[found.columns[-1]] if metric.compares_results else 0,
     ).paired  # fmt: skip
+    if metric.compares_results:
+        ranks = found.merged[-1].ranks.numbers.tolist()
+        arms = replace(arms, seeded=numbered(evidence.seeded_checksums(study.id), ranks)[found.columns[-1]])
     if metric.reads_own_pace:
         numbers, samples = _over_peers(question, study, evidence, found.places)
     else:

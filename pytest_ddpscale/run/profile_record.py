@@ -9,8 +9,6 @@ from msgspec import Meta
 from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 from pytest_ddpscale.run.strict_json import Count, Positive, Record
 
-# Tolerance for rounding of the trace's clock and of the written numbers.
-_SLACK_MS = 0.01
 Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
 
 
@@ -48,14 +46,6 @@ class ProfiledStep(Record, frozen=True, kw_only=True):
     idle_ms: Milliseconds
     all_reduce_ms: Milliseconds
     hidden_ms: Milliseconds
-
-    def __post_init__(self) -> None:
-        parts = self.compute_ms, self.waiting_ms, self.idle_ms
-        if abs(self.step_ms - sum(parts)) > _SLACK_MS:
-            raise ValueError(f"a step of {self.step_ms} ms has parts of {[*parts]} ms; expected them to add up")
-        if self.hidden_ms > self.all_reduce_ms + _SLACK_MS:
-            found = f"hidden_ms is {self.hidden_ms} of {self.all_reduce_ms} ms of all-reduce"
-            raise ValueError(f"{found}; expected no more")
 
 
 class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profile"):

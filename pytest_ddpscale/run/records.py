@@ -6,10 +6,9 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.place import Place
@@ -20,7 +19,6 @@ from pytest_ddpscale.run.strict_json import (
     Seconds,
     UnixSeconds,
 )
-from pytest_ddpscale.util.arrays import IntArray
 
 # Round number of decisions before the first round of a study.
 BEFORE_ROUNDS = -1
@@ -72,11 +70,6 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
-
-    def refuse_without(self, rank: int) -> None:
-        """Raises ValueError if it has no such rank."""
-        if rank >= self.world_size:
-            raise ValueError(f"rank {rank} is named, but gang {self.gang} has {self.world_size} ranks")
 
     @property
     def places(self) -> list[Place]:
@@ -142,9 +135,6 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
     study: str
     gang: Count
     ranks: Annotated[tuple[SeededStep, ...], Meta(min_length=1)]
-
-    def __post_init__(self) -> None:
-        refuse_twice([one.rank for one in self.ranks])
 
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
@@ -221,15 +211,6 @@ class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_er
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
     """The gangs among records, by number."""
     return {record.gang: record for record in records if isinstance(record, GangRecord)}
-
-
-def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
-    """Refuse duplicate ranks. Raises ValueError."""
-    twice = int((np.diff(np.sort(ranks)) == 0).sum())
-    if twice:
-        raise ValueError(
-            f"ranks has {len(ranks)} values, but {len(ranks) - twice} different ones; expected each rank once"
-        )
 
 
 class RankMemory(Record, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ One run may have several gangs, on different hosts, devices and software.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from pytest_ddpscale.run.block import Block
@@ -36,13 +36,6 @@ def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
     return {host: [ranks[number] for number in sorted(ranks)] for host, ranks in sorted(found.items())}
 
 
-def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
-    """The last gang that measured each study, by study id."""
-    gangs = gangs_by_number(records)
-    measured = (record for record in records if isinstance(record, Block | SeededSteps))
-    return {record.study: gangs[record.gang] for record in measured}
-
-
 def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
     """Why hosts were lost, by host, unless they took part again later: were surveyed, or in a gang."""
     lost: dict[str, str] = {}
@@ -62,55 +55,41 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
     none. A launch with fewer ranks on the same hosts is no contradiction. If there are surveys, each measured node
     needs one.
     """
-    gangs = sorted(gangs_of(records).items())
-    for (one, first), (other, second) in combinations(gangs, 2):
-        if first is second:
+    gangs = gangs_by_number(records)
+    measured = {one.study: gangs[one.gang] for one in records if isinstance(one, Block | SeededSteps)}
+    for (one, gang), (other, another) in combinations(sorted(measured.items()), 2):
+        if gang is another:
             continue
-        hosts, others_hosts = set(first.hosts), set(second.hosts)
-        if hosts != others_hosts:
-            return (
-                f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others_hosts)}"
-            )
-        devices, others = ({(place.host, place.uuid) for place in gang.places} for gang in (first, second))
-        if not (devices <= others or others <= devices):
-            return (
-                f"studies were measured on different devices: {one} and {other} differ in "
-                f"{_names({f'{device} of {host}' for host, device in devices ^ others})}"
-            )
-        versions, others_versions = first.versions_of(0), second.versions_of(0)
-        for name in _VERSIONS:
-            if versions.get(name) != others_versions.get(name):
-                return (
-                    f"studies were measured with different software: {one} with {name} {versions.get(name)}, "
-                    f"{other} with {name} {others_versions.get(name)}"
-                )
+        hosts, others = {*gang.hosts}, {*another.hosts}
+        if hosts != others:
+            return f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others)}"
+        devices, theirs = ({f"{place.uuid} of {place.host}" for place in its.places} for its in (gang, another))
+        if not (devices <= theirs or theirs <= devices):
+            names = _names(devices ^ theirs)
+            return f"studies were measured on different devices: {one} and {other} differ in {names}"
+        if software := _other_software(one, gang.versions_of(0), other, another.versions_of(0)):
+            return f"studies were measured with different software: {software}"
     surveyed = {record.host for record in records if isinstance(record, Survey)}
-    for _, gang in gangs:
-        if why := _why_not_one_software(gang, by_host=bool(surveyed)):
-            return why
-    unseen = {host for _, gang in gangs for host in gang.hosts} - surveyed
+    for gang in measured.values():
+        first: dict[str, int] = {}  # rank by host; with surveys the node check `versions` compares hosts
+        for rank, place in enumerate(gang.places):
+            other_rank = first.setdefault(place.host if surveyed else "", rank)
+            one, other = (f"rank {at} on {gang.ranks[at].place.host}" for at in (other_rank, rank))
+            if software := _other_software(one, gang.versions_of(other_rank), other, gang.versions_of(rank)):
+                return f"ranks were measured with different software: {software}"
+    unseen = {host for gang in measured.values() for host in gang.hosts} - surveyed
     if surveyed and unseen:
         return f"measured on {_names(unseen)}, but the surveyed nodes are {_names(surveyed)}"
     return ""
 
 
-def _why_not_one_software(gang: GangRecord, *, by_host: bool) -> str:
-    """Why ranks of a gang have not the same software; empty if they have.
+Versions = Mapping[str, str | None]
 
-    `by_host` compares ranks of one host only: hosts are compared by their surveys, with the node check `versions`.
-    """
-    first: dict[str, int] = {}
-    for rank, place in enumerate(gang.places):
-        other = first.setdefault(place.host if by_host else "", rank)
-        versions, others = gang.versions_of(rank), gang.versions_of(other)
-        for name in _VERSIONS:
-            found, expected = versions.get(name), others.get(name)
-            if found != expected:
-                return (
-                    f"ranks were measured with different software: rank {other} on {gang.ranks[other].place.host} with "
-                    f"{name} {expected}, rank {rank} on {place.host} with {name} {found}"
-                )
-    return ""
+
+def _other_software(one: str, versions: Versions, other: str, others: Versions) -> str:
+    """``ONE with torch 2.9.0, OTHER with torch 2.10.0``; empty if both have the same."""
+    name = next((name for name in _VERSIONS if versions.get(name) != others.get(name)), "")
+    return name and f"{one} with {name} {versions.get(name)}, {other} with {name} {others.get(name)}"
 
 
 def _names(names: set[str]) -> str:

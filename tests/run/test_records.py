@@ -68,7 +68,6 @@ RANK: dict[str, Any] = {
     "channels_within_node": {"P2P/CUMEM": 24}, "channels_between_nodes": {"NET/IB/GDRDMA": 8}, "unreadable": ["what?"],
 }  # fmt: skip
 TRANSPORT = {"kind": "transport", "study": "weak/r", "gang": 0, "ranks": [RANK, {"rank": 2, "network": "IB"}]}
-SEEDED: dict[str, Any] = {"kind": "seeded_step", "study": "w", "gang": 0, "ranks": [{"rank": 0, "checksum": "a"}]}
 EMPTY = GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.5)
 FULL = GpuReadings(
     started_unix_s=1000.0, ended_unix_s=1002.0, polls=2, utilization=0.97, power_w=410.5, energy_j=1026.0,
@@ -177,14 +176,6 @@ def waits(seconds: float) -> dict[str, Any]:
     return {"series": {"waited_s": base64.b64encode(step_bytes([seconds] * 12)).decode()}}
 
 
-def connected(**changes: Any) -> dict[str, Any]:
-    return {"ranks": [RANK | changes]}
-
-
-def profiled(**changes: Any) -> dict[str, Any]:
-    return {"steps": [PROFILE["steps"][0] | changes]}
-
-
 @rows(
     ("line", "changes", "found"),
     [
@@ -211,7 +202,6 @@ def profiled(**changes: Any) -> dict[str, Any]:
         read_as("skipped_steps", 0.5),
         read_as("is_correct", 1, "of a rank is out of range; expected 0 to 1 (true or false)"),
         read_as("is_correct", [True, None, True]),
-        (BLOCK, {"readings": {"skipped_steps": 5}}, "skipped_steps=5; expected at most 4 steps"),
         (BLOCK, {"readings": {"energy_j": [1.0, 2**53 + 1, 1.0]}}, "Expected `int` <="),
         (BLOCK, {"readings": {"mood": 1}}, "unknown name 'mood'; expected one of utilization, energy_j"),
         (BLOCK, {"unread": {"colour": "none"}}, "unknown name 'colour'; expected one of utilization, energy_j"),
@@ -220,7 +210,7 @@ def profiled(**changes: Any) -> dict[str, Any]:
         (BLOCK, {"digests": "c0ffee"}, "at `$.digests`"),
         (BLOCK, {"digests": "0" * 32}, "digests has 32 digits; expected 16 for each of 3 ranks"),
         (BLOCK, {"ranks": []}, "Expected `array` of length >= 1"),
-        (BLOCK, {"ranks": [0, 1, 1]}, "ranks has 3 values, but 2 different ones; expected each rank once"),
+        (BLOCK, {"ranks": [0, 1, 1]}, "ranks has 3 values; expected each rank once"),
         (BLOCK, {"ranks": [0, 1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (BLOCK, {"gang": 1}, "gang 1 was not announced before"),
         (BLOCK, {"kind": "timde"}, "Invalid value 'timde' - at `$.kind`"),
@@ -229,18 +219,13 @@ def profiled(**changes: Any) -> dict[str, Any]:
         (GANG, {"gang": 0}, "a second gang 0"),
         (GANG, {"ranks": [{"place": {"host": "n", "uuid": "GPU-0"}}]}, "place has no local rank or no device (uuid)"),
         (GANG, {"ranks": [{"place": {"host": "n", "local_rank": 0}}]}, "device (uuid) - at `$.ranks[0]`"),
-        (TRANSPORT, connected(channels={"P2P/CUMEM": 24, "SHM": -1}), "Expected `int` >= 0"),
-        (TRANSPORT, connected(channels_within_node={"P2P/CUMEM": 25}), "expected at most the 24 that there are"),
-        (TRANSPORT, {"ranks": [RANK, RANK]}, "expected each rank once"),
-        (SEEDED, {"ranks": SEEDED["ranks"] * 2}, "expected each rank once"),
+        (TRANSPORT, {"ranks": [RANK | {"channels": {"P2P/CUMEM": 24, "SHM": -1}}]}, "Expected `int` >= 0"),
         (TELEMETRY, {"ended_unix_s": 1000.0}, "a window ends before it began"),
         (TELEMETRY, {"energy_j": [1.0]}, "energy_j has 1 values; expected 2"),
         (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
         (TELEMETRY, {"ranks": [1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (PROFILE, {"rank": 4}, "rank 4 is named, but gang 0 has 4 ranks"),
-        (PROFILE, profiled(compute_ms=70.0), "expected them to add up"),
-        (PROFILE, profiled(hidden_ms=41.0), "expected no more"),
-        (PROFILE, profiled(step_ms=-1.0), ">= 0"),
+        (PROFILE, {"steps": [PROFILE["steps"][0] | {"step_ms": -1.0}]}, ">= 0"),
         (PROFILE, {"problem": "none"}, "expected one of the two"),
         (PROFILE, {"buckets": [{"bytes": 0, "begins_ms": 1, "took_ms": 1, "hidden_ms": 1}]}, ">= 1"),
         (NODE, {"host": 3}, "Expected `str`, got `int` - at `$.host`"),

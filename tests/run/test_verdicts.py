@@ -51,6 +51,26 @@ def test_all_that_is_said_survives(tmp_path: Path) -> None:
 
 
 @rows(
+    ("code", "said"),
+    [
+        ("passed", {}),
+        ("below-bound", {"outcome": "failed"}),
+        ("above-bound", {"outcome": "failed", "bound": {"at_most": 1.0}}),
+        ("wrong-data", {"outcome": "failed", "flags": ("wrong-data",)}),
+        ("bound-inside", {"outcome": "inconclusive", "interval": (0.9, 1.1)}),
+        ("doubted", {"outcome": "inconclusive", "interval": (1.1, 1.2)}),
+        ("no-interval", {"outcome": "inconclusive"}),
+        ("host-bound", {"outcome": "inconclusive", "flags": ("undecided", "host-bound")}),
+        ("interrupted", {"outcome": "not_measured", "flags": ("interrupted",)}),
+        ("not-measured", {"outcome": "not_measured"}),
+        ("error", {"outcome": "error"}),
+    ],
+)
+def test_the_reason_in_a_word(code: str, said: dict[str, Any]) -> None:
+    assert replace(PASSED, **said).code == code
+
+
+@rows(
     ("bound", "value", "margin"),
     [
         ({"at_least": 100.0}, 90.0, -0.1),
@@ -85,21 +105,20 @@ def test_a_verdict_that_cannot_be_is_refused(verdict: Verdict, change: dict[str,
 
 
 @rows(
-    ("says", "verdicts", "others", "is_by_all"),
+    ("says", "verdicts", "others"),
     [
-        ("accepted", (FAILED,), {}, "rejected"),
-        ("incomplete", (FAILED,), {}, "rejected"),
-        ("accepted", (PASSED,), {"blockers": (Blocker("run", "acceptance", "a node was lost"),)}, "incomplete"),
-        ("accepted", (WAIVED,), {}, "accepted_with_waivers or incomplete or partial"),
-        ("rejected", (PASSED,), {}, "accepted or incomplete or partial"),
-        ("accepted", (PASSED,), {"not_selected": 1}, "incomplete or partial"),
-        ("accepted", (PASSED, UNMEASURED), {"allows_unmeasured": True}, "incomplete"),
+        ("accepted", (FAILED,), {}), ("partial", (FAILED,), {}),
+        ("accepted", (PASSED,), {"blockers": (Blocker("run", "acceptance", "a node was lost"),)}),
+        ("accepted", (WAIVED,), {}), ("accepted_with_waivers", (PASSED,), {}),
+        ("rejected", (PASSED,), {}),
+        ("accepted", (PASSED,), {"not_selected": 1}),
+        ("accepted", (PASSED, UNMEASURED), {"allows_unmeasured": True}),
     ],
-)
+)  # fmt: skip
 def test_an_outcome_that_verdicts_and_blockers_contradict_is_refused(
-    tmp_path: Path, says: RunOutcome, verdicts: tuple[Verdict, ...], others: dict[str, Any], is_by_all: str
+    tmp_path: Path, says: RunOutcome, verdicts: tuple[Verdict, ...], others: dict[str, Any]
 ) -> None:
-    with pytest.raises(RunDirectoryError, match=f"says {says}, but is {is_by_all} by its verdicts and blockers"):
+    with pytest.raises(RunDirectoryError, match=f"says {says}, against its verdicts and blockers"):
         read(tmp_path, Judgement("cpu", says, "all is well", verdicts, **others))
 
 
