@@ -12,11 +12,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import with_stalled_devices
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
-from pytest_ddpscale.judge.stragglers import node_culprit
+from pytest_ddpscale.judge.slow import SlowRanks, culprits_of
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
@@ -72,7 +71,7 @@ class Asked:
     limit: int = 0
     due: int = 0
     groups: Sequence[Groups] = ()
-    peers: RankComparison | None = None
+    peers: SlowRanks | None = None
 
     @property
     def value_of(self) -> FloatArray:
@@ -278,20 +277,19 @@ def slow_node(asked: Asked) -> Caveat | None:
     peers = asked.peers
     if peers is None or asked.case.requirement.definition.baseline != "alone":
         return None
-    places = asked.values.places
+    places, found, ranks = asked.values.places, peers.slow, peers.pace.ranks
+    hosts, most = ranks.hosts[found.at], asked.evidence.plan.layout.ranks_per_node / 2
 
     def apply(verdict: Verdict, place: int) -> Verdict:
-        slow = [straggler for straggler in peers.stragglers if straggler.host == places[place]]
-        if verdict.outcome != "passed" or 2 * len(slow) <= peers.evidence.plan.layout.ranks_per_node:
+        rows = np.flatnonzero(hosts == places[place])
+        if verdict.outcome != "passed" or len(rows) <= most:
             return verdict
-        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow).values()]
-        named = nodes or [straggler.culprit for straggler in slow]
-        culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
-        found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"
-        return _doubted(replace(verdict, culprits=culprits), f"{found}; good scaling relative to slow ranks is no pass")
+        culprits = culprits_of(ranks, found, rows)
+        slow = f"{len(rows)} of its ranks are slow without communication ({culprits[0].evidence})"
+        verdict = replace(verdict, culprits=tuple(culprits))
+        return _doubted(verdict, f"{slow}; good scaling relative to slow ranks is no pass")
 
-    slow = {straggler.host for straggler in peers.stragglers}
-    return Caveat(np.array([place in slow for place in places], np.bool_), apply)
+    return Caveat(np.array([place in set(hosts) for place in places], np.bool_), apply)
 
 
 Rule: TypeAlias = Callable[[Asked], Caveat | None]

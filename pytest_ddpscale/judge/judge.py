@@ -19,15 +19,14 @@ from pytest_ddpscale.judge.combining import (
     why_nodes_missing,
     with_failed_nodes,
 )
-from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
-from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
-from pytest_ddpscale.judge.uniformity import judge_uniformity
+from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.judge.wrong_data import with_wrong_data
@@ -72,13 +71,13 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
     if why is not None:
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
         return with_gpu_errors(verdict, study.id, evidence)
-    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
+    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     if case.requirement.definition.reads_own_pace:
         due = _rounds_due(evidence, study.id, begun, arms)
         verdict = judge_uniformity(blank, case, study, evidence, due)
         return verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
-    peers = RankComparison(study, evidence, case.peers.computing)
+    peers = SlowRanks(study, evidence, case.peers.computing)
     asked = Asked(
         case, evidence, values, blank.confidence, study.rounds, _rounds_due(evidence, study.id, begun, arms),
         groups_of(question, study, evidence), peers if is_by_node else None,
