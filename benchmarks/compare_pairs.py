@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
-from pytest_ddpscale.judge.intervals import NEGLIGIBLE_CHANGE
+from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.columns import columns_of

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.bounds import against_bound
-from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.judge.sequential import EProcesses, FloatArray
+from pytest_ddpscale.judge.judged import against_bound
+from pytest_ddpscale.judge.stats import estimate, log_evidence
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
+from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Requirement, Source
 
@@ -63,9 +63,8 @@ def verdict_of(outcome: VerdictOutcome, name: str, rounds: int = 0) -> Verdict:
 
 def judged(logs: FloatArray, name: str, confidence: float) -> Verdict:
     """The verdict of this project on logarithms of value over bound, one a round."""
-    values = np.exp(logs)
-    blank = verdict_of("not_measured", name)
-    return against_bound(blank, REQUIREMENT, values, lambda: estimate_of(values, "factors", confidence))
+    found = estimate(np.exp(logs)[np.newaxis], "factors", confidence)
+    return against_bound(verdict_of("not_measured", name), REQUIREMENT, found)
 
 
 def run(logs: FloatArray, confidence: float) -> list[Verdict]:
@@ -79,7 +78,7 @@ def run(logs: FloatArray, confidence: float) -> list[Verdict]:
     found = [verdict_of("inconclusive", str(row), limit) for row in range(len(logs))]
     for rounds in range(FEWEST_ROUNDS, limit + 1):
         # Only where the bound is outside the interval anything may be decided: the judge is slower to ask.
-        against = EProcesses(logs[going_on, :rounds]).log_evidence(np.zeros(len(going_on)))
+        against = log_evidence(logs[going_on, :rounds], np.zeros(len(going_on)))
         asked = going_on[against >= -np.log(1 - confidence) - 1e-6].tolist()
         verdicts = {row: judged(logs[row, :rounds], str(row), confidence) for row in asked}
         for row, verdict in verdicts.items():

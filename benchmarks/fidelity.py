@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
+from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.arm import Arm

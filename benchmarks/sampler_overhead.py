@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
+from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
 from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.sequential import EProcesses
+from pytest_ddpscale.judge.stats import intervals
 from pytest_ddpscale.simulate.round_noise import FloatArray
 
 CONFIDENCE = 0.95
@@ -44,7 +44,7 @@ def widths(runs: int, seed: int) -> list[Width]:
     series: FloatArray = np.random.default_rng(seed).standard_normal((runs, max(ROUNDS)))
     found = []
     for rounds in ROUNDS:
-        low, high = EProcesses(series[:, :rounds]).intervals(CONFIDENCE).T
+        _, low, high = intervals(series[:, :rounds], CONFIDENCE)
         median, most = np.quantile((high - low) / 2, (0.5, 0.8)).tolist()
         found.append(Width(rounds, median, most))
     return found

@@ -32,10 +32,7 @@ from functools import partial
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.estimating import NEGLIGIBLE_DRIFT, estimate
-from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.sequential import EProcesses
-from pytest_ddpscale.judge.steadiness import find_drifts
+from pytest_ddpscale.judge.stats import NEGLIGIBLE_DRIFT, estimate, find_drifts, log_evidence, t_quantile
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 
@@ -100,17 +97,15 @@ class Scenario:
 def verdicts(logs: FloatArray, limit: int) -> FloatArray:
     """Verdicts of this project, for values so near the bound that none is far from it."""
     found = estimate(np.exp(logs), "factors", CONFIDENCE, limit, alike=1)
-    above, below = (found.low >= 1) & found.leave(1.0, 1), (found.high < 1) & found.leave(1.0, -1)
-    return np.where(above, 1.0, np.where(below, -1.0, 0.0))
+    return found.against(1.0, 1)[0].astype(np.float64)
 
 
 def interval_alone(logs: FloatArray, _: int) -> FloatArray:
     """The confidence sequence, widened by a drift."""
-    processes, bound = EProcesses(logs), np.zeros(len(logs))
-    is_out = processes.log_evidence(bound) >= -math.log(1 - CONFIDENCE)
-    decided = np.where(is_out, np.where(processes.centres >= 0, 1.0, -1.0), 0.0)
-    drifts = find_drifts(logs, NEGLIGIBLE_DRIFT)
-    return np.where(drifts.are_seen & (drifts.gone_on * decided < 0), 0.0, decided)
+    is_out = log_evidence(logs, np.zeros(len(logs))) >= -math.log(1 - CONFIDENCE)
+    decided = np.where(is_out, np.where(logs.mean(axis=1) >= 0, 1.0, -1.0), 0.0)
+    drifts, gone_on = find_drifts(logs, NEGLIGIBLE_DRIFT)
+    return np.where(~np.isnan(drifts) & (gone_on * decided < 0), 0.0, decided)
 
 
 def naive(logs: FloatArray, _: int) -> FloatArray:

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.judge.stats import t_quantile
 
 # Chance that any node of a sound cluster is left out, over all nodes and values.
 FALSE_EXCLUSIONS = 0.01

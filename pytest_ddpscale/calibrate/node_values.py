@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.caveats import ON_NUMBERS, Asked, caveats_on
+from pytest_ddpscale.judge.caveats import ON_NUMBERS, Asked
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.judged import Judged, blank_verdict
 from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.rounds import WHOLE
+from pytest_ddpscale.judge.stats import PASSED
 from pytest_ddpscale.judge.values import groups_of, matching_study, why_no_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -120,8 +122,12 @@ def _usable(asked: Asked, names: Sequence[str], most_rounds: int) -> list[NodeVa
     """
     found, definition = asked.values.estimated(CONFIDENCE), asked.case.requirement.definition
     is_usable = ~np.isnan(found.low) & (found.rounds == found.rounds.max(initial=0)) & (found.rounds >= FEWEST_ROUNDS)
-    for caveat in caveats_on(asked, ON_NUMBERS):
-        is_usable &= ~caveat.where
+    judged = Judged(blank_verdict(asked.case, CONFIDENCE), asked.case.requirement, (), found)
+    judged.codes[:], judged.notes = PASSED, {}
+    for rule in ON_NUMBERS:
+        rule(asked, judged)
+    is_usable &= judged.codes == PASSED
+    is_usable[[place for at in judged.notes.values() for place in at]] = False
     end = found.high if definition.upper_bound else found.low
     reach = np.abs(np.log(end / found.values)) if definition.scale == "factors" else np.abs(end - found.values)
     reach *= np.sqrt(np.minimum(1.0, found.rounds / max(1, most_rounds)))

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.judge.stats import t_quantile
 
 
 @dataclass(frozen=True)

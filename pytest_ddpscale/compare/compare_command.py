@@ -44,8 +44,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
     from pytest_ddpscale.compare.compared_run import read_compared_run
     from pytest_ddpscale.compare.comparing import compare_runs
+    from pytest_ddpscale.compare.ddp_benchmark_file import report_at
     from pytest_ddpscale.compare.gate import Gate
-    from pytest_ddpscale.run.ddp_benchmark_file import report_at
 
     fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
     if arguments.allow_missing and fail_below is None:
@@ -62,8 +62,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Gate) -> int:
     from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
+    from pytest_ddpscale.compare.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
     from pytest_ddpscale.compare.ddp_benchmark_lines import benchmark_comparison_json, benchmark_comparison_lines
-    from pytest_ddpscale.run.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
 
     expected = f"two reports of PyTorch's DDP benchmark, or run directories with {FILE_NAME}"
     found_at = [report_at(path) for path in arguments.directories]

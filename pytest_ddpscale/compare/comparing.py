@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.configuration import ConfigurationDifference, configuration_differences
+from pytest_ddpscale.compare.value_change import ValueChange, change_between
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
+from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.judge.values import values, worst_value
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU, Metric
 from pytest_ddpscale.plan.planner import Question

@@ -3,7 +3,7 @@
 diff.py (github.com/pytorch/pytorch, benchmarks/distributed/ddp/diff.py) pools all steps of all ranks for percentiles.
 Pooled steps are not independent. Ranks wait for each other, so for the interval a step counts once, as the mean of its
 ranks. Successive steps are correlated, which the interval of a series allows for up to 0.5
-(`pytest_ddpscale.judge.estimating`). If a file records which steps belong to a round, rounds count instead of steps.
+(`pytest_ddpscale.judge.stats`). If a file records which steps belong to a round, rounds count instead of steps.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pytest_ddpscale.judge.estimating import estimate_of
-from pytest_ddpscale.judge.intervals import Estimate, ValueChange, change_between
+from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
+from pytest_ddpscale.compare.value_change import ValueChange, change_between
 from pytest_ddpscale.judge.metrics import percentile
-from pytest_ddpscale.run.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
+from pytest_ddpscale.judge.stats import Estimate, estimate_of
 
 PERCENTS_OF_DIFF = (75, 95)
 ABSENT_KEY = "-"

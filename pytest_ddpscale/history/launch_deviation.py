@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import LEAST_SPREAD, Reference
-from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.judge.stats import t_quantile
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.run.evidence import Evidence

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pytest_ddpscale.judge.intervals import t_quantile
+from pytest_ddpscale.judge.stats import t_quantile
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 
 CONFIDENCE = 0.95

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import with_agreement
-from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
-from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_budget
-from pytest_ddpscale.judge.combining import (
-    Clear,
-    PlaceVerdict,
-    combined,
-    judge_each,
-    why_nodes_missing,
-    with_failed_nodes,
-)
-from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
+from pytest_ddpscale.judge.caveats import CAVEATS, Asked
+from pytest_ddpscale.judge.coverage import with_gpu_errors
+from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict, place_verdicts
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
+from pytest_ddpscale.judge.stats import ABSENT, FAILED
 from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
@@ -34,7 +26,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 
@@ -43,8 +35,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
     ``passed`` if the whole interval, valid for all rounds together at this confidence, is on the good side of the
     bound, ``failed`` if it is on the bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds
-    (`bounds`) or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
-    broke. Each place is judged (`combining`): with several nodes those that fit a requirement, and all GPUs, groups or
+    or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
+    broke. Each place is judged (`judged`): with several nodes those that fit a requirement, and all GPUs, groups or
     pairs of a probe. Wrong results fail whatever the speed.
     """
     blank, subject = blank_verdict(case, confidence), case.requirement.definition.subject
@@ -60,50 +52,47 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     if study is None:
         assert values.broken is not None
         return replace(blank, reason=values.broken.text(case.question))
-    verdict = with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
+    verdict = _with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
     # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
     is_doubtful = evidence.plan.device_type == "cpu" and verdict.interval is not None
     return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
 
 
 def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
-    question, why = case.question, values.broken
+    question, why, requirement = case.question, values.broken, case.requirement
     if why is not None:
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
         return with_gpu_errors(verdict, study.id, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
-    if case.requirement.definition.reads_own_pace:
-        due = _rounds_due(evidence, study.id, begun, arms)
+    due = _rounds_due(evidence, study.id, begun, arms)
+    if requirement.definition.reads_own_pace:
         verdict = judge_uniformity(blank, case, study, evidence, due)
         return verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
+    planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
     peers = SlowRanks(study, evidence, case.peers.computing)
     asked = Asked(
-        case, evidence, values, blank.confidence, study.rounds, _rounds_due(evidence, study.id, begun, arms),
-        groups_of(question, study, evidence), peers if is_by_node else None,
+        case, evidence, values, blank.confidence, study.rounds, due, found, peers if is_by_node else None
     )  # fmt: skip
-    planned, places = (
-        evidence.plan.nodes if is_by_node else 1,
-        [JudgedPlace("node", (), name) for name in values.places],
-    )
-    why_not = {place: why.text(question) for place, why in values.missing.items()}
+    places = [JudgedPlace("node", (), name) for name in values.places]
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     spread = None if against is None else SpreadJudge(asked, study, against)
-    nodes = _judge_places(blank, asked, places, planned, why_not, spread)
-    missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(WHOLE, "")
-    verdict = combined(blank, nodes, planned, missing)
+    judged = _judged(blank, asked, places, planned, spread)
+    why_not = {name: why.text(question) for name, why in values.missing.items()}
+    missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
+    verdict = judged.combined(planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
         verdict = with_agreement(verdict, study, evidence)
-        outcome = verdict.outcome
+        code = CODES[verdict.outcome]
 
         def rounds() -> ArmRounds:
             if not is_by_node:
                 return asked.rounds(WHOLE)
-            alike = {node.place.name for node in nodes if node.outcome == outcome}
+            alike = {places[place].host for place in np.flatnonzero(judged.codes == code).tolist()}
             return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), alike)
 
         verdict = with_culprits(verdict, case, peers, rounds)
-    return with_failed_nodes(verdict, nodes, planned) if is_by_node else verdict
+    return judged.with_failed_nodes(verdict, planned) if is_by_node else verdict
 
 
 def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
@@ -128,16 +117,16 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
             verdict = _judge_bandwidths(blank, asked, values, case, probe)
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
-    return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
+    return verdict if probe.name in evidence.unsupported else _with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
 def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[JudgedPlace], case: NodeCase, probe: Arm) -> Verdict:
     evidence = asked.evidence
     planned = len(evidence.plan.layout.groups_of_round(probe))
-    judged = _judge_places(blank, asked, values.places, planned, {})
-    verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
+    judged = _judged(blank, asked, values.places, planned)
+    verdict = judged.combined(planned, why_incomplete(probe, values, evidence))
     limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
-    return with_probe_culprits(verdict, judged, planned, evidence, limit)
+    return with_probe_culprits(verdict, place_verdicts(judged), planned, evidence, limit)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
@@ -146,54 +135,26 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _judge_places(
-    blank: Verdict,
-    asked: Asked,
-    places: Sequence[JudgedPlace],
-    planned: int,
-    why_not: Mapping[Any, str],
-    spread: SpreadJudge | None = None,
-) -> tuple[PlaceVerdict, ...]:
-    """The verdict on each place of the values, in their order.
+def _judged(
+    blank: Verdict, asked: Asked, places: Sequence[JudgedPlace], planned: int, spread: SpreadJudge | None = None
+) -> Judged:
+    """The places of the values, in their order, by the bound, the spread of GPUs and all doubts."""
 
-    `why_not` says why a place has no values; without a reason it is left out.
-    """
-    caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
-
-    def judge_place(place: JudgedPlace, confidence: float) -> Verdict:
-        here = row[place]
-        name, values = asked.values.places[here], asked.values.of(here)
-        if not len(values):
-            return replace(blank, reason=why_not[name])
-        verdict = against_bound(
-            blank, asked.case.requirement, values, lambda: asked.values.estimated(confidence, asked.limit).found(here)
-        )
+    def look(confidence: float, again: Sequence[int] | None = None) -> Judged:
+        found = asked.values.estimated(confidence, asked.limit)
+        judged = Judged(blank, asked.case.requirement, places, found)
         if spread is not None:
-            verdict = spread.judged(verdict, blank, str(name), confidence)
-        for caveat in caveats:
-            verdict = caveat.apply(verdict, here)
-        return verdict
+            spread.excuse(judged, confidence, again)
+        return judged
 
-    of_each = zip(places, asked.values.places, asked.values.rounds().tolist(), strict=True)
-    measured = [place for place, name, rounds in of_each if rounds or name in why_not]
-    clear = {} if len(places) == 1 else _clear(asked, places, caveats)
-    return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
-
-
-def _clear(asked: Asked, places: Sequence[JudgedPlace], caveats: Sequence[Caveat]) -> dict[JudgedPlace, Clear]:
-    """Places that pass finally, with possible and steady values, and that no caveat concerns."""
-    requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
-    definition, bound, value = requirement.definition, requirement.bound, found.values
-    is_clear = found.high <= bound if definition.upper_bound else found.low >= bound
-    is_clear &= np.isnan(found.drifts) & found.leave(bound, -1 if definition.upper_bound else 1)
-    if definition.scale == "differences" and definition.baseline is None:
-        is_clear &= ~(asked.values.samples < 0).any(axis=1)
-    for caveat in caveats:
-        is_clear &= ~caveat.where
-    notes = tuple(note for caveat in caveats for note in caveat.notes)
-    margin = (bound - value if definition.upper_bound else value - bound) / bound
-    of_each = zip(places, is_clear.tolist(), value.tolist(), margin.tolist(), found.rounds.tolist(), strict=True)
-    return {place: Clear(one, of_one, rounds, notes) for place, is_one, one, of_one, rounds in of_each if is_one}
+    judged = look(asked.confidence)
+    for caveat in CAVEATS:
+        caveat(asked, judged)
+    failed = np.flatnonzero(judged.codes == FAILED).tolist()
+    of = max(planned, int((judged.codes != ABSENT).sum()))
+    if failed and of > 1:
+        judged.confirm(look(1 - (1 - asked.confidence) / of, failed), failed, of)
+    return judged
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
@@ -204,3 +165,10 @@ def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
     return replace(
         verdict, compared=GenerationComparison(verdict.value * reference, reference, name, case.reference_source)
     )
+
+
+def _with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
+    """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
+    if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
+        return verdict
+    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT))

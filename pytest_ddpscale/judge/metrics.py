@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import agreeing_share
-from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.rounds import GIB, TERA, ArmRounds, merged
 from pytest_ddpscale.judge.slow import OwnPace
+from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.plan.study import Study

@@ -36,8 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.intervals import t_quantile
-from pytest_ddpscale.judge.steadiness import find_drifts
+from pytest_ddpscale.judge.stats import find_drifts, t_quantile
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 
 # Converts the median absolute deviation of normal noise to its standard deviation: 1 / Φ⁻¹(3/4).
@@ -110,8 +109,8 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, l
     if len(told):
         logs = logs[:, told]
         values, reaches = averages_of(logs, looks)
-        drifts = find_drifts(np.where(np.isnan(logs), values, logs).T, _NEGLIGIBLE_DRIFT)
-        to = np.where(drifts.are_seen, drifts.gone_on, values)
+        drifts, gone_on = find_drifts(np.where(np.isnan(logs), values, logs).T, _NEGLIGIBLE_DRIFT)
+        to = np.where(np.isnan(drifts), values, gone_on)
         ratio[told] = np.exp(values)
         low[told], high[told] = np.exp(np.minimum(values - reaches, to)), np.exp(np.maximum(values + reaches, to))
         mean[told] = np.exp(np.nanmean(logs, axis=0))

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
-from pytest_ddpscale.judge.bounds import against_bound
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
+from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import Arms, Read
 from pytest_ddpscale.judge.peers import (
     compare,
@@ -38,12 +38,13 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.rounds import Groups, last_round
 from pytest_ddpscale.judge.slow import OwnPace, own_pace_of, own_pace_s, pace_in, study_before
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, groups_of, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict
+from pytest_ddpscale.run.verdicts import AgainstSlowest
 from pytest_ddpscale.thresholds.cases import Case
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
@@ -148,47 +149,47 @@ class SpreadJudge:
 
     def __init__(self, asked: Asked, study: Study, own: Values[str]) -> None:
         self._asked, self._study, self._own = asked, study, own
-        self._row = {place: row for row, place in enumerate(own.places)}
 
-    def judged(self, verdict: Verdict, blank: Verdict, place: str, confidence: float) -> Verdict:
-        """The verdict on a place, from that on its value: better, open again, or the same.
+    def excuse(self, judged: Judged, confidence: float, again: Sequence[int] | None) -> None:
+        """Make places that do not pass better, open again, or leave them as they are; `again` are those looked at.
 
         A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
         against the slowest GPU does not count and the other is: without spread both are the same, so one below the
         bound and one above is noise.
         """
-        row = self._row[place]
-        own = self._own.of(row)
-        if verdict.outcome not in ("failed", "inconclusive") or verdict.value is None or not len(own):
-            return verdict
         estimated = self._own.estimated(confidence, self._asked.limit)
-        found = against_bound(blank, self._asked.case.requirement, own, lambda: estimated.found(row))
-        if found.value is None:
-            return verdict
-        shown, limit = self._shown, self._asked.case.peers.computing or 0.0
-        why_not, why_open, behind = shown.why_not[row], shown.why_open[row], float(shown.behind[row])
-        against = AgainstSlowest(found.value, found.interval, shown.slowest[row], behind)
-        value = f"{100 * found.value:.1f} % against the slowest GPU"
-        if found.outcome == "failed":
-            if verdict.outcome != "failed" or why_not:
-                return verdict
-            return replace(verdict, reason=f"{verdict.reason}; {value} does, too", against_slowest=against)
-        if not why_open and found.value > verdict.value * (1 + limit):
-            why_not = why_not or "it would excuse more than the limit of a GPU"
-        if why_not:
-            return replace(verdict, notes=(*verdict.notes, f"not excused as spread: {why_not}"))
-        if why_open:
-            reason = f"{value}, not shown to be spread alone: {why_open}"
-            return replace(verdict, outcome="inconclusive", reason=reason, against_slowest=against)
-        notes = tuple(dict.fromkeys((*verdict.notes, *(f"against the slowest GPU {note}" for note in found.notes))))
-        reason = f"{value}: {found.reason}"
-        if found.outcome == "passed":
-            lost = 100 * (found.value - verdict.value)
-            reason = (
-                f"{value} keeps the bound; {lost:.1f} points of the loss are the spread of its GPUs: "
-                f"{shown.slowest[row]} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
-            )
-        return replace(verdict, outcome=found.outcome, reason=reason, notes=notes, against_slowest=against)
+        own = Judged(judged.blank, self._asked.case.requirement, judged.places, estimated)
+        are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(own.codes, (ABSENT, IMPOSSIBLE))
+        limit = self._asked.case.peers.computing or 0.0
+        for place in np.flatnonzero(are_looked_at).tolist() if again is None else again:
+            before, found, shown = float(judged.found.values[place]), own.verdict_on(place), self._shown
+            if not are_looked_at[place] or found.value is None:
+                continue
+            why_not, why_open, behind = shown.why_not[place], shown.why_open[place], float(shown.behind[place])
+            against = AgainstSlowest(found.value, found.interval, shown.slowest[place], behind)
+            value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(own.codes[place])
+            if code == FAILED:
+                if judged.codes[place] == FAILED and not why_not:
+                    reason = judged.verdict_on(place).reason
+                    judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
+                continue
+            if not why_open and found.value > before * (1 + limit):
+                why_not = why_not or "it would excuse more than the limit of a GPU"
+            if why_not:
+                judged.note(place, f"not excused as spread: {why_not}")
+                continue
+            judged.codes[place], judged.against[place] = OPEN if why_open else code, against
+            judged.reasons[place] = f"{value}, not shown to be spread alone: {why_open}"
+            if not why_open:
+                judged.reasons[place] = f"{value}: {found.reason}"
+                for note in found.notes:
+                    judged.note(place, f"against the slowest GPU {note}")
+            if judged.codes[place] == PASSED:
+                judged.reasons[place] = (
+                    f"{value} keeps the bound; {100 * (found.value - before):.1f} points of the loss are the spread of "
+                    f"its GPUs: {shown.slowest[place]} is {100 * behind:.1f} % behind the median, limit "
+                    f"{100 * limit:.3g} %"
+                )
 
     @cached_property
     def _shown(self) -> _Shown:
@@ -198,11 +199,12 @@ class SpreadJudge:
 
     def _find(self, pace: OwnPace | None, last: int | None) -> _Shown:
         asked, places, evidence = self._asked, len(self._own.places), self._asked.evidence
+        row = {place: number for number, place in enumerate(self._own.places)}
         assert isinstance(asked.case, Case)
         if pace is None:
             return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
         who = [rank for one in asked.groups for rank in one.arms[-1].ranks.places]
-        place = np.array([self._row.get(host, 0) for host, _ in who], np.int64)
+        place = np.array([row.get(host, 0) for host, _ in who], np.int64)
         at, times_s, hosts = pace.columns(who), pace.times_s, pace.ranks.by_host
         limit, nodes_limit, is_one = asked.case.peers.computing or 0.0, asked.case.peers.nodes, len(hosts) == 1
         far, far_nodes, compared = 1 + limit, 1 + (nodes_limit or 0.0), compare(times_s, limit)

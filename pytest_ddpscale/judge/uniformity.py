@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.combining import Clear, PlaceVerdict
+from pytest_ddpscale.judge.judged import OUTCOMES, PlaceVerdict
 from pytest_ddpscale.judge.peers import (
     FEWEST_PEERS_OF_FAR,
     Compared,
@@ -32,15 +32,16 @@ from pytest_ddpscale.judge.peers import (
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
 from pytest_ddpscale.judge.slow import OwnPace, arms_read, culprits_of, groups_text, pace_in
+from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -193,7 +194,13 @@ def judge_probe_uniformity(
     verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
     if verdict.outcome != "failed":
         return verdict
-    judged = _of_each(blank, case, places, compared, bandwidths, due)
+    is_enough, metric = compared.rounds >= due, METRICS[KINDS[case.probe.operation.kind].metric]
+    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN).tolist()
+    typical, margins = np.nanmedian(bandwidths, axis=1).tolist(), (case.requirement.bound / compared.ratio).tolist()
+    judged = [
+        PlaceVerdict(place, OUTCOMES[code], value, margin, metric.unit)
+        for place, code, value, margin in zip(places, codes, typical, margins, strict=True)
+    ]
     verdict = with_probe_culprits(verdict, judged, len(evidence.plan.layout.groups_of_round(case.probe)), evidence)
     if (2 * np.bincount(positions, compared.beyond) < np.bincount(positions)).all():
         return verdict
@@ -207,27 +214,3 @@ def _positions(case: NodeCase, places: Sequence[JudgedPlace]) -> IntArray:
         return np.zeros(len(places), np.int64)
     ends = np.array([[end.of_rank[1] for end in one.ends] or [0] for one in places], np.int64)
     return np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def _of_each(
-    blank: Verdict, case: NodeCase, places: Sequence[JudgedPlace], compared: Compared, bandwidths: FloatArray, due: int
-) -> list[PlaceVerdict]:
-    """A verdict on the bandwidth of each place, bounded by the median of its peers less the limit."""
-    assert case.probe is not None
-    metric = METRICS[KINDS[case.probe.operation.kind].metric]
-    limit, typical = case.requirement.bound, np.nanmedian(bandwidths, axis=1)
-    is_enough = compared.rounds >= due
-
-    def of(at: int, place: JudgedPlace) -> PlaceVerdict:
-        value, rounds = float(typical[at]), int(compared.rounds[at])
-        margin = float(limit / compared.ratio[at]) - 1
-        if not (compared.beyond[at] and is_enough[at]):
-            outcome: VerdictOutcome = "passed" if compared.within[at] and is_enough[at] else "inconclusive"
-            return PlaceVerdict(place, lambda _: blank, Clear(value, margin, rounds, outcome=outcome))
-        bound = {"at_least": value * float(compared.ratio[at]) / limit}
-        failed = replace(
-            blank, metric=metric.name, unit=metric.unit, bound=bound, outcome="failed", value=value, rounds=rounds
-        )
-        return PlaceVerdict(place, lambda _: failed)
-
-    return [of(at, place) for at, place in enumerate(places)]

@@ -13,12 +13,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.bounds import possible_part
-from pytest_ddpscale.judge.estimating import Estimated, estimate
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, last_round
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
+from pytest_ddpscale.judge.stats import Estimated, estimate, possible_part
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
 from pytest_ddpscale.plan.planner import Question

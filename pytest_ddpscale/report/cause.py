@@ -16,10 +16,19 @@ from typing import Any
 from pytest_ddpscale.plan.metric_catalogue import METRICS, PAIR_BANDWIDTH_GBPS, RANK_UNIFORMITY
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device, id_of_verdict, subject_of
+from pytest_ddpscale.report.cause_kinds import CAUSES
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.unmet import explained_text
-from pytest_ddpscale.run.cause_kinds import CAUSES, Category, CauseId
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Blocker, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import (
+    BUDGET_SPENT,
+    WRONG_DATA,
+    Blocker,
+    Category,
+    CauseId,
+    Culprit,
+    Judgement,
+    Verdict,
+)
 from pytest_ddpscale.util.listing import first_few
 
 _LONGEST_HEADLINE = 300

@@ -1,4 +1,4 @@
-"""Which kind of cause (`run/cause_kinds.py`) a verdict or one of its culprits shows, from typed facts alone."""
+"""Which kind of cause (`report/cause_kinds.py`) a verdict or one of its culprits shows, from typed facts alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from pytest_ddpscale.plan.metric_catalogue import (
     PAIR_BANDWIDTH_GBPS,
 )
 from pytest_ddpscale.plan.operation import KINDS, operation_of
-from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK, Category, CauseId
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, WRONG_DATA, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
+from pytest_ddpscale.run.verdicts import (
+    BUDGET_SPENT,
+    WRONG_DATA,
+    Category,
+    CauseId,
+    Culprit,
+    Judgement,
+    Verdict,
+    VerdictOutcome,
+)
 
 _LINK_OF_PROBE: Mapping[str, CauseId] = {
     HOST_BANDWIDTH_GBPS.name: "slow-host-link",

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import Cause, causes
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.run.cause_kinds import NextStep
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement, NextStep
 
 _MOST_LINES = 8  # on the screen, without -v
 _MOST_LINES_OF_A_SENTENCE = 2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.cause import Cause, causes, warnings
-from pytest_ddpscale.run.cause_kinds import CAUSES, CauseRecord, NextStep
+from pytest_ddpscale.report.cause_kinds import CAUSES
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import CauseRecord, Judgement, NextStep
 from pytest_ddpscale.util.listing import first_few
 
 _MOST_NAMED = 3  # requirements, metrics or workloads in one -k

@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.readings import READINGS, SERIES, WAITED_S
-from pytest_ddpscale.run.records import Ranks, Texts, refuse_twice
+from pytest_ddpscale.run.records import Ranks, Texts
 from pytest_ddpscale.run.strict_json import (
     Count,
     Positive,
@@ -111,7 +111,8 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
                 raise ValueError(f"{name} has {len(said)} values; expected {size}, one for each rank")
             if isinstance(said, tuple) and name in columns:
                 force_setattr(self, name, np.array(said, _COLUMNS[name]))
-        refuse_twice(self.ranks)
+        if len({*self.ranks}) < size:
+            raise ValueError(f"ranks has {size} values; expected each rank once")
         readings: dict[str, Any] = {}
         for name, said in self.readings.items():
             reading = READINGS[name]
@@ -122,8 +123,6 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
             readings[name] = found if found.ndim else said
         force_setattr(self, "readings", readings)
         fewest = int(np.min(self.count))
-        if (skipped := int(np.max(readings.get("skipped_steps", 0)))) > fewest:
-            raise ValueError(f"skipped_steps={skipped}; expected at most {fewest} steps")
         for name, steps in self.series.items():
             if isinstance(self.count, np.ndarray) or len(steps) != STEP_BYTES * size * fewest:
                 raise ValueError(f"{len(steps)} bytes of {name}; expected 4 for each of {size} x {fewest}")
@@ -197,7 +196,6 @@ class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsu
     reasons: str | Texts
 
     def __post_init__(self) -> None:
-        refuse_twice(self.ranks)
         refuse_other_lengths(self, len(self.ranks), "reasons")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.profile_record import ArmProfile, latest_profiles
+from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_columns import Keeping
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
@@ -34,10 +34,10 @@ from pytest_ddpscale.run.records import (
 from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.strict_json import each
-from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
+from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
-from pytest_ddpscale.run.transport_record import RankTransport, transports_of
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 
 
 class Unread(NamedTuple):
@@ -174,29 +174,28 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         said[type(one)].append(one)
     gangs = gangs_by_number(said[GangRecord])
     places = {number: gang.places for number, gang in gangs.items()}
-    seeded, timed = dict[str, dict[Place, SeededStep]](), dict[str, dict[int, frozenset[str]]]()
+    seeded, timed = dict[str, dict[Place, SeededStep]](), dict[str, dict[int, Collection[str]]]()
     for line in said[SeededSteps]:
         seeded[line.study] = {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
     for line in said[RoundEnd]:
         timed.setdefault(line.study, {})[line.round] = frozenset(line.arms)
+    connected = {one.rank: (places[line.gang][one.rank], one) for line in said[GangTransport] for one in line.ranks}
     unable = dict[str, str]()
     for line in said[Unsupported]:
         why = each(line.reasons, len(line.ranks))[-1]
         unable[line.arm] = f"{places[line.gang][line.ranks[-1]].host}: {why}"
-    unread: dict[tuple[str, str, str], Unread] = {}
+    lacking, first = Counter[tuple[str, str, str]](), dict[tuple[str, str, str], tuple[str, int, str]]()
     for block in said[Block]:
         for name, reasons in block.unread.items():
             told = zip(block.ranks.tolist(), each(reasons, len(block.ranks)), strict=True)
-            if lacking := [(rank, why) for rank, why in told if why]:
-                rank, why = lacking[0]
-                key = block.study, block.arm, name
-                first = unread.get(key, Unread(*key, places[block.gang][rank].host, rank, why, 0))
-                unread[key] = first._replace(blocks=first.blocks + len(lacking))
-    surveys, ranks_of_errors = surveys_of(records), dict[Place, None]()
-    if said[GpuErrors]:  # a gang that ended before it was announced had GPUs as surveyed
-        seen = [(survey.host, gpu) for survey in surveys.values() for gpu in survey.gpus]
-        surveyed = [gpu.on(host) for host, gpu in seen if gpu.local_rank is not None]
-        ranks_of_errors = dict.fromkeys([*surveyed, *chain(*places.values())])
+            for rank, why in told:
+                if why:
+                    key = block.study, block.arm, name
+                    first.setdefault(key, (places[block.gang][rank].host, rank, why))
+                    lacking[key] += 1
+    surveys = surveys_of(said[Survey])
+    # A gang that ended before it was announced had GPUs as surveyed.
+    surveyed = [gpu.on(one.host) for one in surveys.values() for gpu in one.gpus if gpu.local_rank is not None]
     return Evidence(
         plan,
         columns,
@@ -208,12 +207,13 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         sorted({host for gang in gangs.values() for host in gang.hosts}),
         unable,
         surveys,
-        transports=transports_of(records),
-        post_mortems=post_mortems_of(records),
+        transports=dict(connected[rank] for rank in sorted(connected)),
+        post_mortems=[line.survey for line in said[PostMortem]],
         out_of_time=ended(said[StudyEnd], "budget"),
-        unread=list(unread.values()),
+        profiles=tuple({(one.study, one.arm): one for one in said[ArmProfile]}.values()),
+        unread=[Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
         gpu_errors=said[GpuErrors],
-        ranks_of_errors=list(ranks_of_errors),
+        ranks_of_errors=list(dict.fromkeys([*surveyed, *chain(*places.values())])) if said[GpuErrors] else (),
         gangs=gangs.values(),
     )
 
@@ -244,28 +244,25 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     ids = [study.id for study in (*plan.timed, *plan.training_runs)]
     if len(set(ids)) != len(ids):
         raise broken_file(run.plan_json, "has two studies with the same id")
-    is_imported, gangs = record.is_imported, gangs_by_number(records)
+    gangs = gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
-    refuse_contradictions(run, plan, records, is_imported=is_imported, is_simulated=simulated)
+    refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)
     blocks = [one for one in records if isinstance(one, Block)]
     measured = {block.key for block in blocks}  # telemetry is written before its block, which may be missing
     told = [one for one in records if isinstance(one, TelemetryBlock) and (one.study, one.arm, one.round) in measured]
     try:
-        evidence = replace(
-            evidence_of(plan, columns_of(blocks, gangs.values()), records),
-            training=trained_runs(plan, records),
-            telemetry=telemetry_columns_of(told, gangs),
-            profiles=latest_profiles(one for one in records if isinstance(one, ArmProfile)),
-        )
+        training, columns = trained_runs(plan, records), columns_of(blocks, gangs.values())
     except ValueError as error:
         raise broken_file(run.measurements_jsonl, str(error)) from None
-    if not is_imported:
-        ended = ends_of(records)
-        unfinished = {study: died for study in plan.study_ids if study not in ended}
-        finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
-        interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
-        if goes_on or record.status == "interrupted":
-            evidence = replace(evidence, interrupted=unfinished | interrupted)
-        else:
-            evidence = replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)
-    return evidence
+    evidence = replace(
+        evidence_of(plan, columns, records), training=training, telemetry=telemetry_columns_of(told, gangs)
+    )
+    if record.is_imported:
+        return evidence
+    ends = ends_of(records)
+    unfinished = {study: died for study in plan.study_ids if study not in ends}
+    finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
+    interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
+    if goes_on or record.status == "interrupted":
+        return replace(evidence, interrupted=unfinished | interrupted)
+    return replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)

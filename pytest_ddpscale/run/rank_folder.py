@@ -31,7 +31,6 @@ LOGS = "logs"  # subfolder, with `gang` for the logs of this launch and `run` fo
 TRACES = "profiles"  # subfolder for traces, which are sent as whole files; also a folder of the run
 MOST_TRACE_BYTES = 2**25
 _ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
-_F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 _COUNTER = struct.Struct("<Q")
 _PIPE_BYTES = 2**20  # default limit for unprivileged users; holds a round of thousands of ranks
 
@@ -136,7 +135,7 @@ def open_records(folder: Path) -> int:
     # Also open for writing, so the pipe does not report its end while no rank has it open.
     descriptor = os.open(folder / _RECORDS, os.O_RDWR | os.O_NONBLOCK)
     with contextlib.suppress(OSError):  # with a small pipe, for users of many pipes, rank 0 only waits more often
-        fcntl.fcntl(descriptor, _F_SETPIPE_SZ, _PIPE_BYTES)
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return descriptor
 
 

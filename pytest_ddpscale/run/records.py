@@ -6,13 +6,11 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta, field
 
-from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import (
     Count,
@@ -143,9 +141,6 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
     gang: Count
     ranks: Annotated[tuple[SeededStep, ...], Meta(min_length=1)]
 
-    def __post_init__(self) -> None:
-        refuse_twice([one.rank for one in self.ranks])
-
 
 class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
     """Floating-point operations per sample of forward and backward pass of a study's model."""
@@ -221,15 +216,6 @@ class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_er
 def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
     """The gangs among records, by number."""
     return {record.gang: record for record in records if isinstance(record, GangRecord)}
-
-
-def refuse_twice(ranks: Sequence[int] | IntArray) -> None:
-    """Refuse duplicate ranks. Raises ValueError."""
-    twice = int((np.diff(np.sort(ranks)) == 0).sum())
-    if twice:
-        raise ValueError(
-            f"ranks has {len(ranks)} values, but {len(ranks) - twice} different ones; expected each rank once"
-        )
 
 
 class RankMemory(Record, frozen=True, kw_only=True):

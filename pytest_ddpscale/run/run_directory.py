@@ -37,6 +37,8 @@ RUNS_FOLDER = Path("ddpscale-runs")
 LOCK_NAME = "run.lock"
 # Files that verdicts rest on, by the key of their digest in verdicts.json.
 JUDGED = {"measurements_sha256": "measurements.jsonl", "plan_sha256": "plan.json", "run_sha256": "run.json"}
+# What to expect of a broken file, and what to do.
+BROKEN = "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
 # A block of 8,192 ranks with 1,000 steps each has 42 MiB.
 MOST_LINE_BYTES = 2**27
 # Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
@@ -116,19 +118,14 @@ class RunDirectory:
         # What a session that is killed before it has a plan leaves; includes `write_atomically`'s temporaries.
         begun, temporary = ("logs", LOCK_NAME, "run.json"), (".run.json.", ".plan.json.")
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
-        action = "Name another one."
+        found, action = "is not empty", "Name another one, because a run could overwrite the files in it."
         if (self.run_json.exists() and not self.is_only_begun) or self.measurements_jsonl.exists():
             found = "already holds a run"
             action = (
                 f"Name another one, judge that run with --ddp-judge={self.path}, or finish it with "
                 f"--ddp-resume={self.path}."
             )
-        elif self.verdicts_json.exists():  # on a run in another directory
-            found = "already holds verdicts"
-        elif any(name not in begun and not name.startswith(temporary) for name in names):
-            found = "is not empty"
-            action = "Name another one, because a run could overwrite the files in it."
-        else:
+        elif all(name in begun or name.startswith(temporary) for name in names):
             return
         raise RunDirectoryError(str(self.path), found, "a new or empty directory", action)
 
@@ -155,9 +152,12 @@ class RunDirectory:
         Raises:
             WritingError: the disk is full, read-only or broken; the old content stays.
         """
-        text = strict_json(data) + "\n"
         with self._writing(path):
-            write_atomically(path, text)
+            write_atomically(path, strict_json(data) + "\n")
+
+    def note(self, **fields: Any) -> None:
+        """Change fields of run.json. Raises like `read_run` and `write_json`."""
+        self.write_json(self.run_json, msgspec.structs.replace(self.read_run(), **fields))
 
     def read_run(self) -> RunRecord:
         """The content of run.json. Raises RunDirectoryError."""
@@ -305,7 +305,10 @@ class RunLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                holder = _holder(descriptor)
+                holder = "another process"
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                    said: Any = parse_strict_json(os.pread(descriptor, _LONGEST_HOLDER, 0))
+                    holder = f"process {said['pid']} on {said['host']}, since {said['since']},"
                 os.close(descriptor)
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise not_writable(directory, error) from None
@@ -328,15 +331,6 @@ class RunLock:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _holder(descriptor: int) -> str:
-    """The holder named in the lock file."""
-    try:
-        said: Any = parse_strict_json(os.pread(descriptor, _LONGEST_HOLDER, 0))
-        return f"process {said['pid']} on {said['host']}, since {said['since']},"
-    except (OSError, ValueError, TypeError, KeyError):
-        return "another process"
 
 
 def new_run_directory(asked: Path | None, sku: str) -> tuple[RunDirectory, RunLock]:
@@ -386,13 +380,9 @@ def judging_directory(judged: RunDirectory, asked: Path | None) -> tuple[RunDire
 
 def _created(path: Path) -> tuple[RunDirectory, RunLock]:
     """Create a run in a directory; if two processes try, one succeeds."""
-    try:
-        run = RunDirectory.create(path)
-    except RunDirectoryError:
-        if (path / LOCK_NAME).exists():
-            RunLock.acquire(path).release()  # its error names the process that writes there
-        raise
-    lock = RunLock.acquire(path)
+    if (path / LOCK_NAME).exists():
+        RunLock.acquire(path).release()  # its error names the process that writes there
+    run, lock = RunDirectory.create(path), RunLock.acquire(path)
     try:
         run.refuse_if_taken()  # meanwhile another process may have begun a run, and ended
     except RunDirectoryError:
@@ -449,12 +439,18 @@ def _cut_torn_line(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with open_regular(path) as file:
-            yield file
-    except OSError as error:
-        raise broken_file(path, f"cannot be read ({error.strerror or error})") from None
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise broken_file(path, f"cannot be read ({why})") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with _reading(path), open_regular(path) as file:
+        yield file
 
 
 def _decoded(path: Path, file: IO[bytes], read: Callable[[bytes], T]) -> Iterator[T]:
@@ -502,12 +498,8 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
 
 def _read_json(path: Path) -> Any:
     """The JSON of a file, its texts `printable`. Raises RunDirectoryError."""
-    try:
+    with _reading(path):
         return printable_json(parse_strict_json(read_regular(path)))
-    except OSError as error:
-        raise broken_file(path, f"cannot be read ({error.strerror or error})") from None
-    except (ValueError, RecursionError) as error:
-        raise broken_file(path, f"cannot be read ({error})") from None
 
 
 def not_writable(path: Path, error: OSError) -> RunDirectoryError:
@@ -519,6 +511,4 @@ def not_writable(path: Path, error: OSError) -> RunDirectoryError:
 
 def broken_file(path: Path, found: str) -> RunDirectoryError:
     """The error for a damaged file, or for one that is not a regular one."""
-    return RunDirectoryError(
-        str(path), found, "the file as pytest-ddpscale wrote it", "Restore it from a copy, or measure again."
-    )
+    return RunDirectoryError(str(path), found, *BROKEN)

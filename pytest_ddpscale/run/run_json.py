@@ -20,6 +20,11 @@ SITE, TICKET = "site", "ticket"  # keys of notes that reports show even if they 
 SIMULATED_DEVICE = "SIM-"  # prefix of simulated devices, instead of GPU-
 
 
+def now_iso() -> str:
+    """Now, in UTC, as ``2026-01-31T12:00:00+00:00``."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def in_utc(moment: str) -> datetime:
     """A time of a run, ISO 8601 with its offset from UTC, in UTC.
 

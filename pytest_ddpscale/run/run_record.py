@@ -1,21 +1,13 @@
-"""The course of a run: its start, resumptions and end in run.json; on which gangs it ran, and how its studies ended.
+"""The course of a run: on which gangs it ran, on one machine or not, and how its studies ended.
 
 One run may have several gangs, on different hosts, devices and software.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
-from importlib.metadata import version
 from itertools import combinations
-from pathlib import Path
-from uuid import uuid4
 
-from msgspec.structs import replace
-
-from pytest_ddpscale import __version__
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
@@ -27,94 +19,12 @@ from pytest_ddpscale.run.records import (
     StudyEnd,
     gangs_by_number,
 )
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import (
-    OPERATOR,
-    Ending,
-    Resumed,
-    RunRecord,
-    ThresholdsUsed,
-)
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.masking import masked_arguments
 
 # Software of ranks that changes the speed of training or communication.
 _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 _SHOWN = 4  # names in one message
-
-
-def start_run(
-    run: RunDirectory,
-    sku: str,
-    argv: Sequence[str],
-    thresholds_path: Path,
-    thresholds_sha256: str,
-    devices_present: int | None = None,
-    extends: Sequence[ThresholdsUsed] = (),
-    *,
-    again: Sequence[str] = (),
-    noted: Mapping[str, str] | None = None,
-) -> None:
-    """Write run.json before the run begins.
-
-    `devices_present` is the number of usable GPUs, whether the run uses them or not; `noted` are the user's notes.
-    """
-    record = RunRecord(
-        sku=sku,
-        id=uuid4().hex,
-        status="running",
-        started_at=now_iso(),
-        argv=tuple(masked_arguments(argv)),
-        thresholds=ThresholdsUsed(str(thresholds_path), thresholds_sha256, tuple(extends)),
-        versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
-        devices_present=devices_present,
-        again=tuple(again),
-        noted=dict(noted or {}),
-    )
-    run.write_json(run.run_json, record)
-
-
-def note_left_out(run: RunDirectory, devices_present: int, unfit: Mapping[str, str]) -> None:
-    """Record nodes that were left out before the launch, with reasons; `devices_present` is for the remaining ones."""
-    record = replace(run.read_run(), devices_present=devices_present, left_out=dict(unfit))
-    run.write_json(run.run_json, record)
-
-
-def resume_run(
-    run: RunDirectory,
-    argv: Sequence[str],
-    measured_anew: Mapping[str, str],
-    noted: Mapping[str, str] | None = None,
-    thresholds: ThresholdsUsed | None = None,
-) -> None:
-    """Record that an earlier run is resumed; `measured_anew` has the earlier ends of studies measured again, by id.
-
-    The user's notes replace the run's with the same key, except that an operator is added to earlier ones.
-
-    Raises:
-        RunDirectoryError: run.json is broken or cannot be written.
-    """
-    record = run.read_run()
-    began = Resumed(
-        at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status,
-        measured_anew=dict(measured_anew), noted=dict(noted or {}), thresholds=thresholds,
-    )  # fmt: skip
-    others = {key: said for key, said in began.noted.items() if key != OPERATOR}
-    record = replace(
-        record, status="running", finished_at=None, resumed=(*record.resumed, began), noted=record.noted | others
-    )
-    run.write_json(run.run_json, record)
-
-
-def finish_run(run: RunDirectory, status: Ending) -> None:
-    """Record how the run ended."""
-    run.write_json(run.run_json, replace(run.read_run(), status=status, finished_at=now_iso()))
-
-
-def now_iso() -> str:
-    """Now, in UTC, as ``2026-01-31T12:00:00+00:00``."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
@@ -124,28 +34,6 @@ def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
         for rank in gang.ranks:
             found.setdefault(rank.place.host, {})[rank.place.of_rank[1]] = rank
     return {host: [ranks[number] for number in sorted(ranks)] for host, ranks in sorted(found.items())}
-
-
-def binding_notes(records: Sequence[AnyRecord]) -> list[str]:
-    """Notes on ranks that could not be bound to the NUMA nodes of their GPUs, one for each reason."""
-    ranks: dict[str, dict[tuple[str, int], None]] = {}
-    for gang in gangs_by_number(records).values():
-        for number, rank in enumerate(gang.ranks):
-            if rank.numa_note:
-                ranks.setdefault(rank.numa_note, {})[rank.place.host, number] = None
-    notes = []
-    for reason, unbound in ranks.items():
-        (host, number), more = next(iter(unbound)), len(unbound) - 1
-        others = f" and {more} more {'rank' if more == 1 else 'ranks'}" if more else ""
-        notes.append(f"rank {number} on {host}{others}: {reason}")
-    return notes
-
-
-def gangs_of(records: Sequence[AnyRecord]) -> dict[str, GangRecord]:
-    """The last gang that measured each study, by study id."""
-    gangs = gangs_by_number(records)
-    measured = (record for record in records if isinstance(record, Block | SeededSteps))
-    return {record.study: gangs[record.gang] for record in measured}
 
 
 def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
@@ -167,55 +55,41 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
     none. A launch with fewer ranks on the same hosts is no contradiction. If there are surveys, each measured node
     needs one.
     """
-    gangs = sorted(gangs_of(records).items())
-    for (one, first), (other, second) in combinations(gangs, 2):
-        if first is second:
+    gangs = gangs_by_number(records)
+    measured = {one.study: gangs[one.gang] for one in records if isinstance(one, Block | SeededSteps)}
+    for (one, gang), (other, another) in combinations(sorted(measured.items()), 2):
+        if gang is another:
             continue
-        hosts, others_hosts = set(first.hosts), set(second.hosts)
-        if hosts != others_hosts:
-            return (
-                f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others_hosts)}"
-            )
-        devices, others = ({(place.host, place.uuid) for place in gang.places} for gang in (first, second))
-        if not (devices <= others or others <= devices):
-            return (
-                f"studies were measured on different devices: {one} and {other} differ in "
-                f"{_names({f'{device} of {host}' for host, device in devices ^ others})}"
-            )
-        versions, others_versions = first.versions_of(0), second.versions_of(0)
-        for name in _VERSIONS:
-            if versions.get(name) != others_versions.get(name):
-                return (
-                    f"studies were measured with different software: {one} with {name} {versions.get(name)}, "
-                    f"{other} with {name} {others_versions.get(name)}"
-                )
+        hosts, others = {*gang.hosts}, {*another.hosts}
+        if hosts != others:
+            return f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others)}"
+        devices, theirs = ({f"{place.uuid} of {place.host}" for place in its.places} for its in (gang, another))
+        if not (devices <= theirs or theirs <= devices):
+            names = _names(devices ^ theirs)
+            return f"studies were measured on different devices: {one} and {other} differ in {names}"
+        if software := _other_software(one, gang.versions_of(0), other, another.versions_of(0)):
+            return f"studies were measured with different software: {software}"
     surveyed = {record.host for record in records if isinstance(record, Survey)}
-    for _, gang in gangs:
-        if why := _why_not_one_software(gang, by_host=bool(surveyed)):
-            return why
-    unseen = {host for _, gang in gangs for host in gang.hosts} - surveyed
+    for gang in measured.values():
+        first: dict[str, int] = {}  # rank by host; with surveys the node check `versions` compares hosts
+        for rank, place in enumerate(gang.places):
+            other_rank = first.setdefault(place.host if surveyed else "", rank)
+            one, other = (f"rank {at} on {gang.ranks[at].place.host}" for at in (other_rank, rank))
+            if software := _other_software(one, gang.versions_of(other_rank), other, gang.versions_of(rank)):
+                return f"ranks were measured with different software: {software}"
+    unseen = {host for gang in measured.values() for host in gang.hosts} - surveyed
     if surveyed and unseen:
         return f"measured on {_names(unseen)}, but the surveyed nodes are {_names(surveyed)}"
     return ""
 
 
-def _why_not_one_software(gang: GangRecord, *, by_host: bool) -> str:
-    """Why ranks of a gang have not the same software; empty if they have.
+Versions = Mapping[str, str | None]
 
-    `by_host` compares ranks of one host only: hosts are compared by their surveys, with the node check `versions`.
-    """
-    first: dict[str, int] = {}
-    for rank, place in enumerate(gang.places):
-        other = first.setdefault(place.host if by_host else "", rank)
-        versions, others = gang.versions_of(rank), gang.versions_of(other)
-        for name in _VERSIONS:
-            found, expected = versions.get(name), others.get(name)
-            if found != expected:
-                return (
-                    f"ranks were measured with different software: rank {other} on {gang.ranks[other].place.host} with "
-                    f"{name} {expected}, rank {rank} on {place.host} with {name} {found}"
-                )
-    return ""
+
+def _other_software(one: str, versions: Versions, other: str, others: Versions) -> str:
+    """``ONE with torch 2.9.0, OTHER with torch 2.10.0``; empty if both have the same."""
+    name = next((name for name in _VERSIONS if versions.get(name) != others.get(name)), "")
+    return name and f"{one} with {name} {versions.get(name)}, {other} with {name} {others.get(name)}"
 
 
 def _names(names: set[str]) -> str:

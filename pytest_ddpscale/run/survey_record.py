@@ -182,8 +182,3 @@ def read_survey(data: bytes) -> Survey:
 def surveys_of(records: Iterable[object]) -> dict[str, Survey]:
     """The last survey of each host among records."""
     return {record.host: record for record in records if isinstance(record, Survey)}
-
-
-def post_mortems_of(records: Iterable[object]) -> list[Survey]:
-    """Surveys of driver and GPUs after ranks had failed, in order."""
-    return [record.survey for record in records if isinstance(record, PostMortem)]

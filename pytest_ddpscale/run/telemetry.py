@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -130,17 +131,14 @@ class Sayings:
     @property
     def different(self) -> list[Any]:
         """The different values of these rows."""
-        return [self.values[i] for i in self._used]
+        return [self.values[i] for i in np.flatnonzero(np.bincount(self.which)).tolist()]
 
     def where(self, is_so: Callable[[Any], bool]) -> BoolArray:
         """Whether the condition holds for each row's value, (rows,)."""
         answers = np.zeros(len(self.values), np.bool_)
-        answers[[i for i in self._used if is_so(self.values[i])]] = True
+        for i in np.flatnonzero(np.bincount(self.which)).tolist():
+            answers[i] = is_so(self.values[i])
         return answers[self.which]
-
-    @property
-    def _used(self) -> list[int]:
-        return list(np.flatnonzero(np.bincount(self.which)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,13 +192,11 @@ class TelemetryColumns:
         return np.flatnonzero(self.arm == (self.arms.index((study, arm)) if (study, arm) in self.arms else -1))
 
     def of_arm(self, study: str, arm: str, hosts: Iterable[str]) -> TelemetryColumns:
-        """Rows of an arm on some hosts, host by host."""
+        """Rows of an arm on some hosts."""
         rows = self.rows_of_arm(study, arm)
-        numbers = {host: i for i, host in enumerate(hosts)}
-        of_places = np.array([numbers.get(place.host, len(numbers)) for place in self.places], np.int64)
-        of_rows = of_places[self.place[rows]]
-        order = np.argsort(of_rows, kind="stable")
-        return self.of(rows[order[: np.count_nonzero(of_rows < len(numbers))]])
+        there, rows = {*hosts}, self.rows_of_arm(study, arm)
+        is_there = np.array([place.host in there for place in self.places], np.bool_)
+        return self.of(rows[is_there[self.place[rows]]])
 
     @property
     def seconds(self) -> FloatArray:
@@ -231,41 +227,35 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     counts = [len(block.ranks) for block in blocks]
     arms: dict[tuple[str, str], int] = {}
     places: dict[Place, int] = {}
-    of_gangs = {}
-    for number in dict.fromkeys(block.gang for block in blocks):
-        of_gang = [places.setdefault(place, len(places)) for place in gangs[number].places]
-        of_gangs[number] = np.array(of_gang, np.int64)
-    integers: dict[str, list[Any]] = {
-        "arm": [arms.setdefault((block.study, block.arm), len(arms)) for block in blocks],
-        "round": [block.round for block in blocks],
-        "rank": [block.ranks for block in blocks],
-        "place": [of_gangs[block.gang][list(block.ranks)] for block in blocks],
+    of_gangs = {
+        number: np.array([places.setdefault(place, len(places)) for place in gangs[number].places], np.int64)
+        for number in dict.fromkeys(block.gang for block in blocks)
     }
-    columns = {name: _stacked(found, counts, np.int64) for name, found in integers.items()}
+
+    def stacked(said: Iterable[Any], kind: type[np.generic] = np.int64) -> Any:
+        parts = (np.broadcast_to(np.asarray(one, kind), count) for one, count in zip(said, counts, strict=True))
+        return np.concatenate([np.zeros(0, kind), *parts])
+
+    columns: dict[str, Any] = {
+        "arm": stacked(arms.setdefault((block.study, block.arm), len(arms)) for block in blocks),
+        "round": stacked(block.round for block in blocks),
+        "rank": stacked(block.ranks for block in blocks),
+        "place": stacked(of_gangs[block.gang][list(block.ranks)] for block in blocks),
+    }
     for name in READINGS:
-        found = [getattr(block, name) for block in blocks]
-        columns[name] = _sayings(found, counts) if name in _TOLD else _stacked(found, counts, np.float64)
+        said = [getattr(block, name) for block in blocks]
+        if name in _TOLD:
+            values: dict[str, tuple[int, Any]] = {}
+            number = partial(_number, values)
+            which = [list(map(number, one)) if isinstance(one, tuple) else number(one) for one in said]
+            columns[name] = Sayings([value for _, value in values.values()], stacked(which))
+        else:
+            columns[name] = stacked(said, np.float64)
     return TelemetryColumns(list(arms), list(places), columns)
 
 
-def _stacked(columns: Iterable[Any], counts: Iterable[int], kind: type[np.generic]) -> Any:
-    """The columns of blocks one after another, (rows,)."""
-    parts = (np.broadcast_to(np.asarray(one, kind), count) for one, count in zip(columns, counts, strict=True))
-    return np.concatenate([np.zeros(0, kind), *parts])
-
-
-def _sayings(columns: Sequence[Any], counts: Sequence[int]) -> Sayings:
-    numbers: dict[str, int] = {}
-    values: list[Any] = []
-
-    def number(value: Any) -> int:
-        found = numbers.setdefault(repr(value), len(values))
-        if found == len(values):
-            values.append(value)
-        return found
-
-    which = [list(map(number, one)) if isinstance(one, tuple) else number(one) for one in columns]
-    return Sayings(values, _stacked(which, counts, np.int64))
+def _number(values: dict[str, tuple[int, Any]], value: Any) -> int:
+    return values.setdefault(repr(value), (len(values), value))[0]
 
 
 NO_TELEMETRY = telemetry_columns_of((), {})

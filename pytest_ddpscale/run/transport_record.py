@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, field
 
-from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.records import Texts, gangs_by_number, refuse_twice
+from pytest_ddpscale.run.records import Texts
 from pytest_ddpscale.run.strict_json import Count, Record
 
 Channels = dict[str, Count]
@@ -60,21 +58,3 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     study: str
     gang: Count
     ranks: Annotated[tuple[RankTransport, ...], Meta(min_length=1)]
-
-    def __post_init__(self) -> None:
-        refuse_twice([one.rank for one in self.ranks])
-        for one in self.ranks:
-            for name in one.channels_within_node.keys() | one.channels_between_nodes.keys():
-                within, between = one.channels_within_node.get(name, 0), one.channels_between_nodes.get(name, 0)
-                if within + between > one.channels.get(name, 0):
-                    found = f"{name}: {within} channels within a node and {between} between nodes"
-                    raise ValueError(f"{found}; expected at most the {one.channels.get(name, 0)} that there are")
-
-
-def transports_of(records: Sequence[object]) -> dict[Place, RankTransport]:
-    """The last connections of each rank, in rank order."""
-    gangs, last = gangs_by_number(records), dict[int, tuple[Place, RankTransport]]()
-    for line in records:
-        if isinstance(line, GangTransport):
-            last |= {one.rank: (gangs[line.gang].ranks[one.rank].place, one) for one in line.ranks}
-    return dict(last[rank] for rank in sorted(last))

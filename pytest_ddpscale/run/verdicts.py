@@ -12,7 +12,6 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.workload import FAMILIES
-from pytest_ddpscale.run.cause_kinds import CauseId, CauseRecord
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.run_directory import JUDGED, RunDirectory, broken_file, read_file
@@ -33,6 +32,42 @@ Flag = Literal[
     "interrupted",  # its study was interrupted, so that --ddp-resume measures it
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
+CauseId = Literal[
+    "wrong-data",
+    "memory-errors",
+    "lost-node",
+    "lost-gpu",
+    "missing-gpus",
+    "gpu-error",
+    "slow-node-link",
+    "slow-gpu-link",
+    "slow-host-link",
+    "nvlink-down",
+    "slow-transport",
+    "slow-communication",
+    "slow-gpu",
+    "slow-node",
+    "uniform-loss",
+    "slow-computing",
+    "slow-scaling",
+    "regression",
+    "throttling",
+    "topology",
+    "software",
+    "disk",
+    "foreign-processes",
+    "mig",
+    "requirement-not-met",
+    "host-bound",
+    "implausible-value",
+    "undecided",
+    "interrupted",
+    "error-in-run",
+    "not-measured",
+    "test-failed",
+    "run-not-accepted",
+]
+Category = Literal["ISOLATE", "CHECK", "MONITOR"]
 WRONG_DATA: Final = "wrong-data"
 THIS_LAUNCH_ONLY: Final = "this-launch-only"
 PARTLY_KNOWN: Final = "partly-known"
@@ -200,6 +235,37 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class NextStep:
+    """What somebody does next: an action, and the command to paste; empty without one."""
+
+    action: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class CauseRecord:
+    """A cause in verdicts.json, with what to do about it.
+
+    Attributes:
+        id: a kind of cause (`report/cause_kinds.py`).
+        severity: of its kind.
+        category: ``ISOLATE``, ``CHECK`` or ``MONITOR``.
+        sentence: who or what, in numbers, without a full stop.
+        next_steps: in order.
+        culprits: the devices named for it, the most certain first.
+        explains: names of the blockers that it explains; of a MONITOR, of the requirements that only warn.
+    """
+
+    id: CauseId
+    severity: int
+    category: Category
+    sentence: str
+    next_steps: tuple[NextStep, ...]
+    culprits: tuple[Culprit, ...]
+    explains: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Blocker:
     """One reason why a machine is not accepted.
 
@@ -319,7 +385,7 @@ class Judgement:
 
     @property
     def unseen_loss(self) -> str:
-        """The note on a loss of training speed that no bound rejects (`judge.unseen_loss`); empty without one."""
+        """The note on a loss of training speed that no bound rejects (`judge.outcome`); empty without one."""
         return next((note for note in self.notes if note.endswith(CALIBRATE)), "")
 
     @property
@@ -349,15 +415,13 @@ def read_judgement(path: Path) -> Judgement:
         RunDirectoryError: it is missing or broken, contradicts itself, or a newer version wrote it.
     """
     judgement = read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
-    possible: set[RunOutcome] = {"incomplete"}
-    if any(one.outcome == "failed" and one.blocks() for one in judgement.verdicts):
-        possible = {"rejected", *(possible if judgement.unfinished else ())}
-    elif not (judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)):
-        accepted: RunOutcome = "accepted_with_waivers" if judgement.waived else "accepted"
-        possible |= {"partial", *([] if judgement.not_selected else [accepted])}
-    if judgement.outcome not in possible:
-        by_all = " or ".join(sorted(possible))
-        raise broken_file(path, f"says {judgement.outcome}, but is {by_all} by its verdicts and blockers")
+    is_blocked = judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)
+    best = {
+        "partial",
+        *([] if judgement.not_selected else ["accepted_with_waivers" if judgement.waived else "accepted"]),
+    }
+    if judgement.outcome not in ({"rejected", "incomplete"} if is_blocked else {"incomplete", *best}):
+        raise broken_file(path, f"says {judgement.outcome}, against its verdicts and blockers")
     return judgement
 
 

@@ -12,7 +12,8 @@ from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
 from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.run_record import ends_of, now_iso
+from pytest_ddpscale.run.run_json import now_iso
+from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.sources import EvidenceSource
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError, SkuError
 from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
@@ -22,14 +26,14 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener, Unfit
 from pytest_ddpscale.run.records import RunStart, StudyEnd
 from pytest_ddpscale.run.run_directory import new_run_directory
-from pytest_ddpscale.run.run_json import Ending
-from pytest_ddpscale.run.run_record import finish_run, note_left_out, start_run
+from pytest_ddpscale.run.run_json import Ending, RunRecord, now_iso
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
+from pytest_ddpscale.util.masking import masked_arguments
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.evidence import Evidence
@@ -77,13 +81,15 @@ class MeasureSource(EvidenceSource):
         self._refuse_wrong_arguments()
         assert self.plan is not None  # select comes first
         run, self._lock = new_run_directory(self.subject.settings.run_dir, self.named)
-        thresholds, settings = self.subject.thresholds, self.subject.settings
-        # First, so that a run killed from here on is recognised and can be restarted in its directory.
-        start_run(
-            run, self.subject.sku, self.subject.site.argv, thresholds.path, thresholds.sha256,
-            self.machine.devices_present, self.subject.extends,
-            again=self.subject.command_again(self.machine), noted=dict(settings.note),
+        subject = self.subject
+        record = RunRecord(
+            sku=subject.sku, id=uuid4().hex, status="running", started_at=now_iso(),
+            argv=tuple(masked_arguments(subject.site.argv)), again=tuple(subject.command_again(self.machine)),
+            thresholds=subject.used, devices_present=self.machine.devices_present, noted=dict(subject.settings.note),
+            versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         )  # fmt: skip
+        # First, so that a run killed from here on is recognised and can be restarted in its directory.
+        run.write_json(run.run_json, record)
         run.write_json(run.plan_json, self.plan)
         self.run = self.measured_run = run
 
@@ -155,7 +161,7 @@ class MeasureSource(EvidenceSource):
 
     def close(self, status: Ending) -> None:
         """Record how the session ended, and the ranks' hosts, versions and environment."""
-        finish_run(self.measured_run, status)
+        self.measured_run.note(status=status, finished_at=now_iso())
 
     def remember(self, judgement: Judgement, history_file: Path | None) -> str:
         """Add this run's results to the history, for comparison with later runs."""
@@ -213,7 +219,7 @@ class MeasureSource(EvidenceSource):
             run.append_records(ends)
             return
         self.machine = others
-        note_left_out(run, others.devices, unfit)
+        run.note(devices_present=others.devices, left_out=dict(unfit))
         self._ask_anew(Layout(others.cluster.nodes, others.devices // others.cluster.nodes))
         self.plan = self.plan_for(self.selected)
         run.write_json(run.plan_json, self.plan)

@@ -13,14 +13,15 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file, not_writable
-from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.run.run_record import ends_of, resume_run, studies_measured
+from pytest_ddpscale.run.run_json import OPERATOR, Resumed, ThresholdsUsed, now_iso
+from pytest_ddpscale.run.run_record import ends_of, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.sources import Machine, Subject, measured_layout
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_of
+from pytest_ddpscale.util.masking import masked_arguments
 
 # Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (
@@ -58,9 +59,7 @@ class ResumeSource(MeasureSource):
         self._lock = RunLock.acquire(run.path)
         evidence = self._read_earlier(run)  # refuses a broken run before anything is changed
         self._go_on_with(read_resumption(run))
-        thresholds, noted = self.subject.thresholds, dict(self.subject.settings.note)
-        used = ThresholdsUsed(str(thresholds.path), thresholds.sha256, self.subject.extends)
-        self._resumption.begin(self.subject.site.argv, noted, used)
+        self._resumption.begin(self.subject.site.argv, dict(self.subject.settings.note), self.subject.used)
         self.run = self.measured_run = run
         self.evidence = None if self._resumption.missing else evidence
 
@@ -103,7 +102,13 @@ class Resumption:
         except OSError as error:
             raise not_writable(self.run.path, error) from None
         self.run.cut_torn_line()
-        resume_run(self.run, argv, self.missing, noted, used)
+        record = self.run.read_run()
+        began = Resumed(
+            at=now_iso(), argv=tuple(masked_arguments(argv)), status_before=record.status, measured_anew=self.missing,
+            noted=dict(noted), thresholds=used,
+        )  # fmt: skip
+        kept = record.noted | {key: said for key, said in noted.items() if key != OPERATOR}  # operators are listed
+        self.run.note(status="running", finished_at=None, resumed=(*record.resumed, began), noted=kept)
 
     def set_aside(self) -> None:
         """Move the records of studies to be measured again to superseded.jsonl. No rank may be writing.

@@ -24,14 +24,15 @@ from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.record_lines import Listener
+from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, judging_directory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.run.run_record import binding_notes
 from pytest_ddpscale.run.verdicts import JUDGED_FROM, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ class Subject:
         """The files that the thresholds file extends, the nearest first."""
         return tuple(ThresholdsUsed(path, sha256) for path, sha256 in self.thresholds.extended)
 
+    @property
+    def used(self) -> ThresholdsUsed:
+        """The thresholds file and those that it extends, with digests."""
+        return ThresholdsUsed(str(self.thresholds.path), self.thresholds.sha256, self.extends)
+
     @cached_property
     def lowered(self) -> tuple[LoweredBound, ...]:
         """Bounds that the thresholds file lowers relative to the files it extends."""
@@ -109,7 +115,7 @@ class Subject:
 
     def unseen_loss(self, required: Sequence[AnyCase], selected: Sequence[AnyCase]) -> str:
         """Which loss of speed no bound of a run rejects, whatever it measures; empty if that needs no remark."""
-        from pytest_ddpscale.judge.unseen_loss import remark_on_unseen_loss
+        from pytest_ddpscale.judge.outcome import remark_on_unseen_loss
 
         return remark_on_unseen_loss(self.device_type, required, selected)
 
@@ -362,8 +368,13 @@ class EvidenceSource(ABC):
         seen = self.evidence
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
         of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
-        left_out = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
-        of_run = (*left_out, *binding_notes(records), *record.resumption_notes(self.subject.thresholds.digests))
+        of_run = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
+        unbound = dict[str, dict[str, None]]()  # ranks by reason
+        for gang in gangs_by_number(records).values():
+            for number, rank in enumerate(gang.ranks):
+                unbound.setdefault(rank.numa_note, {})[f"rank {number} on {rank.place.host}"] = None
+        of_run += [f"{first_few([*ranks], 1)}: {reason}" for reason, ranks in unbound.items() if reason]
+        of_run += record.resumption_notes(self.subject.thresholds.digests)
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
         unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])

@@ -16,8 +16,7 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import RoundEnd, RunStart, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed
-from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.run_json import RunRecord, Simulation, ThresholdsUsed, now_iso
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster

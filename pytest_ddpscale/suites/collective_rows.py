@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe
 from pytest_ddpscale.judge.rounds import GIGA
+from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, Operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.figures.bars import Bars, grouped_bars

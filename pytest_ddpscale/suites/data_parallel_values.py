@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytest_ddpscale.judge.estimating import Found, estimate_of
 from pytest_ddpscale.judge.metrics import paces
+from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import FloatArray

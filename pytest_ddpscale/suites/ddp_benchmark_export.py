@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, groups
-from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Variant
-from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.ddp_benchmark_file import (
+from pytest_ddpscale.compare.ddp_benchmark_file import (
     CONFIGURATION,
     FILE_NAME,
     GPUS_PER_MACHINE,
@@ -19,6 +15,10 @@ from pytest_ddpscale.run.ddp_benchmark_file import (
     DdpBenchmarkResult,
     ddp_benchmark_json,
 )
+from pytest_ddpscale.judge.rounds import ArmRounds, groups
+from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Variant
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.suites.suite import MeasuredSuite

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_ddpscale.judge.metrics import percentile
-from pytest_ddpscale.report.text import count_text, one_line
-from pytest_ddpscale.run.ddp_benchmark_file import (
+from pytest_ddpscale.compare.ddp_benchmark_file import (
     DdpBenchmark,
     DdpBenchmarkFile,
     read_ddp_benchmark,
     size_name,
 )
+from pytest_ddpscale.judge.metrics import percentile
+from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
     PERCENTS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_ddpscale.judge.estimating import Found, estimate_of
+from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.metric_catalogue import COMMUNICATION_TIME, COMPUTATION_TIME, EXPOSED_COMMUNICATION, Metric
 from pytest_ddpscale.plan.planner import Question

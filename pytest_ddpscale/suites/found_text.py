@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.digits import ABSENT
 
 

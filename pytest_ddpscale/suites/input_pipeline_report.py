@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_ddpscale.judge.estimating import Found
 from pytest_ddpscale.judge.metrics import throughput
 from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
 from pytest_ddpscale.plan.study import Study

@@ -28,8 +28,7 @@ from pytest_ddpscale.run.block import Block, Value
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.run_json import RunRecord, now_iso
 from pytest_ddpscale.run.strict_json import column, decode
 from pytest_ddpscale.thresholds.model import Thresholds
 from pytest_ddpscale.util.regular_file import read_regular

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate
+from pytest_ddpscale.judge.stats import Estimate, Found
 
 
 def interval_title(confidence: float) -> str:

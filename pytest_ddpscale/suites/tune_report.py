@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.estimating import Found
-from pytest_ddpscale.judge.intervals import Estimate, geometric_mean_estimate
 from pytest_ddpscale.judge.metrics import paces, throughput
+from pytest_ddpscale.judge.stats import Estimate, Found, geometric_mean_estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType

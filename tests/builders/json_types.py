@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale import __version__
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
 
 
@@ -23,3 +25,10 @@ def run_record(base: RunRecord | None = None, **changes: Any) -> RunRecord:
     least = RunRecord(sku="cpu", status="finished", started_at="2026-01-31T12:00:00+00:00")
     said = {**as_json(base or least), **as_json(changes)}
     return read_as(RunRecord, {key: value for key, value in said.items() if value is not None})
+
+
+def begin(run: RunDirectory, sku: str = "cpu", path: object = "thresholds.yaml", **changes: Any) -> None:
+    """Write run.json of a run that begins, with the thresholds file at a path."""
+    said: dict[str, Any] = {"versions": {"pytest_ddpscale": __version__}, "status": "running", "sku": sku}
+    said["thresholds"] = ThresholdsUsed(str(path), "ab" * 32)
+    run.write_json(run.run_json, run_record(**said | changes))

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_ddpscale.judge.estimating import Found as Found
-from pytest_ddpscale.judge.intervals import Estimate as Estimate
-from pytest_ddpscale.judge.intervals import ValueChange as ValueChange
+from pytest_ddpscale.compare.value_change import ValueChange as ValueChange
 from pytest_ddpscale.judge.slow_links import Rail as Rail
 from pytest_ddpscale.judge.slow_links import find_link_faults as find_link_faults
 from pytest_ddpscale.judge.slow_links import rails_of as rails_of
+from pytest_ddpscale.judge.stats import Estimate as Estimate
+from pytest_ddpscale.judge.stats import Found as Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS

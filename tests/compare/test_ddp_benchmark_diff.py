@@ -11,8 +11,8 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.compare.ddp_benchmark_diff import ComparedSize, compare_reports
+from pytest_ddpscale.compare.ddp_benchmark_file import ddp_benchmark_of
 from pytest_ddpscale.compare.ddp_benchmark_lines import diff_lines
-from pytest_ddpscale.run.ddp_benchmark_file import ddp_benchmark_of
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.nights import judged_run
 from tests.suites.published_ddp_benchmark import bucket_size_1_report, example_report, report, written

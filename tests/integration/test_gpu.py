@@ -11,9 +11,10 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended
-from pytest_ddpscale.run.transport_record import transports_of
 from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment
 
@@ -97,7 +98,7 @@ def test_the_rank_says_which_build_of_cuda_it_runs_on(gpu_run: GpuRun, gpu: Torc
 
 def test_nccl_says_how_it_would_talk(gpu_run: GpuRun, gpu: TorchGpu) -> None:
     records = gpu_run.directory.read_records()
-    ((place, transport),) = transports_of(records).items()
+    ((place, transport),) = evidence_of(gpu_run.plan, Columns(), records).transports.items()
     assert (transport.problem, transport.unreadable) == ("", ())
     assert (transport.rank, place.uuid) == (0, f"GPU-{gpu.uuid.removeprefix('GPU-')}")
     # Alone it is connected with nobody, and says all the same what it would take to other nodes.

@@ -18,8 +18,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.run_record import now_iso
+from pytest_ddpscale.run.run_json import RunRecord, now_iso
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
 from tests.forks.launcher import forked_here

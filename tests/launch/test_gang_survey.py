@@ -28,7 +28,7 @@ from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.survey_record import Survey, post_mortems_of, surveys_of
+from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
 from tests.builders.judged import check_case
 from tests.builders.launches import playing
 
@@ -145,7 +145,7 @@ order()
 say("post_mortem", 1, survey=SURVEYS[1])
 say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
     stage.measure(source)
-    assert [one.host for one in post_mortems_of(stage.records)] == ["n2"]
+    assert [one.survey.host for one in stage.records if isinstance(one, PostMortem)] == ["n2"]
     assert set(stage.surveys) == {"n1", "n2"}, "those are another matter"
     assert {reason for _, reason in stage.ends} == {"error"}
 

@@ -22,8 +22,9 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import ended, ends_of, start_run
+from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
+from tests.builders.json_types import begin
 from tests.builders.launches import AGENTS, scripted
 from tests.builders.records import gang_on
 
@@ -51,7 +52,7 @@ class Starting:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run")
-    start_run(run, "cpu", (), tmp_path, "ab" * 32)
+    begin(run)
     run.write_json(run.plan_json, PLAN)
     return run
 

@@ -23,9 +23,9 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_record import finish_run, start_run
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.util.packaged import packaged
+from tests.builders.json_types import begin
 from tests.builders.measurements import Measurement
 from tests.builders.records import blocks_of, gang_of
 from tests.plugin.prepared import PreparedPytest
@@ -151,11 +151,10 @@ def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_
     plan = _plan(series, sku)
     run.write_json(run.plan_json, plan)
     used = hashlib.sha256(thresholds.read_bytes()).hexdigest()
-    start_run(run, sku, ("pytest", f"--gpu-sku={sku}"), thresholds, used)
+    begin(run, sku, thresholds={"path": str(thresholds), "sha256": used}, status="finished")
     measured = [measurement for one in series for measurement in _measurements(one)]
     run.append_records([gang_of(measured), *blocks_of(measured)])
     run.append_records([StudyEnd(study.id, "rounds") for study in plan.studies])
-    finish_run(run, "finished")
     return run
 
 

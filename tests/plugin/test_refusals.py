@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
-from pytest_ddpscale.run.run_record import start_run
+from tests.builders.json_types import begin
 from tests.plugin.site import WEAK_8, Site, assert_refused, edit_json, output_of, thresholds_with
 from tests.rows import rows
 
@@ -99,7 +99,7 @@ def begun(**changes: Any) -> Arrange:
             "weak", Workload("resnet18-fp32", ImageFamily("resnet18", image_size=32), "fp32", 4), arms, 7, 1.0, 1.0
         )
         run.write_json(run.plan_json, Plan("cpu", "cpu", (study,), ranks_per_node=2))
-        start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
+        begin(run, path=site.thresholds, devices_present=2)
         edit_json(run.run_json, **changes)
 
     return arrange

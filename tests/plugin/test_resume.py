@@ -12,7 +12,8 @@ import pytest
 
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock
-from pytest_ddpscale.run.run_record import ranks_by_host, start_run
+from pytest_ddpscale.run.run_record import ranks_by_host
+from tests.builders.json_types import begin
 from tests.plugin.site import Site, assert_no_crash, assert_refused, contents, outcome_line, output_of
 from tests.rows import rows
 from tests.small_disk import small_disk
@@ -172,7 +173,7 @@ def test_nothing_is_measured_where_all_was(site: Site, run: RunDirectory) -> Non
 
 def test_all_is_measured_where_a_kill_came_before_the_plan(site: Site, run: RunDirectory) -> None:
     RunDirectory.create(run.path)
-    start_run(run, "cpu", ("pytest", "--gpu-sku=cpu"), site.thresholds, "ab" * 32, devices_present=2)
+    begin(run, path=site.thresholds, devices_present=2)
     (run.path / ".plan.json.x1").write_text("torn", encoding="utf-8")
     result = site.run(*RESUME)
     assert_no_crash(result)

@@ -14,8 +14,8 @@ from msgspec import structs
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.cause import causes, headline, warnings
+from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.report.next_steps import cause_records, next_steps
-from pytest_ddpscale.run.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, Blocker, Culprit, Judgement, Verdict

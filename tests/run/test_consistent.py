@@ -105,13 +105,13 @@ REFUSED = COPIED | {
     changed("timed ddp@2", series={}): "has no step times (step_s) of ddp@2",
     changed("timed pairs", series={}): f"has no step times (step_s) of {REDUCE}",
     # Cut: arms, turns and ranks that are missing, one of which could be slow or wrong.
-    changed("round_end weak/resnet152-fp16 2", arms=ARMS[:-1]): "without no_sync@2, which has no 8 rounds",
-    changed(LAST, arms=ARMS[:-1]): "ends round 9 of weak/resnet152-fp16, without no_sync@2, which was measured",
-    without("telemetry ddp@2 2"): "ends round 2 of weak/resnet152-fp16, without telemetry of ddp@2",
-    without("timed ddp@2 2"): "ends round 2 of weak/resnet152-fp16, of which ddp@2 was not recorded",
+    changed("round_end weak/resnet152-fp16 2", arms=ARMS[:-1]): "left out before round 8: no_sync@2",
+    changed(LAST, arms=ARMS[:-1]): "ends round 9 of weak/resnet152-fp16, measured all the same: no_",
+    without("telemetry ddp@2 2"): "ends round 2 of weak/resnet152-fp16, without telemetry: ddp@2",
+    without("timed ddp@2 2"): "ends round 2 of weak/resnet152-fp16, not recorded: ddp@2",
     absent("timed matmul-bf16 0", 0): "lacks rank 0 of matmul-bf16 of probes, round 0",
     after(unable("probes", "matmul-bf16", 1), absent("timed matmul-bf16", 0)): "lacks rank 0 of matmul-bf16",
-    after(unable(STUDY.id, "ddp@2", 3), without("timed ddp@2 2")): "round 2 of weak/resnet152-fp16, of which ddp@2 was",
+    after(unable(STUDY.id, "ddp@2", 3), without("timed ddp@2 2")): "resnet152-fp16, not recorded: ddp@2",
     absent("seeded_step", 0): "lacks rank 0 of the seeded step of weak/resnet152-fp16",
     changed("timed ddp@2", digests=f"{1:016x}" * 3 + NO_CHECKSUM): "has a replica without a checksum (digests)",
     # Groups that are not planned, whose speed would count for others, or hide a slow rank.
@@ -167,7 +167,7 @@ def test_a_run_of_another_plan_is_refused(tmp_path: Path, change: Change, plan: 
 @rows(
     ("change", "found"),
     [
-        (without(f"{TURNS} turn-1"), "ends round 0 of probes, of which send-recv-256mib@3 was not recorded"),
+        (without(f"{TURNS} turn-1"), "ends round 0 of probes, not recorded: send-recv-256mib@3"),
         (
             changed(f"{TURNS} turn-1", ranks=[0, 1]),
             "has ranks 0, 1 as a group of send-recv-256mib@3 of probes",

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, Block, RankBlock, step_bytes
 from pytest_ddpscale.run.column_record import joined
+from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.readings import READINGS, SERIES
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import StudyEnd
@@ -23,16 +25,16 @@ from pytest_ddpscale.run.survey_record import (
     RemappedRows,
     Survey,
     SurveyedGpu,
-    post_mortems_of,
     read_survey,
     surveys_of,
 )
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
 from tests.rows import rows
+from tests.run.sound_run import PLAN
 
 RANKS = 3
 WHO = gang_on(["n1", "n2"], 2, "GPU-{}")
@@ -67,7 +69,6 @@ RANK: dict[str, Any] = {
     "channels_within_node": {"P2P/CUMEM": 24}, "channels_between_nodes": {"NET/IB/GDRDMA": 8}, "unreadable": ["what?"],
 }  # fmt: skip
 TRANSPORT = {"kind": "transport", "study": "weak/r", "gang": 0, "ranks": [RANK, {"rank": 2, "network": "IB"}]}
-SEEDED: dict[str, Any] = {"kind": "seeded_step", "study": "w", "gang": 0, "ranks": [{"rank": 0, "checksum": "a"}]}
 EMPTY = GpuReadings(started_unix_s=1000.0, ended_unix_s=1002.5)
 FULL = GpuReadings(
     started_unix_s=1000.0, ended_unix_s=1002.0, polls=2, utilization=0.97, power_w=410.5, energy_j=1026.0,
@@ -135,7 +136,7 @@ def test_why_a_rank_lacks_a_reading_is_joined_and_kept() -> None:
 
 def test_transports_have_places_and_the_last_one_of_a_rank_counts() -> None:
     again = GangTransport(study="weak/r", gang=0, ranks=(RankTransport(rank=2, network="Socket"),))
-    found = transports_of([WHO, read(TRANSPORT), again])
+    found = evidence_of(PLAN, Columns(), [WHO, read(TRANSPORT), again]).transports
     assert [(place.uuid, one.network) for place, one in found.items()] == [("GPU-0", "IB"), ("GPU-2", "Socket")]
     assert found[WHO.places[0]].channels_somewhere == {"NET/IB"}
 
@@ -155,7 +156,7 @@ def test_surveys_are_read_by_their_node_too_and_the_last_one_counts() -> None:
     assert read(line_of(PostMortem(SURVEY))) == PostMortem(SURVEY)
     records: list[AnyRecord] = [Survey("n1", 1.0), PostMortem(SURVEY), Survey("n2", 1.0), Survey("n1", 2.0)]
     assert {host: survey.unix_s for host, survey in surveys_of(records).items()} == {"n1": 2.0, "n2": 1.0}
-    assert post_mortems_of(records) == [SURVEY]
+    assert evidence_of(PLAN, Columns(), records).post_mortems == [SURVEY]
 
 
 @rows("change", [{"work": MOST_SAMPLES_PER_S}, {"work": 1e18, "arm": "all-reduce-32mib@2"}])
@@ -174,14 +175,6 @@ def read_as(name: str, value: Any, why: str = "of a rank is out of range") -> tu
 def waits(seconds: float) -> dict[str, Any]:
     """Of three ranks with four steps."""
     return {"series": {"waited_s": base64.b64encode(step_bytes([seconds] * 12)).decode()}}
-
-
-def connected(**changes: Any) -> dict[str, Any]:
-    return {"ranks": [RANK | changes]}
-
-
-def profiled(**changes: Any) -> dict[str, Any]:
-    return {"steps": [PROFILE["steps"][0] | changes]}
 
 
 @rows(
@@ -210,7 +203,6 @@ def profiled(**changes: Any) -> dict[str, Any]:
         read_as("skipped_steps", 0.5),
         read_as("is_correct", 1, "of a rank is out of range; expected 0 to 1 (true or false)"),
         read_as("is_correct", [True, None, True]),
-        (BLOCK, {"readings": {"skipped_steps": 5}}, "skipped_steps=5; expected at most 4 steps"),
         (BLOCK, {"readings": {"energy_j": [1.0, 2**53 + 1, 1.0]}}, "Expected `int` <="),
         (BLOCK, {"readings": {"mood": 1}}, "unknown name 'mood'; expected one of utilization, energy_j"),
         (BLOCK, {"unread": {"colour": "none"}}, "unknown name 'colour'; expected one of utilization, energy_j"),
@@ -219,7 +211,7 @@ def profiled(**changes: Any) -> dict[str, Any]:
         (BLOCK, {"digests": "c0ffee"}, "at `$.digests`"),
         (BLOCK, {"digests": "0" * 32}, "digests has 32 digits; expected 16 for each of 3 ranks"),
         (BLOCK, {"ranks": []}, "Expected `array` of length >= 1"),
-        (BLOCK, {"ranks": [0, 1, 1]}, "ranks has 3 values, but 2 different ones; expected each rank once"),
+        (BLOCK, {"ranks": [0, 1, 1]}, "ranks has 3 values; expected each rank once"),
         (BLOCK, {"ranks": [0, 1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (BLOCK, {"gang": 1}, "gang 1 was not announced before"),
         (BLOCK, {"kind": "timde"}, "Invalid value 'timde' - at `$.kind`"),
@@ -228,18 +220,13 @@ def profiled(**changes: Any) -> dict[str, Any]:
         (GANG, {"gang": 0}, "a second gang 0"),
         (GANG, {"ranks": [{"place": {"host": "n", "uuid": "GPU-0"}}]}, "place has no local rank or no device (uuid)"),
         (GANG, {"ranks": [{"place": {"host": "n", "local_rank": 0}}]}, "device (uuid) - at `$.ranks[0]`"),
-        (TRANSPORT, connected(channels={"P2P/CUMEM": 24, "SHM": -1}), "Expected `int` >= 0"),
-        (TRANSPORT, connected(channels_within_node={"P2P/CUMEM": 25}), "expected at most the 24 that there are"),
-        (TRANSPORT, {"ranks": [RANK, RANK]}, "expected each rank once"),
-        (SEEDED, {"ranks": SEEDED["ranks"] * 2}, "expected each rank once"),
+        (TRANSPORT, {"ranks": [RANK | {"channels": {"P2P/CUMEM": 24, "SHM": -1}}]}, "Expected `int` >= 0"),
         (TELEMETRY, {"ended_unix_s": 1000.0}, "a window ends before it began"),
         (TELEMETRY, {"energy_j": [1.0]}, "energy_j has 1 values; expected 2"),
         (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
         (TELEMETRY, {"ranks": [1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (PROFILE, {"rank": 4}, "rank 4 is named, but gang 0 has 4 ranks"),
-        (PROFILE, profiled(compute_ms=70.0), "expected them to add up"),
-        (PROFILE, profiled(hidden_ms=41.0), "expected no more"),
-        (PROFILE, profiled(step_ms=-1.0), ">= 0"),
+        (PROFILE, {"steps": [PROFILE["steps"][0] | {"step_ms": -1.0}]}, ">= 0"),
         (PROFILE, {"problem": "none"}, "expected one of the two"),
         (PROFILE, {"buckets": [{"bytes": 0, "begins_ms": 1, "took_ms": 1, "hidden_ms": 1}]}, ">= 1"),
         (NODE, {"host": 3}, "Expected `str`, got `int` - at `$.host`"),

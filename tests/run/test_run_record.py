@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
-from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, GangRecord, Lost, SeededStep, SeededSteps, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
+from pytest_ddpscale.run.run_json import now_iso
 from pytest_ddpscale.run.run_record import (
-    binding_notes,
     ended,
-    finish_run,
     lost_hosts,
-    note_left_out,
-    now_iso,
     ranks_by_host,
-    resume_run,
-    start_run,
     studies_measured,
     why_not_one_machine,
 )
 from pytest_ddpscale.run.survey_record import Survey
-from tests.builders.json_types import as_json, run_record
+from tests.builders.json_types import as_json, begin, run_record
 from tests.builders.records import gang_at
 from tests.rows import rows
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """A run that has just begun."""
-    run = RunDirectory.create(tmp_path / "run")
-    start_run(run, "a100", ("pytest", "--gpu-sku=a100"), Path("thresholds.yaml"), "ab" * 32)
-    return run
 
 
 def gang(*ranks: tuple[str, int], number: int = 0, **changes: Any) -> GangRecord:
@@ -63,49 +46,20 @@ def test_ranks_are_listed_once_by_host_and_in_order() -> None:
     assert found == {"node1": [(0, "NVIDIA A100"), (1, "another")], "node2": [(0, "NVIDIA A100")]}
 
 
-class TestRunJson:
-    def test_what_is_about_to_happen_is_recorded_before_it_happens(self, run: RunDirectory) -> None:
-        record = run.read_run()
-        assert (record.sku, record.status) == ("a100", "running")
-        assert record.argv == ("pytest", "--gpu-sku=a100")
-        assert record.thresholds == ThresholdsUsed("thresholds.yaml", "ab" * 32)
-        assert record.versions["pytest_ddpscale"] == __version__
-        assert record.versions["pytest"] == pytest.__version__
-        assert record.finished_at is None
-
-    def test_secrets_of_the_command_line_are_not(self, run: RunDirectory) -> None:
-        argv = ("pytest", "--ddp-slurm-args=--comment=token=hunter2", "--password", "hunter2", "-k", "key or token")
-        start_run(run, "a100", argv, Path("thresholds.yaml"), "ab" * 32)
-        resume_run(run, argv, {})
-        assert "hunter2" not in run.run_json.read_text(encoding="utf-8")
-        assert run.read_run().argv[-2:] == ("-k", "key or token")
-
-    def test_how_it_ended_is_added(self, run: RunDirectory) -> None:
-        before = run.read_run()
-        finish_run(run, "interrupted")
-        record = run.read_run()
-        assert record.status == "interrupted"
-        assert datetime.fromisoformat(record.finished_at or "") >= before.began
-        assert replace(record, status="running", finished_at=None) == before
-
-    def test_nodes_that_were_left_out_are_recorded_with_the_devices_of_the_others(self, run: RunDirectory) -> None:
-        before = run.read_run()
-        note_left_out(run, 8, {"n2": "gpus: GPU 3: lost", "n4": "disk: full"})
-        left_out = {"n2": "gpus: GPU 3: lost", "n4": "disk: full"}
-        assert run.read_run() == replace(before, devices_present=8, left_out=left_out)
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"left_out": ["n2"]}, {"notes": 5}, {"hosts": []}, {"status": "hanged"}, {"started_at": "yesterday"},
-            {"started_at": "2026-01-01T00:00:00"}, {"colour": "red"}, {"sku": 3}, {"devices_present": -1},
-            {"resumed": [{"at": "yesterday"}]}, {"simulated": "true"},
-        ],
-    )  # fmt: skip
-    def test_what_was_never_written_is_refused(self, run: RunDirectory, change: dict[str, Any]) -> None:
-        run.write_json(run.run_json, as_json(run.read_run()) | change)
-        with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content"):
-            run.read_run()
+@rows(
+    "change",
+    [
+        {"left_out": ["n2"]}, {"notes": 5}, {"hosts": []}, {"status": "hanged"}, {"started_at": "yesterday"},
+        {"started_at": "2026-01-01T00:00:00"}, {"colour": "red"}, {"sku": 3}, {"devices_present": -1},
+        {"resumed": [{"at": "yesterday"}]}, {"simulated": "true"},
+    ],
+)  # fmt: skip
+def test_what_was_never_written_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = RunDirectory.create(Path(mkdtemp(dir=tmp_path)) / "run")
+    begin(run)
+    run.write_json(run.run_json, as_json(run.read_run()) | change)
+    with pytest.raises(RunDirectoryError, match=r"run\.json: has invalid content"):
+        run.read_run()
 
 
 @rows(
@@ -146,55 +100,32 @@ class TestEnds:
         assert ended(records, "budget") == {"budget": ""}
 
 
-class TestResumed:
-    def test_run_json_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
-        finish_run(run, "interrupted")
-        resume_run(run, ("pytest", "--ddp-resume=run"), {"weak/r": "error"})
-        record = run.read_run()
-        assert (record.status, record.finished_at) == ("running", None)
-        (resumed,) = record.resumed
-        assert datetime.fromisoformat(resumed.at)
-        assert resumed == Resumed(
-            at=resumed.at,
-            argv=("pytest", "--ddp-resume=run"),
-            status_before="interrupted",
-            measured_anew={"weak/r": "error"},
-        )
-
-    def test_who_resumes_is_added_and_a_ticket_stays_unless_there_is_another(self, run: RunDirectory) -> None:
-        noted = {"operator": "Ann", "site": "Hall 1", "ticket": "T-1"}
-        start_run(run, "a100", (), Path("thresholds.yaml"), "ab" * 32, noted=noted)
-        resume_run(run, (), {}, {"operator": "Bob", "ticket": "T-2", "rack": "B 7"})
-        resume_run(run, (), {}, {"operator": "Ann"})
-        record = run.read_run()
-        assert record.operators == ("Ann", "Bob")
-        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
-        assert record.further_notes == {"rack": "B 7"}
-
-    def test_the_reader_is_told_what_was_measured_again(self, run: RunDirectory) -> None:
-        assert run.read_run().resumption_notes("cd" * 32) == []
-        resume_run(run, (), {"weak/r": "error", "strong/r": "no end"})
-        notes = run.read_run().resumption_notes("ab" * 32)
-        assert notes[0].startswith("measured in 2 sessions: resumed 20")
-        assert notes[1].endswith("superseded.jsonl): weak/r (error), strong/r (no end)")
-        assert len(notes) == 2
-
-    def test_the_reader_is_told_of_other_thresholds(self, run: RunDirectory) -> None:
-        resume_run(run, (), {})
-        (_, note) = run.read_run().resumption_notes("cd" * 32)
-        assert "another thresholds file (sha256 cdcdcdcdcdcd)" in note
-        assert "(sha256 abababababab)" in note
+@rows(
+    ("sessions", "thresholds", "said"),
+    [
+        ([], "cd", []),
+        (
+            [{"weak/r": "error", "strong/r": "no end"}],
+            "ab",
+            ["measured in 2 sessions: resumed AT", "superseded.jsonl): weak/r (error), strong/r (no end)"],
+        ),
+        (
+            [{}, {}],
+            "cd",
+            ["measured in 3 sessions: resumed AT, AT", "another thresholds file (sha256 cdcdcdcdcdcd) than at the "],
+        ),
+    ],
+)
+def test_the_reader_is_told_of_sessions(sessions: list[dict[str, str]], thresholds: str, said: list[str]) -> None:
+    at, used = "2026-01-31T12:00:00+00:00", {"path": "thresholds.yaml", "sha256": "ab" * 32}
+    resumed = [{"at": at, "argv": [], "status_before": "running", "measured_anew": anew} for anew in sessions]
+    notes = run_record(resumed=resumed, thresholds=used).resumption_notes(thresholds * 32)
+    assert len(notes) == len(said)
+    assert all(part in note for part, note in zip(said, (one.replace(at, "AT") for one in notes), strict=True))
 
 
 def test_now_is_utc_to_the_second() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", now_iso())
-
-
-def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason() -> None:
-    refused, absent = "not bound: Operation not permitted", "not bound: no cores"
-    who = gang(("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1), numa_note=[refused, "", refused, absent])
-    again = [who, msgspec.structs.replace(who, gang=1)]
-    assert binding_notes(again) == [f"rank 0 on n1 and 1 more rank: {refused}", f"rank 3 on n2: {absent}"]
 
 
 Records = list[AnyRecord]

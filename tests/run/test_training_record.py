@@ -54,7 +54,6 @@ def test_every_line_is_read_as_it_was_written() -> None:
 @rows(
     ("make", "message"),
     [
-        (lambda: epoch_of(RUN, correct=(5, 9)), "correct=9 of validated=8; expected at most as many"),
         (lambda: epoch_of(RUN, losses=()), "Expected `array` of length >= 1 - at `\\$.losses`"),
         (lambda: epoch_of(RUN, losses=(1.0, np.nan, 1.0, 1.0)), "Expected `float`, got `null` - at `\\$.losses"),
         (lambda: epoch_of(RUN, training_s=(1.0, -1.0)), r">= 0.0 - at `\$.ranks\[1\].training_s`"),
@@ -62,7 +61,6 @@ def test_every_line_is_read_as_it_was_written() -> None:
         (lambda: epoch_of(RUN, 0, 1), "gang 1 was not announced before"),
         (lambda: epoch_of(training_run(4)), "rank 3 is named, but gang 0 has 2 ranks"),
         (lambda: end_of(RUN, parameters_checksum="c0ffee"), "matching regex"),
-        (lambda: end_of(RUN, trainable_parameters=1001), "trainable_parameters=1001; expected at most 1000"),
     ],
 )
 def test_a_line_that_contradicts_itself_is_refused(make: Callable[[], AnyRecord], message: str) -> None:
@@ -144,8 +142,6 @@ def test_a_run_that_died_is_not_complete() -> None:
         (epoch(trained=(40, 24)), r"line 3 trained \[40, 24\] images .*; expected 32 on each rank"),
         (epoch(validated=(8, 9)), "line 3 validated 17 images .*; expected 16, each once"),
         (epoch(validated=(8, 7)), "line 3 validated 15 images .*; expected 16, each once"),
-        (epoch(losses=(1.0,) * 3), "line 3 has 3 losses of epoch 1 .*; expected one for each of 4 iterations"),
-        (epoch(training_s=0.0), r"line 3 took no time \(training_s\)"),
         (changed(3, gang=1), "line 4 has train/small@2 measured by gang 1, as well as by gang 0"),
         (changed(2, ranks=epoch_of(RUN).ranks[:1]), r"line 3 has ranks \[0\] of 2; expected 0 to 1"),
         (changed(2, ranks=epoch_of(RUN).ranks[:1] * 2), r"line 3 has ranks \[0, 0\] of 2"),
@@ -155,7 +151,6 @@ def test_a_run_that_died_is_not_complete() -> None:
         (lambda lines: lines.append(replace(lines[-1])), "line 8 is another time of the launch 0 of train"),
         (lambda lines: lines.insert(5, replace(lines[4])), "line 6 is another end 0 of train/small@2 than"),
         (changed(6, study="train/other@2"), "line 7 is of train/other@2, which plan.json does not plan"),
-        (changed(5, reason="decided"), "line 6 ends train/small@2, whose loss has not reached None"),
     ],
 )  # fmt: skip
 def test_lines_that_cannot_be_so_are_refused(change: Change, message: str) -> None:

@@ -13,10 +13,10 @@ from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
 from pytest_ddpscale.report.files import write_page
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.run.run_record import resume_run
+from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.sku.detection import Gpu
+from tests.builders.records import gang_on
 from tests.builders.sessions import InstantGang, Open, measured_run, nothing
 
 
@@ -62,8 +62,9 @@ class TestJudging:
     def test_a_resumed_run_is_judged_by_the_thresholds_of_its_latest_session(
         self, opened: Open, old: RunDirectory
     ) -> None:
-        resume_run(old, (), {}, thresholds=ThresholdsUsed("stricter.yaml", "cd" * 32))
-        resume_run(old, (), {})
+        used: list[ThresholdsUsed | None] = [ThresholdsUsed("stricter.yaml", "cd" * 32), None]
+        at = old.read_run().started_at
+        old.note(resumed=[Resumed(at=at, argv=(), status_before="", measured_anew={}, thresholds=one) for one in used])
         with pytest.raises(ThresholdsError, match=r"stricter\.yaml: is gone or has changed"):
             self.judged(opened, old)
 
@@ -75,6 +76,13 @@ class TestJudging:
         judgement = self.judged(opened, old).conclude(interrupted=False, spoiled=())
         told = f"--ddp-profile: no profile of {study.id}, {study.arms[0].name}: saw no GPU kernel"
         assert told in judgement.notes
+
+    def test_ranks_that_could_not_be_bound_are_told_once_for_each_reason(self, opened: Open, old: RunDirectory) -> None:
+        refused, absent = "not bound: Operation not permitted", "not bound: no cores"
+        told = [refused, refused], [refused, refused], ["", absent]
+        old.append_records([gang_on(["n1"], 2, number=1 + at, numa_note=notes) for at, notes in enumerate(told)])
+        notes = self.judged(opened, old).conclude(interrupted=False, spoiled=()).notes
+        assert {f"rank 0 on n1 and 1 more: {refused}", f"rank 1 on n1: {absent}"} < {*notes}
 
     def test_who_judges_is_in_the_basis_and_the_measured_run_keeps_its_own(
         self, opened: Open, old: RunDirectory

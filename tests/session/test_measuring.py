@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.session.session import AcceptanceSession
@@ -24,7 +25,11 @@ class TestMeasuring:
     def test_what_is_about_to_happen_is_on_disk_first(self, measuring: AcceptanceSession) -> None:
         assert measuring.run is not None
         assert measuring.run.read_plan() == measuring.source.plan
-        assert measuring.run.read_run().status == "running"
+        record, thresholds = measuring.run.read_run(), measuring.source.subject.thresholds
+        assert (record.sku, record.status, record.finished_at) == (measuring.source.subject.sku, "running", None)
+        assert record.thresholds is not None
+        assert record.thresholds.digests == thresholds.digests
+        assert record.versions["pytest_ddpscale"] == __version__
         assert measuring.source.evidence is None
 
     def test_one_launch_answers_everything_planned(

@@ -22,13 +22,14 @@ from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import EndReason, GpuErrors, RankGpuError, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.run.run_record import ended, note_left_out, start_run
+from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport, transports_of
+from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import measured_layout
+from tests.builders.json_types import begin
 from tests.builders.records import gang_on, steady_block
 from tests.builders.sessions import Open
 
@@ -57,7 +58,7 @@ def run(tmp_path: Path) -> RunDirectory:
     """A run with a study for each way to end, and not to end."""
     run = RunDirectory.create(tmp_path / "run")
     run.write_json(run.plan_json, Plan("cpu", "cpu", tuple(map(study, NAMES)), ranks_per_node=2))
-    start_run(run, "cpu", (), tmp_path, "ab" * 32, devices_present=2)
+    begin(run, devices_present=2)
     run.append_record(gang_on(["nöde"], 1))
     for name in NAMES[:-1]:
         run.append_records(records_of(name))
@@ -217,7 +218,7 @@ class TestSetAside:
         run.append_records([*told, StudyEnd("survey", "error", "no answer")])
         read_resumption(run).set_aside()
         assert surveys_of(run.read_records()) == {}
-        assert transports_of(run.read_records()) == {}
+        assert not any(isinstance(one, GangTransport) for one in run.read_records())
         assert "survey" not in ended(run.read_records(), "error")
         assert sum('"old"' in line for line in texts(run.superseded_jsonl)) == len(told)
         run.append_record(Survey("new", 2.0))
@@ -225,7 +226,7 @@ class TestSetAside:
 
     def test_leaves_what_a_node_was_that_was_left_out(self, run: RunDirectory) -> None:
         """Nobody will look at it anew, and what was asked for had it."""
-        note_left_out(run, 2, {"n3": "ecc: GPU 2: it was left out: twice"})
+        run.note(left_out={"n3": "ecc: GPU 2: it was left out: twice"})
         run.append_records([Survey(host, 1.0) for host in ("n2", "n3", "n30")])
         read_resumption(run).set_aside()
         assert list(surveys_of(run.read_records())) == ["n3"]
@@ -251,6 +252,18 @@ class TestBegin:
             assert (folder / "plots" / "a.png").read_text(encoding="utf-8") == str(number)
             assert not run.verdicts_json.exists()
         assert (run.path / "mine.txt").exists()
+
+    def test_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
+        run.note(status="interrupted", noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})
+        for noted in ({"operator": "Bob", "ticket": "T-2", "rack": "B 7"}, {"operator": "Ann"}):
+            read_resumption(run).begin(("pytest", "--password", "hunter2"), noted, USED)
+        record = run.read_run()
+        assert (record.status, record.finished_at) == ("running", None)
+        assert [one.status_before for one in record.resumed] == ["interrupted", "running"]
+        assert record.resumed[0].argv == ("pytest", "--password", "***")
+        assert record.operators == ("Ann", "Bob")
+        assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
+        assert record.further_notes == {"rack": "B 7"}
 
     def test_makes_no_folder_where_nothing_was_concluded(self, run: RunDirectory) -> None:
         read_resumption(run).begin((), {}, USED)

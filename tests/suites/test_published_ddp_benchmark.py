@@ -13,7 +13,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
-from pytest_ddpscale.run.ddp_benchmark_file import ddp_benchmark_of
+from pytest_ddpscale.compare.ddp_benchmark_file import ddp_benchmark_of
 from pytest_ddpscale.suites.ddp_benchmark_import import benchmark_rows
 from pytest_ddpscale.suites.ddp_benchmark_table import BenchmarkRow, benchmark_lines, overhead_of_ddp, scaling_of
 from tests.suites.published_ddp_benchmark import (

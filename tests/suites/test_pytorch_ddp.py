@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.compare.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.supervisor import NotAdmitted
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.session import measure

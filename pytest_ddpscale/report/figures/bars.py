@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_ddpscale.judge.estimating import Found
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.figures.drawing import INK, SERIES, SMALL, WIDE, Drawing, Sheet, drawable, legend_height
 
 OPACITIES = (0.9, 0.55, 0.3, 0.7)  # of series, to distinguish them without colour

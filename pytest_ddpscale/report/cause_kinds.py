@@ -6,47 +6,9 @@ verdicts.json, reports and docs/how-to/rejected.md name them by id.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-from pytest_ddpscale.run.place import Culprit
-
-CauseId = Literal[
-    "wrong-data",
-    "memory-errors",
-    "lost-node",
-    "lost-gpu",
-    "missing-gpus",
-    "gpu-error",
-    "slow-node-link",
-    "slow-gpu-link",
-    "slow-host-link",
-    "nvlink-down",
-    "slow-transport",
-    "slow-communication",
-    "slow-gpu",
-    "slow-node",
-    "uniform-loss",
-    "slow-computing",
-    "slow-scaling",
-    "regression",
-    "throttling",
-    "topology",
-    "software",
-    "disk",
-    "foreign-processes",
-    "mig",
-    "requirement-not-met",
-    "host-bound",
-    "implausible-value",
-    "undecided",
-    "interrupted",
-    "error-in-run",
-    "not-measured",
-    "test-failed",
-    "run-not-accepted",
-]
-Category = Literal["ISOLATE", "CHECK", "MONITOR"]
+from pytest_ddpscale.run.verdicts import Category, CauseId
 
 
 class CauseKind(NamedTuple):
@@ -121,34 +83,3 @@ OF_CHECK: Mapping[str, CauseId] = {
     "throttling_under_load": "throttling",
     "pcie_under_load": "slow-host-link",
 }
-
-
-@dataclass(frozen=True)
-class NextStep:
-    """What somebody does next: an action, and the command to paste; empty without one."""
-
-    action: str
-    command: str = ""
-
-
-@dataclass(frozen=True)
-class CauseRecord:
-    """A cause in verdicts.json, with what to do about it.
-
-    Attributes:
-        id: a key of `CAUSES`.
-        severity: of its kind.
-        category: ``ISOLATE``, ``CHECK`` or ``MONITOR``.
-        sentence: who or what, in numbers, without a full stop.
-        next_steps: in order.
-        culprits: the devices named for it, the most certain first.
-        explains: names of the blockers that it explains; of a MONITOR, of the requirements that only warn.
-    """
-
-    id: CauseId
-    severity: int
-    category: Category
-    sentence: str
-    next_steps: tuple[NextStep, ...]
-    culprits: tuple[Culprit, ...]
-    explains: tuple[str, ...]
