@@ -27,7 +27,6 @@ import numpy as np
 from pytest_ddpscale.judge.peers import (
     MINIMUM_ROUNDS,
     WATCHED_SHARE,
-    Compared,
     Slow,
     compare,
     find_slow,
@@ -204,100 +203,45 @@ class SlowRanks:
         return UNLESS_TOLD[self.evidence.plan.device_type] if self.limit is None else self.limit
 
     @cached_property
-    def _found(self) -> tuple[str, OwnPace, Slow]:
+    def _found(self) -> tuple[OwnPace, Slow]:
         return self.evidence.once(("slow", self.study.id, self.at_most), self._find)
 
-    def _find(self) -> tuple[str, OwnPace, Slow]:
-        own, paces = own_pace_of(self.study, self.evidence), list[tuple[str, OwnPace]]()
+    def _find(self) -> tuple[OwnPace, Slow]:
+        own, paces = own_pace_of(self.study, self.evidence), list[OwnPace]()
         alone = [(study, arm) for study in self.evidence.plan.studies for arm in study.arms if arm.compares_ranks]
         alone.sort(key=lambda one: (one[1].kind == "each", one[0] == self.study, one[1].world_size))
-        is_each = bool(alone) and alone[-1][1].kind == "each"
         # Noise may leave open in one study what the forward passes of another show.
         if own is not None and own.rounds >= MINIMUM_ROUNDS:
-            paces = [(self.study.id, own)]
-        if alone and (is_each or not paces):
-            study, arm = alone[-1]
-            paces.insert(0, (study.id, pace_in(study, arm, self.evidence)))
-        found = [(name, pace, find_slow(pace.times_s, self.at_most)) for name, pace in paces]
-        nobody = NO_PACE.arm.name, NO_PACE, find_slow(NO_PACE.times_s, self.at_most)
-        return next((one for one in found if len(one[2].at)), (*found, nobody)[0])
+            paces = [own]
+        if alone and (alone[-1][1].kind == "each" or not paces):
+            paces.insert(0, pace_in(*alone[-1], self.evidence))
+        found = [(pace, find_slow(pace.times_s, self.at_most)) for pace in (*paces, NO_PACE)]
+        return next((one for one in found if len(one[1].at)), found[0])
 
     @property
     def pace(self) -> OwnPace:
         """Own paces by which ranks are compared."""
-        return self._found[1]
+        return self._found[0]
 
     @property
     def slow(self) -> Slow:
         """Slow ranks: columns of `pace`."""
-        return self._found[2]
-
-    @cached_property
-    def compared(self) -> Compared:
-        """All ranks of `pace`."""
-        key = "compared", self.study.id, self.at_most
-        return self.evidence.once(key, lambda: compare(of_enough_rounds(self.pace.times_s), self.at_most))
-
-    def watched(self) -> Iterator[tuple[Place, str]]:
-        """Ranks within the limit that stand out, slowest first, in words."""
-        found = self.compared
-        stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * self.at_most)
-        stand_out[self.slow.at] = False
-        for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):
-            place, ends = self.pace.ranks.rank_places[at], f"({found.low[at]:.2f} … {found.high[at]:.2f}×)"
-            whom = _whom(int(found.peers[at]))
-            yield place, f"{place.number} on {place.host}, {found.ratio[at]:.2f}× {ends} {whom}"
-
-    def note(self, verdict: Verdict) -> str:
-        """How slow any rank can be if none and no link is named: a fact, because the loss may have several causes."""
-        definition = METRICS[verdict.metric]
-        is_efficiency = definition.scaling == "weak" and definition.baseline == "alone"
-        if not is_efficiency or len(self.slow.at) or self.pace.rounds < MINIMUM_ROUNDS:
-            return ""
-        if watched := [said for _, said in self.watched()]:
-            return _watched_note(watched)
-        most = float(self.compared.high.max(initial=1.0))
-        if math.isnan(most):  # of some too few rounds are known
-            return ""
-        where = "" if self._found[0] == self.study.id else f" (in {self._found[0]})"
-        told = f"no rank is more than {math.ceil(1000 * (most - 1) - 1e-6) / 10:.1f} % slower than its peers"
-        return f"{told} without communication{where}"
-
-    def named(self, verdict: Verdict, measured: ArmRounds) -> Verdict:
-        """A missed verdict with the slow ranks that train in these rounds, by the rule of this module."""
-        ranks, found, trained = self.pace.ranks, self.slow, set(measured.ranks.places)
-        rows = [row for row, at in enumerate(found.at.tolist()) if ranks.places[at] in trained]
-        if not rows:
-            return verdict
-        value, bound, most = verdict.value or math.nan, verdict.bound_value, found.mean[rows].max()
-
-        def is_met(faster: FloatArray) -> BoolArray:
-            return np.asarray(value / faster <= bound if "at_most" in verdict.bound else value * faster >= bound)
-
-        # Without the others the bound must be missed, too; the slowest sets the pace.
-        explain = is_met(found.mean) & ((found.mean == most) | ~is_met(most / found.mean))
-        explain |= self.evidence.plan.nodes == 1
-        explain &= METRICS[verdict.metric].baseline != "no_sync"
-        culprits = culprits_of(ranks, found, rows, explain)
-        first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
-        who = f"host {first.host}" if first.kind == "node" else f"{first.place.number} on {first.host}"
-        seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.evidence})"
-        seen = groups_text(ranks, found) if len(found.faster) else seen
-        return replace(verdict, culprits=tuple(culprits), reason=f"{verdict.reason}; {seen}")
+        return self._found[1]
 
 
 def culprits_of(
-    ranks: RankColumns, found: Slow, rows: Sequence[int] | IntArray, explain: BoolArray | None = None
+    ranks: RankColumns, found: Slow, rows: Sequence[int] | IntArray | None = None, explain: BoolArray | None = None
 ) -> list[Culprit]:
     """Slow ranks as culprits, certain ones first; a node of several ranks that all are slow in place of these.
 
     Args:
         ranks: of the columns.
         found: the slow ones.
-        rows: which of them are named.
+        rows: which of them are named; all without.
         explain: whether each explains what is missed, (slow,); all do without.
     """
     explain = np.ones(len(found.at), np.bool_) if explain is None else explain
+    rows = range(len(found.at)) if rows is None else rows
     are_slow = np.isin(np.arange(len(ranks)), found.at)
     hosts = ranks.hosts[found.at]
     whole = [host for host, at in ranks.by_host.items() if are_slow[at].all()] if len(ranks.by_host) > 1 else []
@@ -352,23 +296,34 @@ def with_culprits(verdict: Verdict, case: Case, slow: SlowRanks, find_rounds: Ca
 
     `find_rounds` returns complete rounds of the judged arm; with several nodes, of those that did not pass.
     """
+    definition, evidence = METRICS[verdict.metric], slow.evidence
     if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
         return verdict
-    definition = METRICS[verdict.metric]
-    if definition.reads_utilization:
-        is_failed = verdict.outcome == "failed"
-        return replace(
-            verdict, culprits=tuple(_idle(find_rounds(), verdict.bound_value, slow.at_most)) if is_failed else ()
-        )
+    if definition.reads_utilization and verdict.outcome == "failed":
+        return replace(verdict, culprits=tuple(_idle(find_rounds(), verdict.bound_value, slow.at_most)))
     if not definition.slowed_by_one_rank:
         return verdict
-    named = slow.named(verdict, find_rounds())
-    if definition.measured in ("infer", "no_sync"):  # nothing is communicated
-        return named
-    if not slow.evidence.plan.layout.judged_by_node(case.question.arms):
-        named = with_slow_node_pairs(named, slow.evidence)
-    note = "" if named.culprits else slow.note(named)
-    return replace(named, notes=(*named.notes, note)) if note else named
+    ranks, found, trained = slow.pace.ranks, slow.slow, set(find_rounds().ranks.places)
+    rows = [row for row, at in enumerate(found.at.tolist()) if ranks.places[at] in trained]
+    if rows:
+        value, bound, most = verdict.value or math.nan, verdict.bound_value, found.mean[rows].max()
+
+        def is_met(faster: FloatArray) -> BoolArray:
+            return np.asarray(value / faster <= bound if "at_most" in verdict.bound else value * faster >= bound)
+
+        # Without the others the bound must be missed, too; the slowest sets the pace.
+        explain = is_met(found.mean) & ((found.mean == most) | ~is_met(most / found.mean))
+        explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
+        culprits = culprits_of(ranks, found, rows, explain)
+        first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+        who = f"host {first.host}" if first.kind == "node" else f"{first.place.number} on {first.host}"
+        seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.evidence})"
+        seen = groups_text(ranks, found) if len(found.faster) else seen
+        verdict = replace(verdict, culprits=tuple(culprits), reason=f"{verdict.reason}; {seen}")
+    communicates = definition.measured not in ("infer", "no_sync")
+    if not communicates or evidence.plan.layout.judged_by_node(case.question.arms):
+        return verdict
+    return with_slow_node_pairs(verdict, evidence)
 
 
 def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
@@ -381,30 +336,29 @@ def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
         yield Culprit("gpu", (measured.ranks.rank_places[at],), evidence)
 
 
-def _watched_note(watched: Sequence[str]) -> str:
-    """Ranks that are somewhat slow: worth a look, but no reason to drain."""
-    what = "slower without communication, not clearly enough to be named by that"
-    return f"look at {first_few(watched, separator='; ')}: {what}"
-
-
 def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[str]:
     """A line on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
 
     Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
-    first.
+    first, which are worth a look, but no reason to drain.
     """
     certain = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
     studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
     watched, changing = dict[object, str](), dict[object, str]()
     for slow in (SlowRanks(study, evidence, limit) for study in studies or evidence.plan.studies):
-        for place, said in slow.watched():
+        ranks, found = slow.pace.ranks, compare(of_enough_rounds(slow.pace.times_s), slow.at_most)
+        stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * slow.at_most)
+        stand_out[slow.slow.at] = False
+        for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):
+            place, whom = ranks.rank_places[at], _whom(int(found.peers[at]))
             if certain.isdisjoint({place.identity, Place(place.host).identity}):
-                watched.setdefault(place.identity, said)
-        rows = np.flatnonzero(~slow.slow.are_throughout)
-        for one in culprits_of(slow.pace.ranks, slow.slow, rows):
+                by = f"{found.ratio[at]:.2f}× ({found.low[at]:.2f} … {found.high[at]:.2f}×) {whom}"
+                watched.setdefault(place.identity, f"{place.number} on {place.host}, {by}")
+        for one in culprits_of(ranks, slow.slow, np.flatnonzero(~slow.slow.are_throughout)):
             changing.setdefault(one.identity, f"{one.place.number} on {one.host}, {one.evidence}")
-    notes = [_watched_note(list(watched.values()))] if watched else []
-    return [*notes, f"slow at times: {first_few(list(changing.values()), separator='; ')}"] if changing else notes
+    look_at, at_times = (first_few(list(one.values()), separator="; ") for one in (watched, changing))
+    what = "slower without communication, not clearly enough to be named by that"
+    return [f"look at {look_at}: {what}"] * bool(watched) + [f"slow at times: {at_times}"] * bool(changing)
 
 
 def pace_notes(evidence: Evidence) -> list[str]:

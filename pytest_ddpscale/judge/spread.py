@@ -17,6 +17,7 @@ alone in this study, no smaller wait by that; and a value in every round. What i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,39 +206,39 @@ class SpreadJudge:
             return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
         who = [rank for one in asked.groups for rank in one.arms[-1].ranks.places]
         place = np.array([row.get(host, 0) for host, _ in who], np.int64)
-        at, times_s, hosts = pace.columns(who), pace.times_s, pace.ranks.by_host
-        limit, nodes_limit, is_one = asked.case.peers.computing or 0.0, asked.case.peers.nodes, len(hosts) == 1
-        far, far_nodes, compared = 1 + limit, 1 + (nodes_limit or 0.0), compare(times_s, limit)
+        at, times_s, host = (
+            pace.columns(who),
+            pace.times_s,
+            {name: number for number, name in enumerate(pace.ranks.by_host)},
+        )
+        limit, nodes_limit = asked.case.peers.computing or 0.0, asked.case.peers.nodes or math.inf
+        compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
+        nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]
+        is_group, are_nodes = median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit, len(host) > 1
 
         def any_of(of_ranks: BoolArray) -> BoolArray:
             return np.bincount(place, of_ranks, places) > 0
 
-        def most_of(pace: OwnPace) -> FloatArray:
-            """Time of the slowest GPU of each place over the median of its peers', (places,)."""
-            most, ratio = np.full(places, np.nan), compare(pace.times_s, limit).ratio
+        def most_of(ratio: FloatArray, pace: OwnPace) -> FloatArray:
+            """That of the slowest GPU of each place, (places,)."""
+            most = np.full(places, np.nan)
             np.fmax.at(most, place, np.append(ratio, np.nan)[pace.columns(who)])
             return most
 
-        low, high = np.zeros((2, len(at)))
-        if not is_one and nodes_limit is not None:
-            of_nodes, node = compare(pace.of_nodes_s, nodes_limit), {host: number for number, host in enumerate(hosts)}
-            numbers = [node.get(host, 0) for host, _ in who]
-            low, high = of_nodes.low[numbers], of_nodes.high[numbers]
-        group = find_slow_group(of_enough_rounds(times_s), limit)
-        is_group = bool(len(group.at)) and float(np.median(group.ratio)) >= far
-        each = [arm for arm in self._study.arms if arm.kind == "each"]
-        most, everywhere = most_of(pace), np.ones(places, np.bool_)
-        most_alone = most_of(pace_in(self._study, each[0], evidence, last)) if each else most
+        most = most_alone = most_of(compared.ratio, pace)
+        for arm in (arm for arm in self._study.arms if arm.kind == "each"):
+            alone = pace_in(self._study, arm, evidence, last)
+            most_alone = most_of(compare(alone.times_s, limit).ratio, alone)
         lacking = ~np.isnan(asked.values.samples) & np.isnan(self._own.samples)
         (total, count), is_told = asked.sums(lambda one: one.utilization), ~np.isnan(most)
         is_busy_known = (count >= SHARE_OF_ROUNDS * asked.values.rounds()) & (count > 0)
         rules = [
-            (everywhere & (len(pace.ranks) < FEWEST_RANKS), "its GPUs have too few peers"),
-            (any_of(compared.low[at] > far), f"a GPU is more than {100 * limit:.3g} % slower than its peers"),
+            (is_told & (len(pace.ranks) < FEWEST_RANKS), "its GPUs have too few peers"),
+            (any_of(compared.low[at] > 1 + limit), f"a GPU is more than {100 * limit:.3g} % slower than its peers"),
             (any_of(find_slow_at_times(times_s, limit)[at]), "a GPU is far slower than its peers at times"),
-            (everywhere & is_group, "GPUs fall into two groups"),
-            (everywhere & (not is_one and nodes_limit is None), "nodes are not compared with each other"),
-            (any_of(low > far_nodes), f"its node is more than {100 * (far_nodes - 1):.3g} % slower than the others"),
+            (is_told & is_group, "GPUs fall into two groups"),
+            (is_told & are_nodes & math.isinf(nodes_limit), "nodes are not compared with each other"),
+            (any_of(nodes.low[node] > 1 + nodes_limit), f"its node is more than {100 * nodes_limit:.3g} % slower"),
             (most > most_alone + _SMALLER_WAIT, "GPUs that compute alone differ less"),
             # Before the first round of all it is unknown which GPU is slowest.
             (lacking[:, 1:].any(axis=1), "forward times lack in some rounds"),
@@ -254,14 +255,14 @@ class SpreadJudge:
             rules.append((any_of(np.array(unknown)), "heat and power of its GPUs are not known"))
             rules.append((any_of(np.array(is_held)), "a GPU was held down by heat, power supply or board"))
         is_unread = ~any_of(at >= 0) | any_of(at < 0)
-        groups_apart = [len(group.at) or _groups_apart(times_s[:, at[place == one]]) for one in range(places)]
         why_not = [(is_unread, "the own pace of some of its GPUs was not read")]
         why_not += [(where & is_told, said) for where, said in rules]
+        apart = [bool(len(group.at)) or _groups_apart(times_s[:, at[place == one]]) for one in range(places)]
         why_open = [
             (~is_told, "the pace of its GPUs is not known yet"),
             (any_of(~compared.within[at]), f"not every GPU is certain to be within {100 * limit:.3g} % of its peers"),
-            (np.array(groups_apart, np.bool_), "its GPUs may be two groups"),
-            (any_of(~(high < far_nodes)), "its node is not certain to be within the limit of nodes"),
+            (np.array(apart), "its GPUs may be two groups"),
+            (are_nodes & any_of(~(nodes.high[node] < 1 + nodes_limit)), "its node is not certain to be within theirs"),
         ]
         slowest = [""] * places
         for number in np.flatnonzero(np.append(compared.ratio, np.nan)[at] == most[place]).tolist():

@@ -94,32 +94,27 @@ def _with_slow_ranks(
     verdict: Verdict, pace: OwnPace, compared: Compared, limit: float, places: Sequence[str]
 ) -> Verdict:
     """The verdict with the GPUs beyond the limit, with those that are slow at times, and with two groups of GPUs."""
-    ranks, times_s, peers = pace.ranks, pace.times_s, compared.peers
+    times_s, ratio, peers = pace.times_s, compared.ratio, compared.peers
     logs, group = np.log(times_s / medians_of_others(times_s)), find_slow_group(of_enough_rounds(times_s), limit)
-    text = f"; {groups_text(ranks, group)}" if len(group.at) else ""
+    reasons, at_times = [verdict.reason], find_slow_at_times(times_s, limit)
+    if len(group.at) and (verdict.outcome != "passed" or np.median(group.ratio) >= 1 + limit):
+        reasons = [*reasons[: verdict.outcome != "passed"], groups_text(pace.ranks, group)]
     if verdict.outcome == "failed":
-        beyond = compared.beyond
+        beyond, line = compared.beyond, np.log1p((ratio - 1) / 2)
         are_certain = np.broadcast_to(2 * max(beyond.sum(), len(group.at)) < len(beyond), beyond.shape)
-        line = np.log1p((compared.ratio - 1) / 2)
-        found = described(logs, compared.ratio, np.flatnonzero(beyond), are_certain, peers, line)
-        culprits = culprits_of(ranks, found._replace(slowdown=found.ratio), range(len(found.at)))
-        return replace(verdict, reason=f"{verdict.reason}{text}", culprits=tuple(culprits))
-    at_times = find_slow_at_times(times_s, limit)
-    if at_times.any() and (peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
-        found = described(logs, compared.ratio, np.flatnonzero(at_times), at_times, peers, np.log1p(limit) / 2)
-        culprits = culprits_of(ranks, found, range(len(found.at)))
-        place, more = places[found.at[0]], f" (and {len(culprits) - 1} more)" if len(culprits) > 1 else ""
-        reason = f"{place} is slow at times{more}: {culprits[0].evidence}"
-        value = float(found.slowdown[0])
-        return replace(
-            verdict, outcome="failed", reason=reason, value=value, interval=None, place=place, culprits=tuple(culprits)
-        )
-    # The median of others lies in the larger group, or between both, of which either may be the normal one.
-    if not text or (verdict.outcome == "passed" and np.median(group.ratio) < 1 + limit):
+        found = described(logs, ratio, np.flatnonzero(beyond), are_certain, peers, line)
+        found = found._replace(slowdown=found.ratio)
+    elif at_times.any() and (peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
+        found = described(logs, ratio, np.flatnonzero(at_times), at_times, peers, np.log1p(limit) / 2)
+        value, place = float(found.slowdown[0]), places[found.at[0]]
+        verdict = replace(verdict, outcome="failed", value=value, interval=None, place=place)
+        more = f" (and {len(found.at) - 1} more)" if len(found.at) > 1 else ""
+        reasons = [f"{place} is slow at times{more}: {culprits_of(pace.ranks, found)[0].evidence}"]
+    elif reasons == [verdict.reason]:
         return verdict
-    named = culprits_of(ranks, group._replace(are_certain=np.zeros(len(group.at), np.bool_)), range(len(group.at)))
-    reason = text.removeprefix("; ") if verdict.outcome == "passed" else f"{verdict.reason}{text}"
-    return replace(verdict, outcome="inconclusive", reason=reason, culprits=tuple(named))
+    else:  # the median of others lies in the larger group, or between both, of which either may be the normal one
+        found, verdict = group._replace(are_certain=group.ratio < 0), replace(verdict, outcome="inconclusive")
+    return replace(verdict, reason="; ".join(reasons), culprits=tuple(culprits_of(pace.ranks, found)))
 
 
 def verdict_on_places(

@@ -60,7 +60,6 @@ RULES = (
     ("compute alone differ less", "alike-alone"),
     ("would excuse more than", "beyond-limit"),
     ("nodes are not compared", "nodes-uncompared"),
-    ("no rank is more than", "nobody-slow"),
     ("not clearly enough to be named", "look-at"),
     ("not steady", "drift"),
     ("loss scaling skipped", "skipped-steps"),
