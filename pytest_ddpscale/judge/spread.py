@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
+from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import Arms, Read
@@ -139,144 +139,151 @@ class _Shown:
     behind: FloatArray
 
 
-class SpreadJudge:
-    """Judges the places of one requirement on weak scaling with regard to spread.
+def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
+    """Make places that do not pass better, open again, or leave them as they are.
+
+    A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
+    against the slowest GPU does not count and the other is: without spread both are the same, so one below the bound
+    and one above is noise.
 
     Args:
-        asked: the requirement, with the values that are not against the slowest GPU.
+        judged: a requirement to which this `applies_to`, by the values that are not against the slowest GPU.
         study: that measured it.
         own: values against the slowest GPU, at the same places.
     """
-
-    def __init__(self, asked: Asked, study: Study, own: Values[str]) -> None:
-        self._asked, self._study, self._own = asked, study, own
-
-    def excuse(self, judged: Judged, confidence: float, again: Sequence[int] | None) -> None:
-        """Make places that do not pass better, open again, or leave them as they are; `again` are those looked at.
-
-        A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
-        against the slowest GPU does not count and the other is: without spread both are the same, so one below the
-        bound and one above is noise.
-        """
-        estimated = self._own.estimated(confidence, self._asked.limit)
-        own = Judged(judged.blank, self._asked.case.requirement, judged.places, estimated)
-        are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(own.codes, (ABSENT, IMPOSSIBLE))
-        limit = self._asked.case.peers.computing or 0.0
-        for place in np.flatnonzero(are_looked_at).tolist() if again is None else again:
-            before, found, shown = float(judged.found.values[place]), own.verdict_on(place), self._shown
-            if not are_looked_at[place] or found.value is None:
-                continue
-            why_not, why_open, behind = shown.why_not[place], shown.why_open[place], float(shown.behind[place])
-            against = AgainstSlowest(found.value, found.interval, shown.slowest[place], behind)
-            value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(own.codes[place])
-            if code == FAILED:
-                if judged.codes[place] == FAILED and not why_not:
-                    reason = judged.verdict_on(place).reason
-                    judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
-                continue
-            if not why_open and found.value > before * (1 + limit):
-                why_not = why_not or "it would excuse more than the limit of a GPU"
-            if why_not:
-                judged.note(place, f"not excused as spread: {why_not}")
-                continue
-            judged.codes[place], judged.against[place] = OPEN if why_open else code, against
-            judged.reasons[place] = f"{value}, not shown to be spread alone: {why_open}"
-            if not why_open:
-                judged.reasons[place] = f"{value}: {found.reason}"
-                for note in found.notes:
-                    judged.note(place, f"against the slowest GPU {note}")
-            if judged.codes[place] == PASSED:
-                judged.reasons[place] = (
-                    f"{value} keeps the bound; {100 * (found.value - before):.1f} points of the loss are the spread of "
-                    f"its GPUs: {shown.slowest[place]} is {100 * behind:.1f} % behind the median, limit "
-                    f"{100 * limit:.3g} %"
-                )
-
-    @cached_property
-    def _shown(self) -> _Shown:
-        evidence, last = self._asked.evidence, last_round(self._asked.groups)
-        key = "spread", self._study.id, self._asked.case.id, self._asked.case.peers
-        return evidence.once(key, lambda: self._find(own_pace_of(self._study, evidence, last), last))
-
-    def _find(self, pace: OwnPace | None, last: int | None) -> _Shown:
-        asked, places, evidence = self._asked, len(self._own.places), self._asked.evidence
-        row = {place: number for number, place in enumerate(self._own.places)}
-        assert isinstance(asked.case, Case)
-        if pace is None:
-            return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
-        who = [rank for one in asked.groups for rank in one.arms[-1].ranks.places]
-        place = np.array([row.get(host, 0) for host, _ in who], np.int64)
-        at, times_s, host = (
-            pace.columns(who),
-            pace.times_s,
-            {name: number for number, name in enumerate(pace.ranks.by_host)},
+    assert isinstance(judged.case, Case)
+    if not np.isin(judged.codes, (OPEN, FAILED)).any():
+        return
+    limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
+    second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
+    strict, names = own.estimated(float(confidences.max()), judged.limit), ("low", "high", "confidences")
+    are_strict, first = confidences > judged.blank.confidence, second.found
+    both = {name: np.where(are_strict, getattr(strict, name), getattr(first, name)) for name in names}
+    second.decide(replace(first, **both))
+    are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
+    for place in np.flatnonzero(are_looked_at).tolist():
+        before, found, shown = (
+            float(judged.found.values[place]),
+            second.verdict_on(place),
+            _shown(judged, study, own),
         )
-        limit, nodes_limit = asked.case.peers.computing or 0.0, asked.case.peers.nodes or math.inf
-        compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
-        nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]
-        is_group, are_nodes = median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit, len(host) > 1
+        if found.value is None:
+            continue
+        why_not, why_open, behind = shown.why_not[place], shown.why_open[place], float(shown.behind[place])
+        against = AgainstSlowest(found.value, found.interval, shown.slowest[place], behind)
+        value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(second.codes[place])
+        if code == FAILED:
+            if judged.codes[place] == FAILED and not why_not:
+                reason = judged.verdict_on(place).reason
+                judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
+            continue
+        if not why_open and found.value > before * (1 + limit):
+            why_not = why_not or "it would excuse more than the limit of a GPU"
+        if why_not:
+            judged.note(place, f"not excused as spread: {why_not}")
+            continue
+        judged.codes[place], judged.against[place] = OPEN if why_open else code, against
+        judged.reasons[place] = f"{value}, not shown to be spread alone: {why_open}"
+        if not why_open:
+            judged.reasons[place] = f"{value}: {found.reason}"
+            for note in found.notes:
+                judged.note(place, f"against the slowest GPU {note}")
+        if judged.codes[place] == PASSED:
+            judged.reasons[place] = (
+                f"{value} keeps the bound; {100 * (found.value - before):.1f} points of the loss are the spread of "
+                f"its GPUs: {shown.slowest[place]} is {100 * behind:.1f} % behind the median, limit "
+                f"{100 * limit:.3g} %"
+            )
 
-        def any_of(of_ranks: BoolArray) -> BoolArray:
-            return np.bincount(place, of_ranks, places) > 0
 
-        def most_of(ratio: FloatArray, pace: OwnPace) -> FloatArray:
-            """That of the slowest GPU of each place, (places,)."""
-            most = np.full(places, np.nan)
-            np.fmax.at(most, place, np.append(ratio, np.nan)[pace.columns(who)])
-            return most
+def _shown(judged: Judged, study: Study, own: Values[str]) -> _Shown:
+    evidence, last = judged.evidence, last_round(judged.groups)
+    key = "spread", study.id, judged.case.id, judged.case.peers
+    return evidence.once(key, lambda: _find(judged, study, own, own_pace_of(study, evidence, last), last))
 
-        most = most_alone = most_of(compared.ratio, pace)
-        for arm in (arm for arm in self._study.arms if arm.kind == "each"):
-            alone = pace_in(self._study, arm, evidence, last)
-            most_alone = most_of(compare(alone.times_s, limit).ratio, alone)
-        lacking = ~np.isnan(asked.values.samples) & np.isnan(self._own.samples)
-        (total, count), is_told = asked.sums(lambda one: one.utilization), ~np.isnan(most)
-        is_busy_known = (count >= SHARE_OF_ROUNDS * asked.values.rounds()) & (count > 0)
-        rules = [
-            (is_told & (len(pace.ranks) < FEWEST_RANKS), "its GPUs have too few peers"),
-            (any_of(compared.low[at] > 1 + limit), f"a GPU is more than {100 * limit:.3g} % slower than its peers"),
-            (any_of(find_slow_at_times(times_s, limit)[at]), "a GPU is far slower than its peers at times"),
-            (is_told & is_group, "GPUs fall into two groups"),
-            (is_told & are_nodes & math.isinf(nodes_limit), "nodes are not compared with each other"),
-            (any_of(nodes.low[node] > 1 + nodes_limit), f"its node is more than {100 * nodes_limit:.3g} % slower"),
-            (most > most_alone + _SMALLER_WAIT, "GPUs that compute alone differ less"),
-            # Before the first round of all it is unknown which GPU is slowest.
-            (lacking[:, 1:].any(axis=1), "forward times lack in some rounds"),
-            (~is_busy_known, "it is unknown how busy its GPUs were, so forward times may contain waiting for the host"),
-            (total < HOST_BOUND_UTILIZATION * count, "GPUs were idle at times: forward times may contain waiting"),
-        ]
-        if not evidence.goes_on:  # else telemetry is read after the measurement
-            names = [*(arm.name for arm in reversed(asked.case.question.arms)), pace.arm.name]
-            told = [evidence.once(("held down", self._study.id, one), partial(self._held_down, one)) for one in names]
-            measured = evidence.columns.arms[self._study.id, names[0]]
-            rounds = dict(zip(measured.ranks.places, measured.present.sum(axis=0).tolist(), strict=True))
-            unknown = [told[0][0].get(one, 0) < SHARE_OF_ROUNDS * rounds[one] for one in who]
-            is_held = [any(one in held for _, held in told) for one in who]
-            rules.append((any_of(np.array(unknown)), "heat and power of its GPUs are not known"))
-            rules.append((any_of(np.array(is_held)), "a GPU was held down by heat, power supply or board"))
-        is_unread = ~any_of(at >= 0) | any_of(at < 0)
-        why_not = [(is_unread, "the own pace of some of its GPUs was not read")]
-        why_not += [(where & is_told, said) for where, said in rules]
-        apart = [bool(len(group.at)) or _groups_apart(times_s[:, at[place == one]]) for one in range(places)]
-        why_open = [
-            (~is_told, "the pace of its GPUs is not known yet"),
-            (any_of(~compared.within[at]), f"not every GPU is certain to be within {100 * limit:.3g} % of its peers"),
-            (np.array(apart), "its GPUs may be two groups"),
-            (are_nodes & any_of(~(nodes.high[node] < 1 + nodes_limit)), "its node is not certain to be within theirs"),
-        ]
-        slowest = [""] * places
-        for number in np.flatnonzero(np.append(compared.ratio, np.nan)[at] == most[place]).tolist():
-            gpu = pace.ranks.rank_places[at[number]]
-            slowest[place[number]] = f"{gpu.number} on {gpu.host}"
-        return _Shown(_first(why_not, places), _first(why_open, places), slowest, np.nan_to_num(most, nan=1.0) - 1)
 
-    def _held_down(self, name: str) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
-        """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
-        told = self._asked.evidence.telemetry
-        told = told.of(told.rows_of_arm(self._study.id, name))
-        is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
-        polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
-        return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}
+def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace | None, last: int | None) -> _Shown:
+    evidence, places = judged.evidence, len(own.places)
+    assert isinstance(judged.case, Case)
+    row = {place: number for number, place in enumerate(own.places)}
+    if pace is None:
+        return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
+    who = [rank for one in judged.groups for rank in one.arms[-1].ranks.places]
+    place = np.array([row.get(host, 0) for host, _ in who], np.int64)
+    at, times_s, host = (
+        pace.columns(who),
+        pace.times_s,
+        {name: number for number, name in enumerate(pace.ranks.by_host)},
+    )
+    limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes or math.inf
+    compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
+    nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]
+    is_group, are_nodes = median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit, len(host) > 1
+
+    def any_of(of_ranks: BoolArray) -> BoolArray:
+        return np.bincount(place, of_ranks, places) > 0
+
+    def most_of(ratio: FloatArray, pace: OwnPace) -> FloatArray:
+        """That of the slowest GPU of each place, (places,)."""
+        most = np.full(places, np.nan)
+        np.fmax.at(most, place, np.append(ratio, np.nan)[pace.columns(who)])
+        return most
+
+    most = most_alone = most_of(compared.ratio, pace)
+    for arm in (arm for arm in study.arms if arm.kind == "each"):
+        alone = pace_in(study, arm, evidence, last)
+        most_alone = most_of(compare(alone.times_s, limit).ratio, alone)
+    lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
+    (total, count), is_told = judged.sums(lambda one: one.utilization), ~np.isnan(most)
+    is_busy_known = (count >= SHARE_OF_ROUNDS * judged.values.rounds()) & (count > 0)
+    rules = [
+        (is_told & (len(pace.ranks) < FEWEST_RANKS), "its GPUs have too few peers"),
+        (any_of(compared.low[at] > 1 + limit), f"a GPU is more than {100 * limit:.3g} % slower than its peers"),
+        (any_of(find_slow_at_times(times_s, limit)[at]), "a GPU is far slower than its peers at times"),
+        (is_told & is_group, "GPUs fall into two groups"),
+        (is_told & are_nodes & math.isinf(nodes_limit), "nodes are not compared with each other"),
+        (any_of(nodes.low[node] > 1 + nodes_limit), f"its node is more than {100 * nodes_limit:.3g} % slower"),
+        (most > most_alone + _SMALLER_WAIT, "GPUs that compute alone differ less"),
+        # Before the first round of all it is unknown which GPU is slowest.
+        (lacking[:, 1:].any(axis=1), "forward times lack in some rounds"),
+        (~is_busy_known, "it is unknown how busy its GPUs were, so forward times may contain waiting for the host"),
+        (total < HOST_BOUND_UTILIZATION * count, "GPUs were idle at times: forward times may contain waiting"),
+    ]
+    if not evidence.goes_on:  # else telemetry is read after the measurement
+        names = [*(arm.name for arm in reversed(judged.case.question.arms)), pace.arm.name]
+        told = [evidence.once(("held down", study.id, one), partial(_held_down, study, one, evidence)) for one in names]
+        measured = evidence.columns.arms[study.id, names[0]]
+        rounds = dict(zip(measured.ranks.places, measured.present.sum(axis=0).tolist(), strict=True))
+        unknown = [told[0][0].get(one, 0) < SHARE_OF_ROUNDS * rounds[one] for one in who]
+        is_held = [any(one in held for _, held in told) for one in who]
+        rules.append((any_of(np.array(unknown)), "heat and power of its GPUs are not known"))
+        rules.append((any_of(np.array(is_held)), "a GPU was held down by heat, power supply or board"))
+    is_unread = ~any_of(at >= 0) | any_of(at < 0)
+    why_not = [(is_unread, "the own pace of some of its GPUs was not read")]
+    why_not += [(where & is_told, said) for where, said in rules]
+    apart = [bool(len(group.at)) or _groups_apart(times_s[:, at[place == one]]) for one in range(places)]
+    why_open = [
+        (~is_told, "the pace of its GPUs is not known yet"),
+        (any_of(~compared.within[at]), f"not every GPU is certain to be within {100 * limit:.3g} % of its peers"),
+        (np.array(apart), "its GPUs may be two groups"),
+        (are_nodes & any_of(~(nodes.high[node] < 1 + nodes_limit)), "its node is not certain to be within theirs"),
+    ]
+    slowest = [""] * places
+    for number in np.flatnonzero(np.append(compared.ratio, np.nan)[at] == most[place]).tolist():
+        gpu = pace.ranks.rank_places[at[number]]
+        slowest[place[number]] = f"{gpu.number} on {gpu.host}"
+    return _Shown(_first(why_not, places), _first(why_open, places), slowest, np.nan_to_num(most, nan=1.0) - 1)
+
+
+def _held_down(
+    study: Study, name: str, evidence: Evidence
+) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
+    """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
+    told = evidence.telemetry
+    told = told.of(told.rows_of_arm(study.id, name))
+    is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
+    polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
+    return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}
 
 
 def _first(rules: Iterable[tuple[BoolArray, str]], places: int) -> list[str]:
