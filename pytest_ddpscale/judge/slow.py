@@ -24,6 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
+from pytest_ddpscale.judge.links import with_slow_node_pairs
 from pytest_ddpscale.judge.peers import (
     MINIMUM_ROUNDS,
     WATCHED_SHARE,
@@ -35,7 +36,6 @@ from pytest_ddpscale.judge.peers import (
     of_enough_rounds,
 )
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
-from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Question

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.judged import OUTCOMES, PlaceVerdict
+from pytest_ddpscale.judge.links import with_probe_culprits
 from pytest_ddpscale.judge.peers import (
     FEWEST_PEERS_OF_FAR,
     Compared,
@@ -29,12 +29,11 @@ from pytest_ddpscale.judge.peers import (
     medians_of_others,
     of_enough_rounds,
 )
-from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
 from pytest_ddpscale.judge.slow import OwnPace, arms_read, culprits_of, groups_text, pace_in
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
@@ -167,7 +166,7 @@ def judge_probe_uniformity(
 ) -> Verdict:
     """The verdict on the places of a probe.
 
-    Culprits are found as for a bound (`probe_culprits`).
+    Culprits are found as for a bound (`links`).
 
     Args:
         blank: the verdict ``not_measured``.
@@ -189,14 +188,9 @@ def judge_probe_uniformity(
     verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
     if verdict.outcome != "failed":
         return verdict
-    is_enough, metric = compared.rounds >= due, METRICS[KINDS[case.probe.operation.kind].metric]
-    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN).tolist()
-    typical, margins = np.nanmedian(bandwidths, axis=1).tolist(), (case.requirement.bound / compared.ratio).tolist()
-    judged = [
-        PlaceVerdict(place, OUTCOMES[code], value, margin, metric.unit)
-        for place, code, value, margin in zip(places, codes, typical, margins, strict=True)
-    ]
-    verdict = with_probe_culprits(verdict, judged, len(evidence.plan.layout.groups_of_round(case.probe)), evidence)
+    is_enough = compared.rounds >= due
+    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN)
+    verdict = with_probe_culprits(verdict, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
     if (2 * np.bincount(positions, compared.beyond) < np.bincount(positions)).all():
         return verdict
     return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in verdict.culprits))
