@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.metric_catalogue import IMAGES_PER_JOULE, THROUGHPUT_P
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.block import STEP_S, WAITED_S
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns, RankColumns
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray, StepArray
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
@@ -135,6 +135,11 @@ def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout
     return Groups(
         places, rounds, [_padded([one.ranks.by_host.get(host, nowhere) for host in places]) for one in rounds]
     )
+
+
+def last_round(found: Groups | None) -> int | None:
+    """Number of the last round of the measured arm; None without any."""
+    return int(found.merged[-1].numbers[-1]) if found and len(found.merged[-1]) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,20 +307,25 @@ def paces(evidence: Evidence, study: Study, *arms: Arm) -> FloatArray:
     return np.stack([one.samples_per_s_per_gpu[np.isin(one.numbers, numbers)] for one in found])
 
 
-def slowness_of(each: ArmRounds, *, within_hosts: bool = False) -> dict[tuple[str, int], float]:
+def slowness_of(ranks: RankColumns, times_s: FloatArray, *, within_hosts: bool = False) -> dict[tuple[str, int], float]:
     """Step time of each rank over that of the median rank (the faster of two middle ones), by place.
 
     The median is of all ranks, or of those of the rank's own host. Ratios are taken within rounds, in which every rank
     computes alone, and averaged over them, which cancels variation common to a round.
+
+    Args:
+        ranks: of each column.
+        times_s: of a step, (rounds, ranks).
+        within_hosts: whether ranks are compared with those of their own host.
     """
-    if not len(each):
+    if np.isnan(times_s).all():
         return {}
-    at = _padded([*each.ranks.by_host.values()] if within_hosts else [np.arange(len(each.ranks))])
-    logs = np.log(np.where(at >= 0, each.mean_step_s[:, at], np.nan))
+    at = _padded([*ranks.by_host.values()] if within_hosts else [np.arange(len(ranks))])
+    logs = np.log(np.where(at >= 0, times_s[:, at], np.nan))
     means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
-    middle = np.maximum((~np.isnan(means)).sum(axis=1, keepdims=True) - 1, 0) // 2
+    middle = np.maximum((at >= 0).sum(axis=1, keepdims=True) - 1, 0) // 2
     factors = np.exp(means - np.take_along_axis(np.sort(means, axis=1), middle, axis=1))
-    places = [each.ranks.places[column] for column in at[at >= 0].tolist()]
+    places = [ranks.places[column] for column in at[at >= 0].tolist()]
     return dict(zip(places, factors[at >= 0].tolist(), strict=True))
 
 

@@ -24,7 +24,6 @@ import numpy as np
 from msgspec import Struct
 
 from pytest_ddpscale.judge.agreement import numbered
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.metrics import (
     GIGA,
     TERA,
@@ -34,12 +33,11 @@ from pytest_ddpscale.judge.metrics import (
     Groups,
     errors_of,
     groups,
-    merged,
-    on_hosts,
+    last_round,
     slowness_of,
 )
-from pytest_ddpscale.judge.own_pace import last_round, nodes_s, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
+from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
 from pytest_ddpscale.judge.stats import Estimated, estimate, possible_part
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout, Ranks
@@ -195,13 +193,15 @@ def _over_peers(
 
     The peers are those of the whole run, as in `uniformity`.
     """
-    rounds = merged(evidence.columns, study.id, question.measured, evidence.plan.layout)
-    times_s, by_host = own_pace_s(rounds), rounds.ranks.by_host
-    times_s = np.where(rounds.single_sample[:, np.newaxis], np.nan, times_s)
+    arm = arms_read(question, study)[-1]
+    pace, measured = pace_in(study, arm, evidence), evidence.columns.arms.get((study.id, arm.name))
+    times_s, by_host, rounds = pace.times_s, pace.ranks.by_host, pace.numbers
+    if measured is not None and measured.single_sample.any():
+        times_s = np.full(times_s.shape, np.nan)
     if question.metric is NODE_UNIFORMITY and len(rounds):
-        times_s, by_host = nodes_s(times_s, rounds), {host: np.array([at]) for at, host in enumerate(by_host)}
+        times_s, by_host = pace.of_nodes_s, {host: np.array([at]) for at, host in enumerate(by_host)}
     ratios = times_s / medians_of_others(times_s)
-    numbers, rows = np.unique(rounds.numbers, return_inverse=True)
+    numbers, rows = np.unique(rounds, return_inverse=True)
     found = np.full((len(places), len(numbers)), np.nan)
     for row, place in enumerate(places if len(rounds) else ()):
         at = np.arange(ratios.shape[1]) if place == WHOLE else by_host.get(place, np.zeros(0, np.int64))
@@ -232,12 +232,10 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     if question.metric.baseline != "alone" or question.world_size == 1:
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    pace = own_pace_of(study, evidence, last)
-    each = RankComparison(study, evidence, None).rounds if pace is None else pace.as_steps
-    if is_by_node:
-        factors = evidence.once(("slowness", study.id, last), lambda: slowness_of(each, within_hosts=True))
-    else:
-        factors = slowness_of(on_hosts(each, found.merged[-1].ranks.by_host))
+    pace = own_pace_of(study, evidence, last) or SlowRanks(study, evidence, None).pace.of_whole_rounds()
+    pace = pace if is_by_node else pace.on_hosts(found.merged[-1].ranks.by_host)
+    key = "slowness", study.id, last, is_by_node, pace.ranks.numbers.tobytes()
+    factors = evidence.once(key, lambda: slowness_of(pace.ranks, pace.times_s, within_hosts=is_by_node))
     return np.array([factors.get(place, 1.0) for place in found.merged[0].ranks.places])[found.columns[0]]
 
 
