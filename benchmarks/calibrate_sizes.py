@@ -36,7 +36,7 @@ from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import RunFacts, conclude
+from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.simulate.faults import Faults, InjectedFault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -174,7 +174,7 @@ class FreshNode:
         # Checks need telemetry, and no_regression a history.
         asked = [case for case in cases if case.requirement.definition.subject in ("workload", "probe")]
         verdicts = [judge(case, self.measured(rounds), CONFIDENCE) for case in asked]
-        outcome, _ = conclude(RunFacts(verdicts, len(verdicts)))
+        outcome, *_ = conclude(RunFacts(verdicts, len(verdicts)))
         return outcome, [one.id for one in verdicts if one.blocks() and one.outcome == "failed"]
 
 

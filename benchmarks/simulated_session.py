@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.judge.covering import coverage_of
+from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import RunFacts, conclude
+from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
@@ -73,7 +73,7 @@ def conclude_with_links(
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
     found, links = tuple(verdicts.values()), slow_links(evidence)
     facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
-    return *conclude(facts), found, links
+    return *conclude(facts)[:2], found, links
 
 
 def _judge_all(

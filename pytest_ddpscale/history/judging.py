@@ -9,7 +9,7 @@ from pytest_ddpscale.history.baseline import Baseline, missing_gpus
 from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
-from pytest_ddpscale.judge.bounds import blank_verdict
+from pytest_ddpscale.judge.judged import blank_verdict
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase

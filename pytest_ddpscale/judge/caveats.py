@@ -1,31 +1,30 @@
 """Reasons to withhold a verdict that the numbers alone would give.
 
-Each caveat looks at all places of a requirement at once. A place that passes and that no caveat concerns needs no full
-verdict. To add one, write a function that returns a `Caveat` and add it to `CAVEATS`.
+Each looks at all places of a requirement at once and sets those to open for which it holds. To add one, write a
+function and add it to `CAVEATS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import with_stalled_devices
-from pytest_ddpscale.judge.probes import JudgedPlace
-from pytest_ddpscale.judge.rounds import TERA, ArmRounds, Groups
-from pytest_ddpscale.judge.stragglers import node_culprit
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.judged import Judged
+from pytest_ddpscale.judge.rounds import TERA, WHOLE
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, PASSED
+from pytest_ddpscale.judge.stragglers import Straggler, node_culprit
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
     MOST_EFFICIENCY,
     THROUGHPUT_PER_GPU,
 )
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, POWER_UNKNOWN, Flag, Verdict
+from pytest_ddpscale.run.verdicts import POWER_UNKNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.digits import percent
 
@@ -45,120 +44,41 @@ MOST_EFFICIENCY_ON_CPU, LEAST_COST_ON_CPU = 2.0, -0.5
 # Per core, in FLOP/s: matrix units with 2,048 bf16 operations a cycle reach 8 · 10¹² at 4 GHz. A node of unknown size
 # has no more than 512 cores.
 MOST_FLOPS_OF_CORE, MOST_CORES = 1e13, 512
-_SHARE_OF_FORWARD = (
-    1 / 3
-)  # of the FLOPs of a training step: the backward pass has two products for each of the forward's
+# Of the FLOPs of a training step: the backward pass has two products for each of the forward's.
+_SHARE_OF_FORWARD = 1 / 3
+ANY = (PASSED, OPEN, FAILED)
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A requirement and what was measured for it.
-
-    Attributes:
-        case: the requirement, on training or a probe.
-        evidence: of the run.
-        values: of its question or probe.
-        confidence: of intervals, 0 … 1.
-        limit: largest number of rounds; 0 if no more will come.
-        due: number of rounds that were begun and timed every arm of the question.
-        groups: complete rounds of the arms, by place; empty for a probe.
-        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
-    """
-
-    case: Case | NodeCase
-    evidence: Evidence
-    values: Values[str] | Values[JudgedPlace]
-    confidence: float
-    limit: int = 0
-    due: int = 0
-    groups: Sequence[Groups] = ()
-    peers: RankComparison | None = None
-
-    @property
-    def value_of(self) -> FloatArray:
-        """Value of each place, (places,)."""
-        return self.values.estimated(self.confidence, self.limit).values
-
-    def rounds(self, place: str) -> ArmRounds:
-        """Complete rounds of the measured arm at a place."""
-        one = next(one for one in self.groups if place in one.places)
-        return one.at(one.places.index(place))[-1]
-
-    def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
-        row = {place: number for number, place in enumerate(self.values.places)}
-        total, count = np.zeros((2, len(row)))
-        for one in self.groups:
-            rows, at = one.arms[-1], [row[place] for place in one.places]
-            values = np.asarray(of_rounds(rows), np.float64)
-            is_known, node = ~np.isnan(values), rows.measured.node
-            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
-            count[at] = np.bincount(node[is_known], minlength=len(at))
-        return total, count
-
-
-@dataclass(frozen=True, eq=False)
-class Caveat:
-    """Places whose verdict it may change, (places,); what changes it there, by index; and notes on all others."""
-
-    where: BoolArray
-    apply: Callable[[Verdict, int], Verdict]
-    notes: tuple[str, ...] = ()
-
-
-def _doubted(verdict: Verdict, reason: str, *flags: Flag) -> Verdict:
-    """The verdict, inconclusive; a flag is a note, too."""
-    notes = (*verdict.notes, *flags)
-    return replace(verdict, outcome="inconclusive", reason=reason, notes=notes, flags=flags or verdict.flags)
-
-
-def missing_rounds(asked: Asked) -> Caveat | None:
+def missing_rounds(judged: Judged) -> None:
     """Rounds are incomplete: those may be the ones that would have failed."""
-
-    def apply(verdict: Verdict, _: int) -> Verdict:
-        if verdict.outcome not in ("passed", "failed") or verdict.rounds >= asked.due:
-            return verdict
-        return _doubted(
-            verdict, f"only {verdict.rounds} of {asked.due} rounds are complete; the others could change the result"
-        )
-
-    return Caveat(asked.values.rounds() < asked.due, apply)
+    rounds, due = judged.values.rounds(), judged.due
+    reason = "only {} of {} rounds are complete; the others could change the result"
+    judged.open(rounds < due, lambda place: reason.format(rounds[place], due))
 
 
-def plausibility(asked: Asked) -> Caveat | None:
+def plausibility(judged: Judged) -> None:
     """The value is not credible, such as a utilization or efficiency far above 1."""
-    if not isinstance(asked.case, Case):
-        return None
-    value_of, definition = asked.value_of, asked.case.requirement.definition
-    least, most = definition.range_at(asked.case.world_size, "credible")
-    if asked.evidence.plan.device_type == "cpu":
+    if not isinstance(judged.case, Case):
+        return
+    values, definition = judged.found.values, judged.case.requirement.definition
+    least, most = definition.range_at(judged.case.world_size, "credible")
+    if judged.evidence.plan.device_type == "cpu":
         is_cost = definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
-    def apply(verdict: Verdict, _: int) -> Verdict:
-        value = verdict.value
-        if value is None or least <= value <= most:
-            return verdict
-        side = f"more than {most:g}" if value > most else f"less than {least:g}"
-        return _doubted(verdict, f"implausible: {value:.3g} is {side}; the measurement or its baseline was disturbed")
+    def why(place: int) -> str:
+        side = f"more than {most:g}" if values[place] > most else f"less than {least:g}"
+        return f"implausible: {values[place]:.3g} is {side}; the measurement or its baseline was disturbed"
 
-    return Caveat(~((least <= value_of) & (value_of <= most)), apply)
+    judged.open((values < least) | (values > most), why, of=ANY)
 
 
-def beyond_the_peak(asked: Asked) -> Caveat | None:
+def beyond_the_peak(judged: Judged) -> None:
     """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
-    if not isinstance(asked.case, NodeCase):
-        return None
-    most, of_what = _most_of_probe(asked.case, asked.evidence)
-
-    def apply(verdict: Verdict, _: int) -> Verdict:
-        if verdict.value is None or verdict.value <= most:
-            return verdict
-        return _doubted(
-            verdict, f"implausible: {verdict.value:.4g} {verdict.unit} is more than {of_what}", "implausible"
-        )
-
-    return Caveat(~(asked.value_of <= most), apply)
+    if isinstance(judged.case, NodeCase):
+        most, of_what = _most_of_probe(judged.case, judged.evidence)
+        reason, values = f"implausible: {{:.4g}} {judged.blank.unit} is more than {of_what}", judged.found.values
+        judged.open(values > most, lambda place: reason.format(values[place]), "implausible", ANY)
 
 
 def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
@@ -172,14 +92,13 @@ def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
     return most, f"any hardware reaches ({most:g})"
 
 
-def impossible_pace(asked: Asked) -> Caveat | None:
+def impossible_pace(judged: Judged) -> None:
     """A rank computed faster in some round than its hardware can: that block, or its clock, is wrong."""
-    case, evidence = asked.case, asked.evidence
+    case, evidence = judged.case, judged.evidence
     if not isinstance(case, Case):
-        return None
-    row = {place: number for number, place in enumerate(asked.values.places)}
-    why = [""] * len(row)
-    for one in asked.groups:
+        return
+    row, why = {place: number for number, place in enumerate(judged.values.places)}, dict[int, str]()
+    for one in judged.groups:
         for rounds in one.arms:
             arm = rounds.measured
             flops = evidence.flops_per_sample.get(arm.study)
@@ -189,12 +108,7 @@ def impossible_pace(asked: Asked) -> Caveat | None:
             for number in np.flatnonzero(paces > most).tolist():
                 place, pace = row[one.places[number]], f"{paces[number]:.4g} {evidence.plan.samples}/s"
                 why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
-
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        is_decided = verdict.outcome in ("passed", "failed")
-        return _doubted(verdict, why[place], "implausible") if why[place] and is_decided else verdict
-
-    return Caveat(np.array([bool(one) for one in why], np.bool_), apply) if any(why) else None
+    judged.open(np.isin(np.arange(len(row)), [*why]), why.__getitem__, "implausible")
 
 
 def _most_samples_per_s(
@@ -217,100 +131,79 @@ def _cores(evidence: Evidence) -> int:
     return max((survey.cores or MOST_CORES for survey in evidence.surveys.values()), default=MOST_CORES)
 
 
-def host_bound(asked: Asked) -> Caveat | None:
+def host_bound(judged: Judged) -> None:
     """GPUs wait for their host: strong scaling then says nothing about GPUs or links."""
-    case, is_cuda = asked.case, asked.evidence.plan.device_type == "cuda"
+    case, is_cuda = judged.case, judged.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
-        return None
-    total, count = asked.sums(lambda rounds: rounds.utilization)
-    busy = total / np.where(count > 0, count, np.nan)
-
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        if not busy[place] < HOST_BOUND_UTILIZATION:
-            return verdict
-        reason = (
+        return
+    total, count = judged.sums(lambda rounds: rounds.utilization)
+    busy, batch = total / np.where(count > 0, count, np.nan), case.workload.global_batch_size
+    judged.open(
+        busy < HOST_BOUND_UTILIZATION,
+        lambda place: (
             f"host-bound: GPUs were {percent(busy[place])} busy (below {percent(HOST_BOUND_UTILIZATION)}); a global "
-            f"batch of {case.workload.global_batch_size} is too small for {case.world_size} GPUs, so this result means "
-            "nothing"
-        )
-        return _doubted(verdict, reason, "host-bound")
-
-    return Caveat(busy < HOST_BOUND_UTILIZATION, apply)
+            f"batch of {batch} is too small for {case.world_size} GPUs, so this result means nothing"
+        ),
+        "host-bound", ANY,
+    )  # fmt: skip
 
 
-def stalled_devices(asked: Asked) -> Caveat | None:
+def stalled_devices(judged: Judged) -> None:
     """Devices only wait: their utilization, which NVML counts as busy, proves nothing."""
-    if not asked.case.requirement.definition.reads_utilization:
-        return None
-    evidence, places = asked.evidence, asked.values.places
-
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        rounds = asked.rounds(str(places[place]))
+    if not judged.case.requirement.definition.reads_utilization:
+        return
+    told = judged.evidence.telemetry
+    for place in np.flatnonzero(judged.codes == PASSED).tolist():
+        name = str(judged.values.places[place])
+        if name != WHOLE and name not in told.hosts:
+            judged.note(place, "" if judged.evidence.plan.device_type == "cpu" else POWER_UNKNOWN)
+            continue
+        rounds = judged.rounds(name)
         arm = rounds.measured
-        return with_stalled_devices(verdict, rounds, evidence.telemetry.of_arm(arm.study, arm.arm, arm.ranks.by_host))
-
-    where = np.array([place in evidence.telemetry.hosts for place in places], np.bool_)
-    # A node without telemetry gets the note that `apply` would make of it.
-    return Caveat(where, apply, () if evidence.plan.device_type == "cpu" else (POWER_UNKNOWN,))
+        telemetry = told.of_arm(arm.study, arm.arm, arm.ranks.by_host)
+        judged.take(place, with_stalled_devices(judged.verdict_on(place), rounds, telemetry))
 
 
-def skipped_steps(asked: Asked) -> Caveat | None:
+def skipped_steps(judged: Judged) -> None:
     """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
-    skipped, _ = asked.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
+    skipped, _ = judged.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
     if not skipped.any():
-        return None
-    steps, _ = asked.sums(lambda rounds: rounds.measured.count.sum(axis=1))
+        return
+    steps, _ = judged.sums(lambda rounds: rounds.measured.count.sum(axis=1))
+    notes = {
+        place: f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
+        for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist()
+    }
+    for place, note in notes.items():
+        judged.note(place, note)
+    judged.open(
+        skipped > MOST_SKIPPED_STEPS * steps,
+        lambda place: f"{notes[place]}: the rest is not the training that was to be measured",
+        of=(PASSED,),
+    )
 
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        if not skipped[place]:
-            return verdict
-        note = f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
-        verdict = replace(verdict, notes=(*verdict.notes, note))
-        if verdict.outcome != "passed" or skipped[place] <= MOST_SKIPPED_STEPS * steps[place]:
-            return verdict
-        return _doubted(verdict, f"{note}: the rest is not the training that was to be measured")
 
-    return Caveat(skipped > 0, apply)
-
-
-def slow_node(asked: Asked) -> Caveat | None:
+def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers = asked.peers
-    if peers is None or asked.case.requirement.definition.baseline != "alone":
-        return None
-    places = asked.values.places
+    peers, slow = judged.peers, defaultdict[int, list[Straggler]](list)
+    if peers is None or judged.case.requirement.definition.baseline != "alone":
+        return
+    row = {str(place): number for number, place in enumerate(judged.values.places)}
+    for straggler in peers.stragglers:
+        slow[row.get(straggler.host, -1)].append(straggler)
+    most = peers.evidence.plan.layout.ranks_per_node / 2
+    where = np.array([len(slow[place]) > most for place in range(len(row))], np.bool_)
+    reason = "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is no pass"
+    opened = judged.open(
+        where, lambda place: reason.format(len(slow[place]), slow[place][0].culprit.evidence), of=(PASSED,)
+    )
+    for place in opened:
+        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow[place]).values()]
+        named = nodes or [straggler.culprit for straggler in slow[place]]
+        judged.culprits[place] = tuple(replace(one, is_certain=not slow[place][0].ambiguous) for one in named)
 
-    def apply(verdict: Verdict, place: int) -> Verdict:
-        slow = [straggler for straggler in peers.stragglers if straggler.host == places[place]]
-        if verdict.outcome != "passed" or 2 * len(slow) <= peers.evidence.plan.layout.ranks_per_node:
-            return verdict
-        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow).values()]
-        named = nodes or [straggler.culprit for straggler in slow]
-        culprits = tuple(replace(culprit, is_certain=not slow[0].ambiguous) for culprit in named)
-        found = f"{len(slow)} of its ranks are slow without communication ({slow[0].culprit.evidence})"
-        return _doubted(replace(verdict, culprits=culprits), f"{found}; good scaling relative to slow ranks is no pass")
 
-    slow = {straggler.host for straggler in peers.stragglers}
-    return Caveat(np.array([place in slow for place in places], np.bool_), apply)
-
-
-Rule: TypeAlias = Callable[[Asked], Caveat | None]
-# In the order in which they are applied.
-CAVEATS: Sequence[Rule] = (
-    missing_rounds, plausibility, beyond_the_peak, impossible_pace, host_bound, stalled_devices, skipped_steps,
-    slow_node,
-)  # fmt: skip
-# Those that concern the number itself.
+Rule: TypeAlias = Callable[[Judged], None]
+# Those that concern the number itself; and all, in the order in which they are applied.
 ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, impossible_pace, host_bound, skipped_steps)
-
-
-def caveats_on(asked: Asked, rules: Sequence[Rule] = CAVEATS) -> list[Caveat]:
-    """The caveats that may concern any of its places."""
-    return [found for rule in rules if (found := rule(asked)) is not None]
-
-
-def with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
-    """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
-    if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
-        return verdict
-    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT))
+CAVEATS: Sequence[Rule] = (missing_rounds, *ON_NUMBERS[:-1], stalled_devices, skipped_steps, slow_node)

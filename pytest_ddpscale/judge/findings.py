@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.gpu_errors import GpuError
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.column_record import BoolArray
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryColumns
 from pytest_ddpscale.run.transport_record import RankTransport
@@ -52,7 +51,7 @@ class NodeEvidence:
     post_mortems: Sequence[Survey] = ()
     hosts: Collection[str] = ()
     lost: Mapping[Place, int] = field(default_factory=dict)
-    gpu_errors: Sequence[GpuError] = ()
+    gpu_errors: Iterable[Culprit] = ()
     unended: Collection[str] = ()
 
     @cached_property

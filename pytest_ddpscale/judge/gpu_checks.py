@@ -374,9 +374,9 @@ def _lost_at_work(seen: NodeEvidence) -> Iterator[tuple[str, Finding]]:
         lost.setdefault(place.identity, (place, why))
     for error in seen.gpu_errors:
         if error.is_certain:
-            lost.setdefault(error.place.identity, (error.place, error.text))
+            lost.setdefault(error.place.identity, (error.place, error.evidence))
         elif error.place.identity not in lost:
-            yield error.place.host, note(error.text).at(error.place)
+            yield error.place.host, note(error.evidence).at(error.place)
     for gpu, why in lost.values():
         yield gpu.host, fault(why, stands_alone=True).at(gpu)
     for after_all in seen.post_mortems:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import with_agreement
-from pytest_ddpscale.judge.bounds import against_bound, blank_verdict
-from pytest_ddpscale.judge.caveats import Asked, Caveat, caveats_on, with_spent_budget
-from pytest_ddpscale.judge.combining import (
-    Clear,
-    PlaceVerdict,
-    combined,
-    judge_each,
-    why_nodes_missing,
-    with_failed_nodes,
-)
+from pytest_ddpscale.judge.caveats import CAVEATS
+from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
-from pytest_ddpscale.judge.gpu_errors import with_gpu_errors
+from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict, place_verdicts
 from pytest_ddpscale.judge.node_checks import judge_check
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
-from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
+from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
@@ -35,7 +27,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
+from pytest_ddpscale.run.verdicts import BUDGET_SPENT, THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 
@@ -44,8 +36,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
     ``passed`` if the whole interval, valid for all rounds together at this confidence, is on the good side of the
     bound, ``failed`` if it is on the bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds
-    (`bounds`) or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
-    broke. Each place is judged (`combining`): with several nodes those that fit a requirement, and all GPUs, groups or
+    or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
+    broke. Each place is judged (`judged`): with several nodes those that fit a requirement, and all GPUs, groups or
     pairs of a probe. Wrong results fail whatever the speed.
     """
     blank, subject = blank_verdict(case, confidence), case.requirement.definition.subject
@@ -61,50 +53,43 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     if study is None:
         assert values.broken is not None
         return replace(blank, reason=values.broken.text(case.question))
-    verdict = with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
+    verdict = _with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
     # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
     is_doubtful = evidence.plan.device_type == "cpu" and verdict.interval is not None
     return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
 
 
 def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
-    question, why = case.question, values.broken
+    question, why, requirement = case.question, values.broken, case.requirement
     if why is not None:
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
         return with_gpu_errors(verdict, study.id, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
-    if case.requirement.definition.reads_own_pace:
-        due = _rounds_due(evidence, study.id, begun, arms)
+    due = _rounds_due(evidence, study.id, begun, arms)
+    if requirement.definition.reads_own_pace:
         verdict = judge_uniformity(blank, case, study, evidence, due)
         return verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
+    planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
     peers = RankComparison(study, evidence, case.peers.computing)
-    asked = Asked(
-        case, evidence, values, blank.confidence, study.rounds, _rounds_due(evidence, study.id, begun, arms),
-        groups_of(question, study, evidence), peers if is_by_node else None,
-    )  # fmt: skip
-    planned, places = (
-        evidence.plan.nodes if is_by_node else 1,
-        [JudgedPlace("node", (), name) for name in values.places],
-    )
-    why_not = {place: why.text(question) for place, why in values.missing.items()}
+    judged = Judged(blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
-    spread = None if against is None else SpreadJudge(asked, study, against)
-    nodes = _judge_places(blank, asked, places, planned, why_not, spread)
-    missing = why_nodes_missing(nodes, evidence) if is_by_node else why_not.get(WHOLE, "")
-    verdict = combined(blank, nodes, planned, missing)
+    _judge_places(judged, planned, None if against is None else SpreadJudge(judged, study, against))
+    why_not = {name: why.text(question) for name, why in values.missing.items()}
+    missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
+    verdict = judged.combined(planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
         verdict = with_agreement(verdict, study, evidence)
-        outcome = verdict.outcome
+        code = CODES[verdict.outcome]
 
         def rounds() -> ArmRounds:
             if not is_by_node:
-                return asked.rounds(WHOLE)
-            alike = {node.place.name for node in nodes if node.outcome == outcome}
+                return judged.rounds(WHOLE)
+            alike = {judged.places[place].host for place in np.flatnonzero(judged.codes == code).tolist()}
             return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), alike)
 
         verdict = with_culprits(verdict, case, peers, rounds)
-    return with_failed_nodes(verdict, nodes, planned) if is_by_node else verdict
+    return judged.with_failed_nodes(verdict, planned) if is_by_node else verdict
 
 
 def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
@@ -125,20 +110,19 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         if case.requirement.definition.compares_places:
             verdict = judge_probe_uniformity(blank, case, values, evidence, due)
         else:
-            asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
-            verdict = _judge_bandwidths(blank, asked, values, case, probe)
+            judged = Judged(blank, case, evidence, values, study.rounds, due)
+            verdict = _judge_bandwidths(judged, case, probe, why_incomplete(probe, values, evidence))
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
-    return verdict if probe.name in evidence.unsupported else with_spent_budget(verdict, PROBES, evidence.out_of_time)
+    return verdict if probe.name in evidence.unsupported else _with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[JudgedPlace], case: NodeCase, probe: Arm) -> Verdict:
-    evidence = asked.evidence
-    planned = len(evidence.plan.layout.groups_of_round(probe))
-    judged = _judge_places(blank, asked, values.places, planned, {})
-    verdict = combined(blank, judged, planned, why_incomplete(probe, values, evidence))
+def _judge_bandwidths(judged: Judged, case: NodeCase, probe: Arm, missing: str) -> Verdict:
+    planned = len(judged.evidence.plan.layout.groups_of_round(probe))
+    _judge_places(judged, planned)
+    verdict = judged.combined(planned, missing)
     limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
-    return with_probe_culprits(verdict, judged, planned, evidence, limit)
+    return with_probe_culprits(verdict, place_verdicts(judged), planned, judged.evidence, limit)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
@@ -147,52 +131,33 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _judge_places(
-    blank: Verdict,
-    asked: Asked,
-    places: Sequence[JudgedPlace],
-    planned: int,
-    why_not: Mapping[Any, str],
-    spread: SpreadJudge | None = None,
-) -> tuple[PlaceVerdict, ...]:
-    """The verdict on each place of the values, in their order.
+def _judge_places(judged: Judged, planned: int, spread: SpreadJudge | None = None) -> None:
+    """Judge all places by the bound, the spread of GPUs and all doubts.
 
-    `why_not` says why a place has no values; without a reason it is left out.
+    Failures are judged again at the confidence that holds for all places together.
     """
-    caveats, row = caveats_on(asked), {place: number for number, place in enumerate(places)}
 
-    def judge_place(place: JudgedPlace, confidence: float) -> Verdict:
-        here = row[place]
-        name, values = asked.values.places[here], asked.values.of(here)
-        if not len(values):
-            return replace(blank, reason=why_not[name])
-        verdict = against_bound(
-            blank, asked.case.requirement, asked.values.estimated(confidence, asked.limit).only(here)
-        )
+    def look(found: Estimated) -> None:
+        judged.decide(found)
         if spread is not None:
-            verdict = spread.judged(verdict, blank, str(name), confidence)
-        for caveat in caveats:
-            verdict = caveat.apply(verdict, here)
-        return verdict
+            for place in np.flatnonzero(np.isin(judged.codes, (OPEN, FAILED))).tolist():
+                name, confidence = judged.places[place].name, float(found.confidences[place])
+                judged.take(place, spread.judged(judged.verdict_on(place), judged.blank, name, confidence))
+        for caveat in CAVEATS:
+            caveat(judged)
 
-    of_each = zip(places, asked.values.places, asked.values.rounds().tolist(), strict=True)
-    measured = [place for place, name, rounds in of_each if rounds or name in why_not]
-    clear = {} if len(places) == 1 else _clear(asked, places, caveats)
-    return judge_each(judge_place, measured, planned, blank.confidence, clear.get)
-
-
-def _clear(asked: Asked, places: Sequence[JudgedPlace], caveats: Sequence[Caveat]) -> dict[JudgedPlace, Clear]:
-    """Places that pass finally, with possible and steady values, and that no caveat concerns."""
-    requirement, found = asked.case.requirement, asked.values.estimated(asked.confidence, asked.limit)
-    definition, bound, value = requirement.definition, requirement.bound, found.values
-    least = 0.0 if definition.scale == "differences" and definition.baseline is None else -np.inf
-    is_clear = (found.against(bound, -1 if definition.upper_bound else 1, least)[1] == "kept") & np.isnan(found.drifts)
-    for caveat in caveats:
-        is_clear &= ~caveat.where
-    notes = tuple(note for caveat in caveats for note in caveat.notes)
-    margin = (bound - value if definition.upper_bound else value - bound) / bound
-    of_each = zip(places, is_clear.tolist(), value.tolist(), margin.tolist(), found.rounds.tolist(), strict=True)
-    return {place: Clear(one, of_one, rounds, notes) for place, is_one, one, of_one, rounds in of_each if is_one}
+    look(found := judged.found)
+    failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
+    if not failed.any() or of == 1:
+        return
+    reasons = {place: judged.told(place) for place in np.flatnonzero(failed).tolist()}
+    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
+    names = "low", "high", "confidences"
+    look(replace(found, **{name: np.where(failed, getattr(strict, name), getattr(found, name)) for name in names}))
+    for place, reason in reasons.items():
+        if judged.codes[place] != FAILED:
+            judged.codes[place] = OPEN
+            judged.reasons[place] = f"{reason}, but on one of {of} {judged.places[place].noun} this may be chance"
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
@@ -203,3 +168,10 @@ def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
     return replace(
         verdict, compared=GenerationComparison(verdict.value * reference, reference, name, case.reference_source)
     )
+
+
+def _with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
+    """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
+    if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
+        return verdict
+    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT))

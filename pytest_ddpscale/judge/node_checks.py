@@ -11,9 +11,8 @@ from datetime import date
 from typing import Literal
 
 from pytest_ddpscale.judge import gpu_checks, host_checks
-from pytest_ddpscale.judge.covering import lost_places
+from pytest_ddpscale.judge.coverage import gpu_errors_in, lost_places
 from pytest_ddpscale.judge.findings import Check, Findings, NodeEvidence, NodeFault
-from pytest_ddpscale.judge.gpu_errors import gpu_errors_in
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.judge.combining import PlaceVerdict
+from pytest_ddpscale.judge.judged import PlaceVerdict
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.run.evidence import Evidence
@@ -47,7 +47,7 @@ def with_probe_culprits(
     if failed[0].place.kind == "gang":
         return with_slow_node_pairs(verdict, evidence)
     probe = verdict.id.partition("[")[2].removesuffix("]")
-    culprits = tuple(_culprits(judged, _Values(judged, probe, failed[0].verdict.unit, limit)))
+    culprits = tuple(_culprits(judged, _Values(judged, probe, failed[0].unit, limit)))
     are_few = 2 * len(failed) <= planned
     # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
     if (are_few and 2 * sum(one.outcome == "passed" for one in judged) >= len(judged)) or _are_few_nodes(
@@ -220,5 +220,5 @@ def _of_end(end: Place, own: Sequence[PlaceVerdict], values: _Values, *, is_cert
 
 def _worst(places: Iterable[PlaceVerdict]) -> str:
     """``612 TFLOPS``."""
-    worst = min(places, key=lambda place: place.told.margin or 0.0).verdict
+    worst = min(places, key=lambda place: place.margin)
     return f"{worst.value:.4g} {worst.unit}"

@@ -16,17 +16,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.combining import Clear, PlaceVerdict
+from pytest_ddpscale.judge.judged import OUTCOMES, PlaceVerdict
 from pytest_ddpscale.judge.peers import Compared, compare
 from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
+from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.uniformity import verdict_on_places
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 
 
@@ -55,7 +56,7 @@ def judge_probe_uniformity(
     verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
     if verdict.outcome != "failed":
         return verdict
-    judged = _of_each(blank, case, places, compared, bandwidths, due)
+    judged = _of_each(case, places, compared, bandwidths, due)
     verdict = with_probe_culprits(verdict, judged, len(evidence.plan.layout.groups_of_round(case.probe)), evidence)
     if _most_are_normal(compared, positions):
         return verdict
@@ -78,24 +79,13 @@ def _most_are_normal(compared: Compared, positions: IntArray) -> bool:
 
 
 def _of_each(
-    blank: Verdict, case: NodeCase, places: Sequence[JudgedPlace], compared: Compared, bandwidths: FloatArray, due: int
+    case: NodeCase, places: Sequence[JudgedPlace], compared: Compared, bandwidths: FloatArray, due: int
 ) -> list[PlaceVerdict]:
     """A verdict on the bandwidth of each place, bounded by the median of its peers less the limit."""
     assert case.probe is not None
     metric = METRICS[KINDS[case.probe.operation.kind].metric]
     limit, typical = case.requirement.bound, np.nanmedian(bandwidths, axis=1)
     is_enough = compared.rounds >= due
-
-    def of(at: int, place: JudgedPlace) -> PlaceVerdict:
-        value, rounds = float(typical[at]), int(compared.rounds[at])
-        margin = float(limit / compared.ratio[at]) - 1
-        if not (compared.beyond[at] and is_enough[at]):
-            outcome: VerdictOutcome = "passed" if compared.within[at] and is_enough[at] else "inconclusive"
-            return PlaceVerdict(place, lambda _: blank, Clear(value, margin, rounds, outcome=outcome))
-        bound = {"at_least": value * float(compared.ratio[at]) / limit}
-        failed = replace(
-            blank, metric=metric.name, unit=metric.unit, bound=bound, outcome="failed", value=value, rounds=rounds
-        )
-        return PlaceVerdict(place, lambda _: failed)
-
-    return [of(at, place) for at, place in enumerate(places)]
+    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN).tolist()
+    of_each = zip(places, codes, typical.tolist(), (limit / compared.ratio).tolist(), strict=True)
+    return [PlaceVerdict(place, OUTCOMES[code], value, margin, metric.unit) for place, code, value, margin in of_each]

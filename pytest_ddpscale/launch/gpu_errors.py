@@ -1,7 +1,7 @@
 """Ranks of a gang that an error of their own GPU ended, by the texts of CUDA, cuDNN and cuBLAS.
 
 What such an error does to other ranks, which NCCL tells them, is none of theirs. Whether the GPU or the software is at
-fault is not decided here: see `judge.gpu_errors`.
+fault is not decided here: see `judge.coverage`.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class Judgement:
 
     @property
     def unseen_loss(self) -> str:
-        """The note on a loss of training speed that no bound rejects (`judge.unseen_loss`); empty without one."""
+        """The note on a loss of training speed that no bound rejects (`judge.outcome`); empty without one."""
         return next((note for note in self.notes if note.endswith(CALIBRATE)), "")
 
     @property

@@ -13,11 +13,17 @@ from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.recording import history_sku
-from pytest_ddpscale.judge import run_outcome
-from pytest_ddpscale.judge.bounds import blank_verdict
-from pytest_ddpscale.judge.covering import coverage_of
+from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, with_waiver
+from pytest_ddpscale.judge.judged import blank_verdict
+from pytest_ddpscale.judge.outcome import (
+    RunFacts,
+    conclude,
+    other_blockers,
+    rests_on_published,
+    uniform_loss,
+    with_waiver,
+)
 from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import covers, samples_of
 from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
@@ -125,11 +131,11 @@ class AcceptanceSession:
             wrong_data=unasked_wrong_data(evidence, probes_asked),
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
-        outcome, reason = conclude(run)
+        outcome, reason, _ = conclude(run)
         if self.subject.settings.rehearse and run.is_simulated:
             as_measured = replace(run, is_simulated=False)
             is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
-            self.rehearsed = Rehearsed(*conclude(as_measured), not (is_blocked or other_blockers(as_measured)))
+            self.rehearsed = Rehearsed(*conclude(as_measured)[:2], not (is_blocked or other_blockers(as_measured)))
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
@@ -143,7 +149,7 @@ class AcceptanceSession:
             {case.id: case for case in (*source.cases, *source.selected)},
             self.subject.settings.confidence,
         )
-        loss = run_outcome.uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
+        loss = uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
             self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
             run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
@@ -156,7 +162,7 @@ class AcceptanceSession:
         """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
         own = self.subject.own_bounds(self.source.cases)
         others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
-        if outcome not in ACCEPTING or not own or run_outcome.rests_on_published(others, coverage):
+        if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
             return self.subject.altered
         return (*self.subject.altered, "the bounds that it is accepted by")
 

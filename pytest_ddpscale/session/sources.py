@@ -115,7 +115,7 @@ class Subject:
 
     def unseen_loss(self, required: Sequence[AnyCase], selected: Sequence[AnyCase]) -> str:
         """Which loss of speed no bound of a run rejects, whatever it measures; empty if that needs no remark."""
-        from pytest_ddpscale.judge.unseen_loss import remark_on_unseen_loss
+        from pytest_ddpscale.judge.outcome import remark_on_unseen_loss
 
         return remark_on_unseen_loss(self.device_type, required, selected)
 

@@ -16,7 +16,9 @@ A line is a run, in words of any order:
     silent=n1.1               GPU 1 does not answer; ``unseen=n1.1``: and has no UUID either
     imported=0.05             another tool's run, of whose nodes the plan knows nothing
     gang=0,1:nvlink           errors of their GPUs ended these ranks of a gang: of NVLink; ``early``: before their UUIDs
-                              were known; ``1``: while one other rank did the same work instead of all
+                              were known; ``moved``: of the device of another rank; ``1``: while one other rank did the
+                              same work instead of all
+    launched                  its ranks are known, measured or not
     gpus=3                    of a node instead of one a rank
     pairs=2 unpaired=n2       rounds of all pairs of nodes instead of 1; a node without any
     errors=pairs late=pairs cut=pairs
@@ -50,10 +52,9 @@ from typing import Any, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.covering import coverage_of
-from pytest_ddpscale.judge.gpu_errors import find_gpu_errors
+from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.run_outcome import RunFacts, conclude, other_blockers, uniform_loss, with_waiver
+from pytest_ddpscale.judge.outcome import RunFacts, conclude, other_blockers, uniform_loss, with_waiver
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -84,6 +85,7 @@ from tests.builders.probes import (
     steady,
     with_columns,
 )
+from tests.builders.records import gang_at
 from tests.judge import runs
 from tests.tables import assert_approved, each_block
 from tests.thresholds.sites import site
@@ -92,7 +94,7 @@ TABLE, RULES = (Path(__file__).with_name(name) for name in ("outcomes.txt", "out
 OUTCOMES = get_args(VerdictOutcome)
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
 WORDS = {
-    "allowed", "cut", "errors", "gang", "gpus", "imported", "interrupted", "late",
+    "allowed", "cut", "errors", "gang", "gpus", "imported", "interrupted", "late", "launched",
     "left-out", "lost-host", "only", "pairs", "silent", "silent-gpu", "simulated",
     "skipped", "sku", "slow-link", "surveyed", "two-machines", "unheard", "unpaired", "unseen",
     "unselected", "unsupported", "wrong-data",
@@ -152,6 +154,7 @@ class Run(runs.Run):
             dict.fromkeys([study for study in plan.study_ids if study.startswith((*words[how],))], "rank 1 died")
             for how in ("errors", "late", "cut")
         )
+        is_launched = bool(words["gang"] or "launched" in words)
         trained = self._evidence(plan) if plan.studies else Evidence(plan, Columns(), {})
         return replace(
             with_columns(trained, probe_columns_of(probed), pair_columns_of(pairs, self.per_node)),
@@ -159,14 +162,14 @@ class Run(runs.Run):
             unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
             hosts=[host for host, _ in self.places if host not in words["unheard"]],
             surveys={host: self._survey(host) for host in words["surveyed"]},
-            ranks_of_errors=[Place(*at, f"GPU-{rank}", 4 + rank) for rank, at in enumerate(self.places)],
+            gangs=[gang_at(Place(*at, f"GPU-{rank}", at[1]) for rank, at in enumerate(self.places))] * is_launched,
             gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
         )  # fmt: skip
 
     def _gang(self, number: int, studies: list[str], ranks: str, how: str = "") -> GpuErrors:
         errors = []
         for rank in map(int, ranks.split(",")):
-            (host, local_rank), device = self.places[rank], "" if how == "early" else f"GPU-{rank}"
+            (host, local_rank), device = self.places[rank], {"early": "", "moved": "GPU-0"}.get(how, f"GPU-{rank}")
             peers = int(how) if how.isdigit() else len(self.places) - 1
             errors.append(RankGpuError(place=Place(host, local_rank, device), error=f"CUDA error: {how}", peers=peers))
         return GpuErrors(gang=number, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
@@ -232,7 +235,7 @@ def told(line: str) -> Iterator[str]:
         yield _rule(subject.unseen_loss(cases, asked)) or "no remark"
         return
     facts, coverage, verdicts = run.facts, run.facts.coverage, tuple(run.facts.verdicts)
-    outcome, reason = conclude(facts)
+    outcome, reason, _ = conclude(facts)
     yield f"{outcome}: {_rule(reason)}"
     judgement = Judgement(
         "a100", outcome, reason, verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
@@ -314,10 +317,3 @@ def test_acceptance_needs_every_requirement_decided_and_none_failed(results: lis
         assert {one[0] for one in binding} == {"passed"}
         assert not all(one[2] for one in binding)
         assert not {one[0] for one in results} & {"not_measured", "error"}
-
-
-def test_an_error_is_of_the_gpu_that_the_rank_had_and_not_of_its_number() -> None:
-    own = RankGpuError(place=Place("n0", 0, "GPU-2"), error="CUDA error: unknown", peers=3)
-    ranks = [Place("n0", number, f"GPU-{number}", number) for number in range(4)]
-    [found] = find_gpu_errors([GpuErrors(gang=0, ranks=4, errors=(own,))], ranks)
-    assert found.place is ranks[2]

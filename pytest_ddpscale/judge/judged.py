@@ -1,0 +1,323 @@
+"""What is known of the places of a requirement, and the one verdict that is made of it.
+
+A place is a node, a GPU, a group of ranks or a pair of them. Each is judged at the requested confidence. A false pass
+is then no likelier than with one place. With N places a false failure is up to N times as likely, so a failure counts
+only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pytest_ddpscale.judge.culprits import RankComparison
+from pytest_ddpscale.judge.probes import JudgedPlace
+from pytest_ddpscale.judge.rounds import ArmRounds, Groups
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
+from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, AgainstSlowest, Culprit, Flag, Verdict, VerdictOutcome
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import first_few
+
+OUTCOMES: dict[int, VerdictOutcome] = {
+    PASSED: "passed", FAILED: "failed", OPEN: "inconclusive", IMPOSSIBLE: "error", ABSENT: "not_measured",
+}  # fmt: skip
+CODES = {outcome: code for code, outcome in OUTCOMES.items()}
+
+
+def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
+    """The verdict ``not_measured`` on a requirement, with the fields of its line in thresholds.yaml."""
+    requirement, source = case.requirement, case.requirement.source
+    told = (
+        "the site's bound" if source.is_site else "",
+        "" if source.measured is None else f"measured {source.measured:g}",
+        "" if source.margin_pct is None else f"margin {source.margin_pct:g} %",
+        source.reference, source.reasoning, requirement.one_gpu_text,
+    )  # fmt: skip
+    return Verdict(
+        id=case.id,
+        metric=requirement.metric,
+        workload=requirement.subject,
+        world_size=case.world_size,
+        severity=requirement.severity,
+        bound={requirement.definition.bound_key: requirement.bound},
+        outcome="not_measured",
+        confidence=confidence,
+        provisional=requirement.provisional,
+        source="; ".join(part for part in told if part),
+        placement=requirement.placement,
+        published=source.measured,
+        one_gpu=requirement.one_gpu if requirement.times_one_gpu else None,
+        unit=case.unit,
+    )
+
+
+class Judged:
+    """A requirement, what was measured for it, and the codes of its places, which doubts set to open.
+
+    Args:
+        blank: the verdict ``not_measured``.
+        case: the requirement, on training or a probe.
+        evidence: of the run.
+        values: of its question or probe.
+        limit: largest number of rounds; 0 if no more will come.
+        due: number of rounds that were begun and timed every arm of the question.
+        groups: complete rounds of the arms, by place; empty for a probe.
+        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
+
+    Attributes:
+        places: those of the values.
+        found: estimates, (places,).
+        codes: `PASSED` … `ABSENT`, (places,).
+        reasons: of places whose code does not come from the bound alone, by index; so are the next ones.
+        notes: for the reader, with the places that they are about, each once.
+        flags: for code.
+        culprits: who is at fault for it.
+        against: weak scaling against the slowest GPU.
+    """
+
+    def __init__(
+        self, blank: Verdict, case: Case | NodeCase, evidence: Evidence, values: Values[str] | Values[JudgedPlace],
+        limit: int = 0, due: int = 0, groups: Sequence[Groups] = (), peers: RankComparison | None = None,
+    ) -> None:  # fmt: skip
+        self.blank, self.case, self.evidence, self.values = blank, case, evidence, values
+        self.limit, self.due, self.groups, self.peers = limit, due, groups, peers
+        self.places = [JudgedPlace("node", (), one) if isinstance(one, str) else one for one in values.places]
+        self.decide(values.estimated(blank.confidence, limit))
+
+    def decide(self, found: Estimated) -> None:
+        """Codes of the places by their estimates and the bound alone."""
+        self.found, self.reasons, self.notes = found, dict[int, str](), dict[str, dict[int, None]]()
+        self.flags, self.against = dict[int, tuple[Flag, ...]](), dict[int, AgainstSlowest]()
+        self.culprits = dict[int, tuple[Culprit, ...]]()
+        requirement, definition = self.case.requirement, self.case.requirement.definition
+        # A share may be 0, and a difference of two arms negative.
+        least = 0.0 if definition.scale == "differences" and definition.baseline is None else -math.inf
+        codes, self._why = found.against(requirement.bound, -1 if definition.upper_bound else 1, least)
+        self.codes = np.where(found.rounds == 0, ABSENT, codes)
+        for place in np.flatnonzero((~np.isnan(found.drifts) | found.are_single) & (self.codes > IMPOSSIBLE)).tolist():
+            self.note(place, found.note(place))
+
+    def rounds(self, place: str) -> ArmRounds:
+        """Complete rounds of the measured arm at a place."""
+        one = next(one for one in self.groups if place in one.places)
+        return one.at(one.places.index(place))[-1]
+
+    def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
+        row = {place: number for number, place in enumerate(self.values.places)}
+        total, count = np.zeros((2, len(row)))
+        for one in self.groups:
+            rows, at = one.arms[-1], [row[place] for place in one.places]
+            values = np.asarray(of_rounds(rows), np.float64)
+            is_known, node = ~np.isnan(values), rows.measured.node
+            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
+            count[at] = np.bincount(node[is_known], minlength=len(at))
+        return total, count
+
+    @property
+    def margins(self) -> FloatArray:
+        """Distance of each value from the bound, positive on the good side; -∞ without a value."""
+        requirement = self.case.requirement
+        better = self.found.values - requirement.bound
+        return np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
+
+    def note(self, place: int, text: str) -> None:
+        """Add a note on a place, unless it is empty."""
+        if text:
+            self.notes.setdefault(text, {})[place] = None
+
+    def open(
+        self,
+        where: BoolArray,
+        why: Callable[[int], str],
+        flag: Flag | None = None,
+        of: Sequence[int] = (PASSED, FAILED),
+    ) -> list[int]:
+        """Set places with these codes to open, for a reason; a flag is a note, too. Returns their indices."""
+        opened: list[int] = np.flatnonzero(where & np.isin(self.codes, of)).tolist()
+        for place in opened:
+            self.codes[place], self.reasons[place] = OPEN, why(place)
+            if flag is not None:
+                self.note(place, flag)
+                self.flags[place] = (flag,)
+        return opened
+
+    def verdict_on(self, place: int) -> Verdict:
+        """The verdict on a place; the interval is clipped to possible values, and None if it says nothing."""
+        code, found = int(self.codes[place]), self.found
+        verdict = replace(
+            self.blank, outcome=OUTCOMES[code], rounds=int(found.rounds[place]), reason=self.told(place),
+            flags=self.flags.get(place, ()), notes=tuple(note for note, at in self.notes.items() if place in at),
+            culprits=self.culprits.get(place, ()), against_slowest=self.against.get(place),
+        )  # fmt: skip
+        if code in (IMPOSSIBLE, ABSENT):
+            return verdict
+        value, interval, _, _, correlation = found.found(place)
+        possible = self.case.requirement.definition.range_at(self.blank.world_size, "possible")
+        told = None if interval is None or found.say_nothing[place] else possible_part(*interval, value, possible)
+        return replace(verdict, value=value, interval=told, correlation=correlation)
+
+    def told(self, place: int) -> str:
+        """Why a place has its code."""
+        return self.reasons.get(place) or self.found.told(place, str(self._why[place]))
+
+    def take(self, place: int, verdict: Verdict) -> None:
+        """Take over a verdict on a place."""
+        self.codes[place], self.reasons[place] = CODES[verdict.outcome], verdict.reason
+        self.flags[place], self.culprits[place] = verdict.flags, verdict.culprits
+        if verdict.against_slowest is not None:
+            self.against[place] = verdict.against_slowest
+        for note in verdict.notes:
+            self.note(place, note)
+
+    def combined(self, planned: int, missing: str) -> Verdict:
+        """One verdict on all places, at least one of which is measured unless something is missing.
+
+        ``failed`` if any place fails; else ``error`` if any place has that, ``not_measured`` if something is missing
+        (and why), ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place
+        with that outcome, which it names; rounds the fewest of any place.
+        """
+        codes, known = self.codes, self.codes[self.codes != ABSENT]
+        code = FAILED if FAILED in known else IMPOSSIBLE if IMPOSSIBLE in known else ABSENT if missing else known.min()
+        may_fail = [
+            place
+            for place in np.flatnonzero(codes == OPEN).tolist()
+            if {"host-bound", "implausible"}.isdisjoint(self.flags.get(place, ()))
+        ]
+        if code == ABSENT:
+            return self._with_undecided(replace(self.blank, reason=missing), may_fail)
+        deciding = np.flatnonzero(codes == code)
+        worst, at = int(deciding[self.margins[deciding].argmin()]), dict.fromkeys(deciding.tolist())
+        notes = [
+            note if at.keys() <= those.keys() else f"{first_few([self.places[one].name for one in those])}: {note}"
+            for note, those in self.notes.items()
+        ]
+        verdict = self.verdict_on(worst)
+        flags = tuple(flag for flag in verdict.flags if all(flag in self.flags.get(one, ()) for one in at))
+        verdict = replace(
+            verdict,
+            rounds=int(self.found.rounds[codes != ABSENT].min()),
+            reason=self._reason(verdict, worst, [*at], planned),
+            place=self.places[worst].name,
+            notes=(*notes, missing) if missing else tuple(notes),
+            culprits=tuple(dict.fromkeys(culprit for one in at for culprit in self.culprits.get(one, ()))),
+            flags=flags,
+        )
+        if code != FAILED:
+            return verdict
+        if missing or not np.isin(codes, (PASSED, FAILED)).all():
+            verdict = replace(verdict, flags=(*flags, PARTLY_KNOWN))
+        return self._with_undecided(verdict, may_fail)
+
+    def _reason(self, worst: Verdict, at: int, deciding: Sequence[int], planned: int) -> str:
+        if planned == 1:
+            return worst.reason
+        name, noun = self.places[at].name, self.places[at].noun
+        if worst.passed and worst.against_slowest is not None:
+            return f"{name}, the lowest of {planned} {noun}: {worst.reason}"
+        if worst.passed:
+            return f"{worst.reason} on each of {planned} {noun}; {name} is nearest to it"
+        others = [self.places[one].name for one in deciding if one != at]
+        more = f" ({worst.outcome} too: {first_few(others)})" if others else ""
+        return f"{name}, one of {planned} {noun}: {worst.reason}{more}"
+
+    def _with_undecided(self, verdict: Verdict, may_fail: Sequence[int]) -> Verdict:
+        """Note the places that may still fail, of a verdict that can no longer pass."""
+        if not may_fail:
+            return verdict
+        names = first_few([self.places[place].name for place in may_fail])
+        note = f"more rounds may fail further {self.places[may_fail[0]].noun}: undecided on {names}"
+        return replace(verdict, notes=(*verdict.notes, note), flags=(*verdict.flags, "undecided"))
+
+    def why_nodes_missing(self, why_not: Mapping[str, str], evidence: Evidence) -> str:
+        """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured.
+
+        `why_not` says why a node has no values.
+        """
+        measured = [place.host for place, code in zip(self.places, self.codes, strict=True) if code != ABSENT]
+        planned, hosts = evidence.plan.nodes, [place.host for place in self.places]
+        if len(measured) >= planned:
+            return ""
+        absent = [host for host in hosts if host not in measured]
+        reasons = sorted(set(why_not.values()))
+        if len(hosts) < planned:
+            absent += sorted(set(evidence.hosts) - set(hosts))
+        there = f" ({first_few(measured)})" if measured else ""
+        text = f"measured on {len(measured)} of {planned} nodes{there}"
+        if absent:
+            text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+        return f"{text}: {'; '.join(reasons)}" if reasons else text
+
+    def with_failed_nodes(self, verdict: Verdict, planned: int) -> Verdict:
+        """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
+
+        If more than half fail, no culprit is certain: a wrong bound must not drain a cluster. This does not apply to
+        ranks that disagree, because no bound is involved.
+        """
+        failed, values = np.flatnonzero(self.codes == FAILED).tolist(), self.found.values
+        is_told_by_ranks = METRICS[verdict.metric].compares_results
+        # Hosts with a certain culprit; for ranks that disagree any culprit will do.
+        named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
+
+        def written(value: float) -> str:
+            return percent(value, 1) if verdict.unit == "fraction" else f"{value:.4g} {verdict.unit}"
+
+        culprits = []
+        for node in failed:
+            others = np.delete(values, node)
+            others = others[~np.isnan(others)].tolist()
+            evidence = f"{verdict.metric} {written(float(values[node]))} on this node alone"
+            if others:
+                whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
+                evidence += f"; {whom} is {written(statistics.median(others))}"
+            if self.places[node].host not in named:
+                culprits.append(Culprit("node", (Place(self.places[node].host),), evidence))
+        found = replace(verdict, culprits=(*verdict.culprits, *culprits))
+        # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
+        are_few = 2 * len(failed) <= planned
+        if is_told_by_ranks or (are_few and 2 * (self.codes == PASSED).sum() >= len(self.codes)):
+            return found
+        if are_few:
+            doubted = (replace(culprit, is_certain=False) for culprit in culprits)
+            return replace(found, culprits=(*verdict.culprits, *doubted))
+        note = f"{len(failed)} of {planned} nodes fail alike: is the bound right? This names no node for certain"
+        uncertain = tuple(replace(culprit, is_certain=False) for culprit in found.culprits)
+        return replace(found, notes=(*found.notes, note), culprits=uncertain)
+
+
+class PlaceVerdict(NamedTuple):
+    """The verdict on one place, without words."""
+
+    place: JudgedPlace
+    outcome: VerdictOutcome
+    value: float | None
+    margin: float
+    unit: str
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the place fails."""
+        return self.outcome == "failed"
+
+
+def place_verdicts(judged: Judged) -> list[PlaceVerdict]:
+    """The measured places."""
+    of_each = zip(
+        judged.places, judged.codes.tolist(), judged.found.values.tolist(), judged.margins.tolist(), strict=True
+    )
+    return [
+        PlaceVerdict(place, OUTCOMES[code], None if math.isnan(value) else value, margin, judged.blank.unit)
+        for place, code, value, margin in of_each
+        if code != ABSENT
+    ]

@@ -1,0 +1,295 @@
+"""The outcome of a run: from its verdicts, their waivers, and what else stands in the way of acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Final
+
+from pytest_ddpscale.judge.coverage import is_between_nodes
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.coverage import PROBES, TRAINING, Coverage
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import (
+    ACCEPTING,
+    CALIBRATE,
+    PARTLY_KNOWN,
+    WRONG_DATA,
+    Blocker,
+    CauseId,
+    RunOutcome,
+    UniformLoss,
+    Verdict,
+)
+from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
+from pytest_ddpscale.thresholds.model import why_never_waived
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import first_few
+
+LARGEST_UNREMARKED = 0.1
+_NOT_ACCEPTED: Final = "run-not-accepted"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What decides the outcome of a run.
+
+    Attributes:
+        verdicts: on all selected requirements.
+        required: number of requirements of the SKU; fewer verdicts make a partial run.
+        interrupted: the session ended before every selected item was judged.
+        coverage: of the machine.
+        spoiled: test items that were skipped, or failed for a reason other than their verdict.
+        not_one_machine: why the studies were not all measured on the same devices; empty if they were.
+        silent: description of each GPU that does not answer and was not measured.
+        lost: why hosts were lost that did not take part again, by host.
+        slow_links: descriptions of nodes and links that certainly communicate slowly.
+        wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.wrong_data`).
+        allows_unmeasured: whether requirements may stay unmeasured.
+        calibrate: command that computes bounds of the site from this run.
+    """
+
+    verdicts: Sequence[Verdict]
+    required: int
+    interrupted: bool = False
+    coverage: Coverage = field(default_factory=Coverage)
+    spoiled: Sequence[Blocker] = ()
+    not_one_machine: str = ""
+    is_simulated: bool = False
+    silent: Sequence[str] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    slow_links: Sequence[str] = ()
+    allows_unmeasured: bool = False
+    wrong_data: Sequence[str] = ()
+    calibrate: str = "ddpscale calibrate RUN_DIR"
+
+
+def conclude(run: RunFacts) -> tuple[RunOutcome, str, CauseId]:
+    """The run's outcome, why, in one sentence, and the kind of cause if it is incomplete whatever its verdicts.
+
+    Returns:
+        ``rejected`` if any requirement of severity ``fail`` failed and is not waived. Else ``incomplete`` if one of
+        severity ``fail`` is undecided, if any was not measured or broke (except node checks of severity ``warn``), or
+        if none passed. Else ``partial`` if requirements were left out.
+        Else ``accepted`` if a passed requirement of severity ``fail`` with a published bound covers all measured
+        devices; otherwise ``incomplete``, because provisional bounds alone cannot accept a cluster. On several nodes
+        it is enough that each node meets such a bound alone, if all nodes together meet a bound on speed and no bound
+        between nodes fails (find the fault, or calibrate it first) or is undecided, whatever its severity.
+        ``accepted_with_waivers`` instead of ``accepted`` if any failure is waived. Good outcomes also need everything
+        else in order, and all parts of the machine tested.
+    """
+    verdicts, judged = run.verdicts, len(run.verdicts)
+    blocking = [v for v in verdicts if v.blocks()]
+    for what, of in (
+        ("failed", ["failed"]),
+        ("not measured", ["error", "not_measured"]),
+        ("undecided", ["inconclusive"]),
+    ):
+        if found := [v.id for v in blocking if v.outcome in of]:
+            why = f"{_of(len(found), judged)} {what}: {first_few(found)}"
+            return "rejected" if what == "failed" else "incomplete", why, _NOT_ACCEPTED
+    if run.interrupted:
+        return "incomplete", f"interrupted after {_of(judged, run.required)}", _NOT_ACCEPTED
+    if not verdicts:
+        return "incomplete", "no requirement was judged", _NOT_ACCEPTED
+    passed, waived = sum(v.passed for v in verdicts), sum(v.is_waived for v in verdicts)
+    count = f"{_of(passed, run.required)} {'met' if waived else 'passed'}"
+    count += f", {waived} waived" if waived else ""
+    count += f", {judged - passed - waived} warned" if judged > passed + waived else ""
+    if not passed:
+        return "incomplete", f"{count}: there is nothing to accept", _NOT_ACCEPTED
+    # If studies ran on different hosts, these are separate machines with nothing to measure between them.
+    coverage = Coverage() if run.not_one_machine else run.coverage
+    if judged < run.required:
+        count += f"; {run.required - judged} not selected"
+    elif not rests_on_published(verdicts, coverage):
+        why = "no published bound covers all devices; calibration takes runs of 3 trusted nodes or more, better 10"
+        return "incomplete", f"not decidable without site bounds: {run.calibrate} ({why})", _NOT_ACCEPTED
+    elif coverage.is_on_several_nodes:  # requirements between nodes have to be measured over all of them, and met
+        between = [v for v in verdicts if v.id in coverage.between_nodes]
+        if missed := [v.id for v in between if v.outcome == "failed"]:
+            do = "Find the fault, or calibrate the bound: put the value of a healthy cluster into the thresholds file"
+            why = f"{count}, but between nodes a bound is missed: {first_few(missed)}. {do}"
+            return "incomplete", why, _NOT_ACCEPTED
+        if undecided := [v.id for v in between if v.outcome == "inconclusive"]:
+            why = f"{count}, but {len(undecided)} undecided between nodes: {first_few(undecided)}"
+            return "incomplete", why, _NOT_ACCEPTED
+        over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
+        kept = [v for v in over_all if METRICS[v.metric].tells_speed]
+        if not kept:
+            why = f"no requirement on speed was met by all {coverage.node_count} nodes together"
+            return "incomplete", f"{count}, but none between nodes: {why}", _NOT_ACCEPTED
+        count += "; between nodes: provisional bounds" if all(v.provisional for v in kept) else ""
+    # What else stands in the way, the worst first.
+    coverage, nodes = run.coverage, run.coverage.node_count
+    if run.wrong_data:
+        return "incomplete", f"{count}, but {run.wrong_data[0]}, on which no requirement is judged", "wrong-data"
+    if run.silent:
+        return "incomplete", f"{run.silent[0]} ({count})", "lost-gpu"
+    if run.not_one_machine:
+        return "incomplete", run.not_one_machine, _NOT_ACCEPTED
+    for host, why in run.lost.items():
+        return "incomplete", f"{host} was lost while measuring: {why.splitlines()[0]} ({count})", "lost-node"
+    if run.spoiled:
+        names = ", ".join(one.name for one in run.spoiled)
+        return "incomplete", f"tests skipped, or failed otherwise: {names}", "test-failed"
+    if absent := coverage.nodes_absent:
+        why = f"{count}, but {len(absent)} of {nodes} nodes not tested: {first_few(absent)}"
+        return "incomplete", why, "not-measured"
+    if run.slow_links:
+        return "incomplete", f"{count}, but communication is slow at {run.slow_links[0]}", "slow-node-link"
+    if run.is_simulated:  # last of these, so that a rehearsal shows what else there is
+        return "incomplete", f"simulated: no machine was measured ({count})", _NOT_ACCEPTED
+    if judged < run.required:
+        return "partial", count, _NOT_ACCEPTED
+    # Parts of the machine that no decided requirement tested.
+    if idle := coverage.idle_gpus:
+        names = first_few([f"{gpu.place.number} on {gpu.place.host}" for gpu in idle])
+        why = f"{count}, but none of them tested {len(idle)} of {len(coverage.gpus)} GPUs: {names}"
+        return "partial", why, _NOT_ACCEPTED
+    idle_nodes = sum(not (one.left_out or {PROBES, TRAINING} & {*one.tested_by}) for one in coverage.nodes)
+    if coverage.is_on_several_nodes and idle_nodes:
+        return "partial", f"{count}, but none of them tested {idle_nodes} of {nodes} nodes", _NOT_ACCEPTED
+    missing = coverage.paths_planned - len(coverage.paths)
+    why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
+    if missing > 0:
+        pairs = f"{missing} of {coverage.paths_planned} pairs of nodes"
+        return "incomplete", f"{count}, but {pairs} not measured with each other{why}", _NOT_ACCEPTED
+    if why:  # slow pairs were not measured again
+        return "incomplete", f"{count}, but the search for a slow node or link did not end{why}", _NOT_ACCEPTED
+    return "accepted_with_waivers" if waived else "accepted", count, _NOT_ACCEPTED
+
+
+def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage) -> bool:
+    """Whether all devices meet a published bound that can reject: together, or on each node alone.
+
+    A bound at a smaller world size does not cover the other devices, and requirements on equal speed or equal results
+    say nothing about how fast GPUs are.
+    """
+    largest, several = max((v.world_size for v in verdicts), default=0), coverage.is_on_several_nodes
+    on_each = min(largest, coverage.ranks_per_node) if several else largest
+    return any(
+        v.passed and v.severity == "fail" and not v.provisional and METRICS[v.metric].carries_acceptance
+        for v in verdicts
+        if (v.world_size == on_each and not (several and v.id in coverage.between_nodes))
+        or (several and v.world_size == coverage.ranks)
+    )
+
+
+def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
+    """Reasons other than requirements why a machine is not accepted: `Judgement.other_blockers`.
+
+    A reason on the run as a whole is returned only if there is no other. With `RunFacts.allows_unmeasured`,
+    requirements that were not measured count as not required.
+    """
+    if run.spoiled or any(v.blocks(allows_unmeasured=run.allows_unmeasured) for v in run.verdicts):
+        return tuple(run.spoiled)
+    if run.allows_unmeasured:
+        measured = [v for v in run.verdicts if v.outcome != "not_measured"]
+        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+    outcome, reason, cause = conclude(run)
+    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", reason, cause),)
+
+
+def _of(some: int, all_: int) -> str:
+    return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
+
+
+def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:
+    """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why not.
+
+    `day` is the day of judgement, in UTC.
+    """
+    waiver = case.requirement.waiver
+    if waiver is None or why_never_waived(case.requirement):
+        return verdict
+    notes = (
+        (verdict.passed, f"{waiver}: not needed"),
+        (verdict.outcome != "failed", f"{waiver}: not applied, because only a failure can be waived"),
+        (not waiver.holds_on(day), f"waiver by {waiver.who} ended {waiver.until}"),
+        (WRONG_DATA in verdict.flags, f"{waiver}: not applied, because wrong data cannot be waived"),
+        (
+            PARTLY_KNOWN in verdict.flags,
+            f"{waiver}: not applied, because other places were not measured or are undecided",
+        ),
+        (is_between_nodes(case, evidence), f"{waiver}: not applied, because a result between nodes cannot be waived"),
+    )
+    note = next((text for holds, text in notes if holds), "")
+    return replace(verdict, notes=(*verdict.notes, note)) if note else replace(verdict, waiver=waiver)
+
+
+def uniform_loss(
+    verdicts: Iterable[Verdict], confidence: float, judge_at: Callable[[str, float], Verdict]
+) -> UniformLoss | None:
+    """The largest loss common to all GPUs that cannot be excluded.
+
+    Comparing ranks with each other, or many GPUs with one, cannot show a loss common to all. Only a reference
+    throughput can, published or the site's own, within the margin of its bound. The undetected loss is limited by the
+    distance from that value to the lower limit of the measured interval.
+
+    A common loss shows in each workload, so the workload with the smallest distance limits it. The smallest of several
+    distances holds with the requested confidence if each is taken at 1 - (1 - confidence) / workloads (Bonferroni).
+    This assumes that healthy GPUs reach each reference equally: newer software that speeds up one workload would
+    hide the loss in the others. So the largest distance is reported too. One requirement of each workload is used,
+    independent of the measurements: the throughput of the most GPUs, else the ratio to an earlier generation, which is
+    the same throughput divided by a constant.
+
+    None if no requirement that would show the loss passed, or if any shows such a loss. `judge_at` judges the
+    requirement with an id again, at another confidence.
+    """
+    shown = [one for one in verdicts if one.shows_uniform_loss]
+    if any(one.is_uniform_loss for one in shown):
+        return None
+    shown.sort(key=lambda one: (one.metric == THROUGHPUT_PER_GPU.name, one.world_size))
+    chosen = {one.workload: one for one in shown}
+    together = 1 - (1 - confidence) / max(len(chosen), 1)
+    again = [judge_at(one.id, together) for one in chosen.values() if one.passed]
+    # Distance from the reference down to the lower limit, relative to the reference.
+    losses = {one.id: max(0.0, 1 - one.interval[0] / one.published) for one in again if one.interval and one.published}
+    if not losses:
+        return None
+    name = min(losses, key=losses.__getitem__)
+    return UniformLoss(losses[name], max(losses.values()), confidence, name, len(losses))
+
+
+def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], selected: Iterable[AnyCase]) -> str:
+    """The remark on a loss of training speed that all devices share and no bound rejects, without a full stop.
+
+    Peers see no common loss. A bound on training speed does, from the smallest fault of its row on
+    (`Requirement.smallest_fault`), if it rejects. Whether it lies close to what a sound GPU reaches is known from the
+    thresholds file alone, whatever was measured.
+
+    Args:
+        device_type: of the SKU; the bounds of a CPU, which no site opens for training, need no remark.
+        required: all requirements of the SKU on these nodes.
+        selected: those that the run judges.
+
+    Returns:
+        Empty if a published bound that rejects, packaged or the site's own, sees a common loss of `LARGEST_UNREMARKED`
+        of the speed, and for a run that judges no training, or only that ranks are alike, as a nightly check does.
+    """
+    asked = [case.requirement.definition for case in training_cases(selected)]
+    if device_type == "cpu" or all(
+        one.compares_results or one.reads_own_pace or one.measured == "infer" for one in asked
+    ):
+        return ""
+    speeds = [
+        case.requirement
+        for case in training_cases(required)
+        if case.requirement.definition in (THROUGHPUT_PER_GPU, GENERATION_RATIO)
+        and case.requirement.severity == "fail"
+        and not case.missing
+    ]
+    faults = [(one.smallest_fault, one) for one in speeds if one.smallest_fault is not None]
+    if any(round(fault, 6) <= LARGEST_UNREMARKED for fault, one in faults if not one.provisional):
+        return ""
+    unseen = "how large a loss of all devices alike has to be to be seen in training is not known"
+    if faults:
+        unseen = (
+            f"a loss of all devices alike up to {percent(min(fault for fault, _ in faults))} is not seen in training"
+        )
+    elif not speeds:
+        unseen = "a loss of all devices alike is not rejected in training, whatever its size"
+    return f"no bound close to a published training speed of this GPU: {unseen}; {CALIBRATE}"
