@@ -81,12 +81,16 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     if not told["fault"]:
         reason = f"{'' if planned == 1 else 'all '}{nodes} as expected"
         return replace(known, outcome="passed", reason=reason, notes=tuple(notes))
-    culprits, doubts = _accused(found, planned)
+    accused, doubts = _accused(found, planned)
+    culprits = (
+        Culprit("gpu" if one.gpu else "node", (one.gpu or Place(host),), one.text, is_certain=is_certain)
+        for host, one, is_certain in accused
+    )
     notes += [f"also missing data: {_listed(untold)}"] if untold else []
     return replace(
         known,
         outcome="failed",
-        reason=f"{len({one.host for one in culprits})} of {nodes} not as expected: {_listed(told['fault'])}",
+        reason=f"{len({host for host, *_ in accused})} of {nodes} not as expected: {_listed(told['fault'])}",
         notes=(*notes, *(f"{text} This names no node for certain" for text in doubts)),
         culprits=tuple(culprits),
         flags=(PARTLY_KNOWN,) if untold else (),
@@ -96,6 +100,8 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
 def _found(name: str, case: NodeCase, evidence: Evidence) -> _Found:
     """What a check finds, host by host."""
     expected, reads = expected_by(evidence.plan, case.expected), NODE_CHECKS[name].reads
+    if expected.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
+        return []
     if reads == "transport":
         return sorted(find_transports(evidence, expected), key=itemgetter(0))
 
@@ -252,36 +258,31 @@ def _new_errors(evidence: Evidence, known: Collection[object]) -> OnHosts:
             yield from ((place.host, fault(f"{text} after ranks failed", place, "nobody")) for text in texts[:1])
 
 
-def _accused(found: _Found, planned: int) -> tuple[list[Culprit], list[str]]:
-    """Who has faults, and doubts that arise if most nodes or most GPUs fail: the expectation, or something that they
-    share, may be at fault.
+def _accused(found: _Found, planned: int) -> tuple[list[tuple[str, Finding, bool]], list[str]]:
+    """Faults with their hosts and whether they are certain, and doubts that arise if most nodes or most GPUs fail: the
+    expectation, or something that they share, may be at fault.
 
     A node where only some GPUs fail has the others to compare with. With one node there is nothing to compare with, so
     a mismatch is the node's fault.
     """
-    faults = [(host, one) for host, one in found if one.kind == "fault"]
-    whose = ["gpus" if one.gpu and one.blame == "peers" else one.blame for _, one in faults]
-    hosts = defaultdict[str, set[str]](set)
-    for (host, _), by in zip(faults, whose, strict=True):
-        hosts["peers" if by == "unclear" else by].add(host)
-    gpus = len({one.gpu.identity for (_, one), by in zip(faults, whose, strict=True) if one.gpu and by == "gpus"})
-    braked, alike, wholly = (len(hosts[by]) for by in ("outside", "peers", "gpus"))
-    doubts: dict[str, str] = {}
-    if 2 * braked > planned:
-        doubts["outside"] = f"{braked} of {planned} nodes are throttled by a power brake: is it the facility?"
+    faults = [
+        (host, one, "gpus" if one.gpu and one.blame == "peers" else one.blame)
+        for host, one in found
+        if one.kind == "fault"
+    ]
+    held, alike, wholly = (
+        len({host for host, _, whose in faults if whose in among})
+        for among in (("outside",), ("peers", "unclear"), ("gpus",))
+    )
+    gpus, doubts = len({one.gpu for _, one, whose in faults if whose == "gpus"}), dict[str, str]()
+    if 2 * held > planned:
+        doubts["outside"] = f"{held} of {planned} nodes are throttled by a power brake: is it the facility?"
     if planned > 1 and 2 * alike > planned:
         doubts["peers"] = f"{alike} of {planned} nodes fail: is the expectation right?"
     if 2 * wholly > planned and 2 * gpus > sum(one.gpus for _, one in found):
         doubts["gpus"] = f"{gpus} GPUs of most nodes fail: is the expectation right?"
-    return [
-        Culprit(
-            "gpu" if one.gpu else "node",
-            (one.gpu or Place(host),),
-            one.text,
-            is_certain=by not in ("unclear", *doubts),
-        )
-        for (host, one), by in zip(faults, whose, strict=True)
-    ], list(doubts.values())
+    unsure = {"unclear", *doubts}
+    return [(host, one, whose not in unsure) for host, one, whose in faults], list(doubts.values())
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -310,17 +311,14 @@ def unfit_nodes(
     surveyed = [case for case in rejecting if NODE_CHECKS[case.requirement.check].reads == "survey"]
     asked = [case for case in surveyed if not (waiver := case.requirement.waiver) or not waiver.holds_on(day)]
     for case in asked:
-        name = case.requirement.check
-        found = _found(name, case, evidence)
-        faults = [one for _, one in found if one.kind == "fault"]
-        culprits, _ = _accused(found, max(plan.nodes, len({host for host, _ in found})))
-        for culprit, one in zip(culprits, faults, strict=True):
-            rank = culprit.place.local_rank
+        found = _found(case.requirement.check, case, evidence)
+        faults, _ = _accused(found, max(plan.nodes, len({host for host, _ in found})))
+        for host, one, is_certain in faults:
             # The plan may use only the first GPUs of a node.
-            prevents = one.prevents_ranks and (rank is None or rank < plan.layout.ranks_per_node)
-            if prevents or (culprit.is_certain and not hopeless):
-                gpu = f"{culprit.place.number}: " if one.gpu else ""
-                reasons[culprit.host][f"{name}: {gpu}{one.text}"] = None
+            is_used = one.gpu is None or (one.gpu.local_rank or 0) < plan.layout.ranks_per_node
+            if (one.prevents_ranks and is_used) or (is_certain and not hopeless):
+                gpu = f"{one.gpu.number}: " if one.gpu else ""
+                reasons[host][f"{case.requirement.check}: {gpu}{one.text}"] = None
     for survey in surveys.values() if asked and not hopeless else ():
         if survey.problem:
             reasons[survey.host][f"survey failed: {survey.problem}"] = None
