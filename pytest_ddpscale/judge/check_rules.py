@@ -78,7 +78,9 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> OfChecks:
             yield check, host, unknown(f"survey failed: {survey.problem}") if survey.problem else looked
         found = () if survey.problem else _on_node(expected, survey, places)
         yield from ((check, host, one) for check, one in found)
-    yield from _compared(evidence, _COMPARED if expected.device_type == "cpu" else _COMPARED_WITH_GPUS)
+    is_cpu = expected.device_type == "cpu"
+    yield from _compared(evidence, _COMPARED if is_cpu else _COMPARED_WITH_GPUS)
+    yield from () if is_cpu else (("gpus", host, one) for host, one in _lost(evidence))
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, Place]]:
@@ -326,7 +328,7 @@ def _odd_ones(text: str, found: Mapping[str, str]) -> OnHosts:
             yield host, fault(f"{text.format(one)}; {have}", blame="peers" if is_certain else "unclear")
 
 
-def find_lost(evidence: Evidence) -> OnHosts:
+def _lost(evidence: Evidence) -> OnHosts:
     """Each GPU lost since launch, once even if found several times: by the sampler under load, after ranks failed, in
     rounds of its peers in which it was not measured, and by errors that ended its ranks."""
     found, lost = list[tuple[Place, str]](), dict[object, tuple[Place, str]]()
@@ -381,7 +383,7 @@ def _why_silent(after: Survey) -> str:
     return after.problem or after.driver_problem or gone
 
 
-def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
+def find_transports(evidence: Evidence, expected: NodeExpectation) -> OfChecks:
     """Ranks use the fastest available links.
 
     Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
@@ -392,6 +394,7 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
     # A network connection to an unknown peer counts as one to another node.
     unclear = {one.rank: {name for name in one.channels_somewhere if name.startswith(_NETWORKS)} for one in everyone}
     between = {one.rank: {*one.channels_between_nodes, *unclear[one.rank]} for one in everyone}
+    is_crossed = any(between.values())
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
     uses_rdma = any(name.startswith(_RDMA) for one in everyone for name in one.channels)
     layers = ("InfiniBand", "Ethernet") if uses_rdma else ("InfiniBand",)
@@ -402,9 +405,9 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
     for place, one in evidence.transports.items():
         of_hosts.setdefault(place.host, {})[place] = one
     for host, ranks in of_hosts.items():
-        yield host, Finding("looked", gpus=len(ranks))
+        yield "transport", host, Finding("looked", gpus=len(ranks))
         if len(ranks) < asked:
-            yield host, unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
+            yield "transport", host, unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
         for place, one in ranks.items():
             within = {*one.channels_within_node, *(unclear[one.rank] if is_one_node else ())}
             detours = ", ".join(sorted(name for name in within if name.startswith(_DETOURS)))
@@ -412,39 +415,43 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
                 pass  # without another rank NCCL may not even have begun its log
             elif one.problem or one.unreadable:
                 why = one.problem or f"unknown line in NCCL's log: {one.unreadable[0]}"
-                yield host, unknown(why, place)
+                yield "transport", host, unknown(why, place)
             elif not one.channels and not one.nvls:
-                yield host, unknown("NCCL did not connect it to any other rank", place)
+                yield "transport", host, unknown("NCCL did not connect it to any other rank", place)
             elif expected.nvlinks and detours:
-                yield host, fault(f"reaches GPUs of its own node through {detours}; expected NVLink or P2P", place)
+                yield (
+                    "transport",
+                    host,
+                    fault(f"reaches GPUs of its own node through {detours}; expected NVLink or P2P", place),
+                )
         if is_one_node:
             continue
-        if not any(between.values()):
-            yield host, unknown("no rank communicated with another node")
+        if not is_crossed:
+            yield "transport", host, unknown("no rank communicated with another node")
             continue
         used, survey = sorted({name for one in ranks.values() for name in between[one.rank]}), surveyed.get(host)
         if by_host := [name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name]:
-            yield host, note(f"{', '.join(by_host)} goes through host memory: no GPUDirect RDMA")
+            yield "transport", host, note(f"{', '.join(by_host)} goes through host memory: no GPUDirect RDMA")
         uses_tcp = any(name.startswith("NET/Socket") for name in used)
         if survey is None:
             if uses_tcp:
-                yield host, unknown("it uses TCP to other nodes, and its ports were not surveyed")
+                yield "transport", host, unknown("it uses TCP to other nodes, and its ports were not surveyed")
             continue  # other checks report the missing survey
         states = ", ".join(f"{port.device}:{port.port} is {port.state}" for port in survey.infiniband) or "it has none"
         if uses_tcp and fast[host]:
             are = "is" if len(fast[host]) == 1 else "are"
-            yield host, fault(f"uses TCP to other nodes although {', '.join(fast[host])} {are} active")
+            yield "transport", host, fault(f"uses TCP to other nodes although {', '.join(fast[host])} {are} active")
         elif uses_tcp and any(fast.values()):
             text = "uses TCP although other nodes have active InfiniBand or RoCE ports"
-            yield host, fault(f"{text}; here: {states}")
+            yield "transport", host, fault(f"{text}; here: {states}")
         elif uses_tcp and (ethernet := _active_ports(survey, "Ethernet")):
-            yield host, note(f"uses TCP to other nodes; could {', '.join(ethernet)} do RoCE?")
+            yield "transport", host, note(f"uses TCP to other nodes; could {', '.join(ethernet)} do RoCE?")
         # NCCL silently uses fewer ports than most others have.
         more = {ports: nodes for ports, nodes in counts.items() if ports > active[host]}
         if more and 2 * sum(more.values()) > others:
             have = f"{sum(more.values())} of {others} other nodes have {min(more)}{' or more' if len(more) > 1 else ''}"
             text = f"{active[host]} InfiniBand ports are active; {have}; here: {states}"
-            yield host, fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
+            yield "transport", host, fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
 
 
 def _active_ports(survey: Survey, *link_layers: str) -> list[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import product
@@ -18,9 +18,7 @@ from pytest_ddpscale.judge.check_rules import (
     NOTHING_EXPECTED,
     Finding,
     OfChecks,
-    OnHosts,
     fault,
-    find_lost,
     find_surveyed,
     find_transports,
     gpus_afterwards,
@@ -99,34 +97,38 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
 
 def _found(name: str, case: NodeCase, evidence: Evidence) -> _Found:
     """What a check finds, host by host."""
-    expected, reads = expected_by(evidence.plan, case.expected), NODE_CHECKS[name].reads
-    if expected.device_type == "cpu" and not NODE_CHECKS[name].on_cpu:
+    check, expected = NODE_CHECKS[name], expected_by(evidence.plan, case.expected)
+    if expected.device_type == "cpu" and not check.on_cpu:
         return []
-    if reads == "transport":
-        return sorted(find_transports(evidence, expected), key=itemgetter(0))
-
-    def find() -> dict[str, _Found]:
-        by_check = defaultdict[str, _Found](list)
-        for check, host, one in (find_surveyed if reads == "survey" else _under_load)(evidence, expected):
-            by_check[check].append((host, one))
-        if expected.device_type != "cpu":
-            by_check["gpus"] += find_lost(evidence)
-            accused = {one.gpu.identity for _, one in by_check["ecc_under_load"] if one.gpu and one.kind == "fault"}
-            by_check["ecc_under_load"] += _new_errors(evidence, accused)
-        return by_check
-
-    return sorted(evidence.once((reads, expected), find)[name], key=itemgetter(0))
+    find = {"survey": find_surveyed, "transport": find_transports, "telemetry": _under_load}[check.reads]
+    said = evidence.once((check.reads, expected), lambda: list(find(evidence, expected)))
+    return sorted(((host, one) for of, host, one in said if of == name), key=itemgetter(0))
 
 
 def _under_load(evidence: Evidence, expected: NodeExpectation) -> OfChecks:
-    """GPUs by all their windows; too few windows, or none, of a planned rank's GPU count as missing data."""
+    """GPUs by all their windows, and new errors after ranks have failed, which they may have caused.
+
+    Too few windows, or none, of a planned rank's GPU count as missing data; an unchanged counter does not make up.
+    """
     told, places = evidence.telemetry, dict[object, Place]()
     for place in told.places:
         places.setdefault(place.identity, place)
     numbers, gpus = {gpu: number for number, gpu in enumerate(places)}, list(places.values())
     gpu = np.array([numbers[place.identity] for place in told.places], np.int64)[told.place]
-    for check, number, one in sorted(_in_windows(told, gpu, expected), key=lambda found: found[1]):
+    at_fault = set[object]()
+    for check, number, one in sorted(_in_windows(told, gpu, expected), key=itemgetter(1)):
         yield check, gpus[number].host, one._replace(gpu=gpus[number])
+        if check == "ecc_under_load" and one.kind == "fault":
+            at_fault.add(gpus[number].identity)
+    for place, before, after in gpus_afterwards(evidence):
+        if after is not None and place.identity not in at_fault:
+            was, now, new = before.ecc_uncorrected, after.ecc_uncorrected, repairs(after)
+            texts = [text for text, is_so in repairs(before).items() if is_so is False and new[text]]
+            if was is not None and now is not None and now > was:
+                texts.insert(0, f"{now - was} new uncorrectable memory errors")
+            for text in texts[:1]:
+                yield "ecc_under_load", place.host, fault(f"{text} after ranks failed", place, "nobody")
+                at_fault.add(place.identity)
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
     arms = [arm for arm in evidence.columns.arms.values() if arm.study != PAIRS]
     worked, asked = {gpu for arm in arms for gpu in arm.ranks.gpus}, expected.gpus_per_node or 1
@@ -242,20 +244,6 @@ def _in_most_windows(
     is_hardly_polled = ~found.any(axis=1) & (seconds >= RAREST_POLLS_S * np.maximum(polls, 1))
     for number in np.flatnonzero(is_hardly_polled).tolist():
         yield number, unknown(f"only {polls[number]:.0f} polls in {seconds[number]:.0f} s under load")
-
-
-def _new_errors(evidence: Evidence, known: Collection[object]) -> OnHosts:
-    """New uncorrectable errors after ranks have failed, which they may have caused, of GPUs that are not known.
-
-    An unchanged counter does not make up for missing telemetry.
-    """
-    for place, before, after in gpus_afterwards(evidence):
-        if after is not None and place.identity not in known:
-            was, now, new = before.ecc_uncorrected, after.ecc_uncorrected, repairs(after)
-            texts = [text for text, is_so in repairs(before).items() if is_so is False and new[text]]
-            if was is not None and now is not None and now > was:
-                texts.insert(0, f"{now - was} new uncorrectable memory errors")
-            yield from ((place.host, fault(f"{text} after ranks failed", place, "nobody")) for text in texts[:1])
 
 
 def _accused(found: _Found, planned: int) -> tuple[list[tuple[str, Finding, bool]], list[str]]:
