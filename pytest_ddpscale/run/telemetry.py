@@ -99,7 +99,7 @@ class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", t
     ranks: Ranks
 
     def __post_init__(self) -> None:
-        refuse_other_lengths(self, len(self.ranks), *READINGS)
+        refuse_other_lengths(((name, getattr(self, name)) for name in READINGS), len(self.ranks))
         if not np.less(self.started_unix_s, self.ended_unix_s).all():
             raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
 
