@@ -12,7 +12,7 @@ from itertools import chain, compress
 
 import numpy as np
 
-from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
+from pytest_ddpscale.judge.links import node_pairs, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.run.column_record import IntArray
@@ -132,8 +132,10 @@ def coverage_of(
     }
     hosts = {host: number for number, host in enumerate(sorted({*seen.hosts, *evidence.surveys, *left_out}))}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for (one, other), gbps in node_pair_results(rails_of(evidence)):
-        reached[hosts[one], hosts[other]].append(gbps)
+    rails = rails_of(evidence)
+    pairs, gbps, _ = node_pairs(rails)
+    for (one, other), value in zip(rails.hosts[pairs[:, 1:]].tolist(), gbps.tolist(), strict=True):
+        reached[hosts[one], hosts[other]].append(value)
     paired, nodes = {number for ends in reached for number in ends}, list[NodeCoverage]()
     for host, node in hosts.items():
         row, survey = seen.hosts.get(host, -1), evidence.surveys.get(host)

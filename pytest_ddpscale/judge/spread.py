@@ -26,9 +26,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION, Asked
+from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
-from pytest_ddpscale.judge.judged import against_bound
+from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import Arms, Read
 from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own_pace_s, until
 from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
@@ -124,8 +124,9 @@ class SpreadJudge:
         own: values against the slowest GPU, at the same places.
     """
 
-    def __init__(self, asked: Asked, study: Study, own: Values[str]) -> None:
+    def __init__(self, asked: Judged, study: Study, own: Values[str]) -> None:
         self._asked, self._study, self._own = asked, study, own
+        self._judged: dict[float, Judged] = {}
         self._row = {place: row for row, place in enumerate(own.places)}
 
     def judged(self, verdict: Verdict, blank: Verdict, place: str, confidence: float) -> Verdict:
@@ -141,7 +142,10 @@ class SpreadJudge:
         own = self._own.of(row)
         if not len(own):
             return verdict
-        found = against_bound(blank, case.requirement, self._own.estimated(confidence, self._asked.limit).only(row))
+        if confidence not in self._judged:
+            at_confidence = replace(blank, confidence=confidence)
+            self._judged[confidence] = Judged(at_confidence, case, self._asked.evidence, self._own, self._asked.limit)
+        found = self._judged[confidence].verdict_on(row)
         if found.value is None:
             return verdict
         spread = self._of_place(place)
