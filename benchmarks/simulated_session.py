@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.judge.outcome import RunFacts, conclude
-from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study

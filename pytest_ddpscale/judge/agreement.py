@@ -1,207 +1,160 @@
-"""Whether all ranks computed the same results, bit for bit; if not, every passed verdict of their study is void.
+"""Whether most are alike: ranks that computed the same results, bit for bit, and places that fail.
 
 DDP keeps replicas identical by construction: all start from the same parameters and apply the same averaged
 gradients (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv
 2006.15704). A rank whose parameters differ received other gradients or computed the update differently. A rank
 whose own result of a seeded step differs computes differently from the others, which DDP's averaging would hide.
+If any differ, every passed verdict of their study is void.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, groups
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.columns import NO_MEASUREMENTS
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
+from pytest_ddpscale.util.listing import first_few
+
+
+def unless_most_fail(
+    verdict: Verdict, culprits: Sequence[Culprit], codes: IntArray, planned: int, noun: str
+) -> Verdict:
+    """Name culprits of failed places; if most fail alike, nobody is certain: a wrong bound must not drain a cluster.
+
+    Neither are they where most are undecided: all may be slow alike, of which the first to fail is no worse than the
+    others.
+
+    Args:
+        verdict: on all places; if most of them fail, those that it names already are not certain either.
+        culprits: that are named for these failures.
+        codes: `PASSED` …, (places,).
+        planned: number of places.
+        noun: for them.
+    """
+    failed = int((codes == FAILED).sum())
+    are_few, doubted = 2 * failed <= planned, [replace(one, is_certain=False) for one in culprits]
+    if are_few or planned == 1:
+        are_sure = are_few and 2 * (codes == PASSED).sum() >= len(codes)
+        return replace(verdict, culprits=(*verdict.culprits, *(culprits if are_sure else doubted)))
+    note = f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
+    before = (replace(one, is_certain=False) for one in verdict.culprits)
+    return replace(verdict, notes=(*verdict.notes, note), culprits=(*before, *doubted))
 
 
 def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
     """The verdict, which cannot pass if results of ranks differ: then speed is worth nothing.
 
     One disagreement is enough, because it is not random: DDP keeps replicas equal bit for bit. Verdicts that failed
-    anyway are flagged, because speed is not their only problem.
+    anyway are flagged, because speed is not their only problem. Agreement is undecided if most ranks could not repeat
+    the seeded step, unless another study compared them: DDP averages what a rank computes wrong, so equal parameters
+    alone do not show that each rank computes right.
     """
     odd = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
+    compares, steps = METRICS[verdict.metric].compares_results, evidence.seeded_steps.get(study.id, {})
     if not odd:
-        return _without_own_results(verdict, study, evidence)
-    first = [f"rank {rank} on {culprit.host}" for rank, culprit in list(odd.items())[:3]]
-    reason = f"{', '.join(first)}{' and others' if len(odd) > 3 else ''}: results differ from those of other ranks"
-    culprits, flags = tuple(odd.values()), (*verdict.flags, WRONG_DATA)
-    if METRICS[verdict.metric].compares_results:
-        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, flags=flags)
-    if verdict.outcome == "failed":
-        return replace(verdict, flags=flags)
+        if verdict.outcome != "passed" or not compares or not steps or evidence.is_repeatable(study.id):
+            return verdict
+        unrepeated = f"{sum(not step.repeats for step in steps.values())} of {len(steps)} ranks"
+        reason = f"{unrepeated} got another result when they repeated the seeded step of {study.id}"
+        if {(place.host, place.uuid) for place in steps} <= evidence.compared_alone:
+            reason += ": the model has no deterministic kernels; what each rank computes was compared in other studies"
+            return replace(verdict, notes=(*verdict.notes, reason))
+        reason += ", and no other study compared what each rank computes by itself"
+        return replace(verdict, outcome="inconclusive", reason=reason)
+    names = first_few([f"rank {rank} on {culprit.host}" for rank, culprit in odd.items()])
+    reason, culprits = f"{names}: results differ from those of other ranks", (*odd.values(),)
+    if compares or verdict.outcome == "failed":
+        verdict = replace(verdict, flags=(*verdict.flags, WRONG_DATA))
+    if compares:
+        return replace(verdict, outcome="failed", reason=reason, culprits=culprits)
     if verdict.outcome != "passed":
         return verdict
     reason = f"{reason} (see {REPLICA_AGREEMENT.name}); speed does not count"
     return replace(verdict, outcome="error", reason=reason, culprits=culprits)
 
 
-def _without_own_results(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
-    """Agreement, which is undecided if most ranks could not repeat the seeded step, unless another study compared them.
-
-    DDP averages what a rank computes wrong, so equal parameters alone do not show that each rank computes right.
-    """
-    steps = evidence.seeded_steps.get(study.id, {})
-    if verdict.outcome != "passed" or not METRICS[verdict.metric].compares_results or not steps:
-        return verdict
-    if evidence.is_repeatable(study.id):
-        return verdict
-    unrepeated = sum(not step.repeats for step in steps.values())
-    reason = f"{unrepeated} of {len(steps)} ranks got another result when they repeated the seeded step of {study.id}"
-    alone = {(place.host, place.uuid) for place in steps}
-    if alone <= evidence.compared_alone:
-        note = (
-            f"{reason}: the model has no deterministic kernels; what each rank computes was compared in other studies"
-        )
-        return replace(verdict, notes=(*verdict.notes, note))
-    reason += ", and no other study compared what each rank computes by itself"
-    return replace(verdict, outcome="inconclusive", reason=reason)
-
-
 def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
 
-    Larger groups decide first: of two ranks that differ, a larger group may tell which is wrong.
+    Ranks that differ from more than half of those that they trained with are certain. If no result is shared by more
+    than half, for example with two ranks that differ, all of them are returned and none is certain. Larger groups
+    decide first, all ranks of the seeded step before any: of two that differ, a larger group may tell which is wrong.
+    Groups that lack a rank or a result are skipped; each rank computed the seeded step alone.
     """
-    seeded = evidence.seeded_checksums(study.id)
-    are_odd, is_open = _unlike_most(_numbered([*seeded.values()])) if seeded else ((), True)
-    odd = set() if is_open else {rank for rank, is_odd in zip(seeded, are_odd, strict=True) if is_odd}
-    by_themselves = {
-        step.rank: _culprit(place, len(seeded), seeded_step_differs=True)
-        for place, step in evidence.seeded_steps.get(study.id, {}).items()
-        if step.rank in odd
-    }
-    # With several nodes, all ranks together are the largest group.
-    found = dict(by_themselves) if evidence.plan.nodes > 1 else {}
-    together = [arm for arm in study.arms if arm.kind == "ddp" and arm.world_size > 1]
-    for arm in sorted(together, key=lambda arm: -arm.world_size):
-        for rounds in _groups_that_differ(study, arm, evidence):
-            of_group = disagreeing_ranks(rounds, seeded)
-            told_apart = any(rank in found and found[rank].is_certain for rank in of_group)
-            sure = {rank: one for rank, one in of_group.items() if one.is_certain or not told_apart}
-            found = sure | found
-    found = by_themselves | found
-    return {rank: found[rank] for rank in sorted(found)}
-
-
-def _groups_that_differ(study: Study, arm: Arm, evidence: Evidence) -> Iterable[ArmRounds]:
-    """Groups of ranks that trained together, as far as their results may differ."""
-    seeded, found = evidence.seeded_checksums(study.id), dict[str, ArmRounds]()
-    for alike in groups(evidence.columns, study.id, [arm], evidence.plan.layout):
-        rows = alike.arms[0]
-        for place in np.unique(rows.measured.node[rows_that_differ(rows, seeded)]).tolist():
-            found[alike.places[place]] = alike.at(place)[0]
-    return [found[place] for place in sorted(found)]
-
-
-def disagreeing_ranks(measured_ddp: ArmRounds, seeded: Mapping[int, str]) -> dict[int, Culprit]:
-    """Ranks that differ from more than half of the ranks, in parameters or in the seeded step, in rank order.
-
-    If no result is shared by more than half, for example with two ranks that differ, all ranks are returned and none is
-    certain. Rounds that lack a checksum of parameters are skipped. Seeded steps, which each rank computed alone, are
-    compared only if all ranks have one.
-    """
-    if not len(measured_ddp):
-        return {}
-    ranks, parameters, present = measured_ddp.ranks, measured_ddp.measured.digest, measured_ddp.present
-    latest, own = present[-1], _seeded_of(measured_ddp, seeded)
-    if measured_ddp.is_whole and (own == own[0]).all() and (parameters == parameters[:, :1]).all():
-        return {}  # the fast path of healthy clusters
-    odd_seeded, is_open = np.zeros(len(ranks), np.bool_), np.zeros(len(ranks), np.bool_)
-    if own[latest].all():
-        odd_seeded[latest], seeded_is_open = _unlike_most(own[latest])
-        is_open |= odd_seeded & seeded_is_open
-    rounds = np.flatnonzero(~(present & (parameters == 0)).any(axis=1))
-    different = np.zeros(len(ranks), np.int64)
-    for row in rounds:
-        odd = np.zeros(len(ranks), np.bool_)
-        odd[present[row]], row_is_open = _unlike_most(parameters[row, present[row]])
-        different += odd
-        is_open |= odd & row_is_open
-    # Ranks of the latest round; of any round if all have equally many ranks, because groups may take turns.
-    sizes = present.sum(axis=1)
-    still_there = present.any(axis=0) if (sizes == sizes[0]).all() else latest
-    found = {}
-    for i in np.flatnonzero(still_there & ((different > 0) | odd_seeded)).tolist():
-        rank, place = ranks.who(i)
-        found[rank] = _culprit(
-            place, int(latest.sum()), int(different[i]), len(rounds),
-            seeded_step_differs=bool(odd_seeded[i]), is_open=bool(is_open[i]),
-        )  # fmt: skip
+    places = {step.rank: place for place, step in evidence.seeded_steps.get(study.id, {}).items()}
+    of_arms = [
+        (arm, evidence.columns.arms.get((study.id, arm.name), NO_MEASUREMENTS))
+        for arm in study.arms
+        if arm.kind == "ddp" and arm.world_size > 1
+    ]
+    for _, measured in of_arms:
+        places |= dict(zip(measured.ranks.numbers.tolist(), measured.ranks.rank_places, strict=True))
+    size = 1 + max(places, default=-1)
+    own, unlike = _numbered(evidence.seeded_checksums(study.id), range(size)), np.zeros((2, size), np.int64)
+    is_odd, is_open = _unlike_most(own[own > 0])
+    unlike[1, own > 0], doubted = is_odd & (not is_open), np.zeros(size, np.bool_)
+    for arm, measured in sorted(of_arms, key=lambda one: -one[0].world_size):
+        named = np.asarray(unlike.any(axis=0))
+        for row in np.flatnonzero(measured.is_of_work(arm.batch_size)).tolist():
+            present = measured.present[row]
+            ranks, groups = measured.ranks.numbers[present], measured.groups[row, present]
+            results = np.stack([measured.digest[row, present], own[ranks]])
+            _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+            for number in np.unique(group[(results != results[:, first[group]]).any(axis=0)]).tolist():
+                at = ranks[group == number]
+                is_told = (named & ~doubted)[at].any()
+                for kind, result in enumerate(results[:, group == number]):
+                    is_odd, is_open = _unlike_most(result)
+                    if result.all() and len(at) == arm.world_size and not (is_open and is_told):
+                        unlike[kind, at[is_odd]] += 1
+                        doubted[at[is_odd]] |= is_open & ~named[at[is_odd]]
+    found = dict[int, Culprit]()
+    for rank in np.flatnonzero(unlike.any(axis=0)).tolist():
+        blocks, seeded = unlike[:, rank].tolist()
+        whom = "between the ranks" if doubted[rank] else "from most of the ranks"
+        what = [f"parameters differ {whom} that train together in {blocks} block{'s' * (blocks > 1)}"] if blocks else []
+        what += [f"gradients of one seeded step, each computed alone, differ {whom}"] if seeded else []
+        what += ["no result is shared by more than half, so it is unknown which is right"] if doubted[rank] else []
+        is_certain = not doubted[rank]
+        found[rank] = Culprit("gpu", (places[rank],), "; ".join(what), is_certain, computed_wrong=True)
     return found
 
 
-def _culprit(
-    place: Place, ranks: int, different: int = 0, rounds: int = 0, *, seeded_step_differs: bool,
-    is_open: bool = False,
-) -> Culprit:  # fmt: skip
-    """A rank whose results differ from those of most ranks, in some of the rounds.
-
-    It is open who is right if no result is shared by more than half of the ranks.
-    """
-    unlike = f"differ {'between the' if is_open else 'from most of'} {ranks} ranks"
-    found = [f"parameters {unlike} in {different} of {rounds} rounds"] if different else []
-    found += [f"gradients of one seeded step, each computed alone, {unlike}"] if seeded_step_differs else []
-    found += ["no result is shared by more than half of the ranks, so it is unknown which is right"] if is_open else []
-    evidence = "; ".join(found)
-    return Culprit("gpu", (place,), evidence, is_certain=not is_open, computed_wrong=True)
-
-
-def agreeing_share(measured: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
+def agreeing_share(rows: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
     """Share of ranks in the largest group with equal parameters and an equal seeded step, (rounds,).
 
     1 if all agree. Two ranks that differ are two groups of one, neither a majority: 0.5. NaN if any rank lacks a
     checksum of either kind: an unknown result does not count as agreement.
     """
-    parameters = measured.measured.digest
-    own = _seeded_of(measured, seeded)[measured.measured.rank_of_cell]
-    is_known = ~((measured.present & ((parameters == 0) | (own == 0))).any(axis=1))
-    found = np.where(is_known, 1.0, np.nan)
-    for row in np.flatnonzero(is_known & rows_that_differ(measured, seeded)):
-        there = measured.present[row]
-        of_round = np.unique(parameters[row, there], return_inverse=True)[1] * (len(seeded) + 2) + own[row, there]
-        found[row] = _most_alike(of_round)[1] / len(of_round)
+    own = _numbered(seeded, rows.ranks.numbers.tolist())[rows.measured.rank_of_cell]
+    results, there = np.stack([rows.measured.digest, own]), rows.present
+    found = np.where(((results == 0) & there).any(axis=(0, 2)), np.nan, 1.0)
+    first = there.argmax(axis=1)[:, np.newaxis] if there.shape[1] else np.zeros((len(rows), 0), np.int64)
+    differs = (results != np.take_along_axis(results, first[np.newaxis], axis=2)).any(axis=0) & there
+    for row in np.flatnonzero(differs.any(axis=1) & ~np.isnan(found)).tolist():
+        counts = np.unique(results[:, row, there[row]], axis=1, return_counts=True)[1]
+        found[row] = counts.max() / counts.sum()
     return found
 
 
-def rows_that_differ(rows: ArmRounds, seeded: Mapping[int, str]) -> BoolArray:
-    """Rounds in which results of ranks differ or one is missing, (rounds,); only these can name a rank."""
-    own, parameters = _seeded_of(rows, seeded)[rows.measured.rank_of_cell], rows.measured.digest
-    first = rows.present.argmax(axis=1)[:, np.newaxis] if parameters.shape[1] else np.zeros((len(rows), 0), np.int64)
-    is_alike = (parameters == np.take_along_axis(parameters, first, 1)) & (own == np.take_along_axis(own, first, 1))
-    return np.asarray(~(is_alike | ~rows.present).all(axis=1))
-
-
-def _seeded_of(measured: ArmRounds, seeded: Mapping[int, str]) -> IntArray:
-    """A number for each rank's result of the seeded step, 0 where there is none, (ranks,)."""
-    return _numbered([seeded.get(rank) for rank in measured.ranks.numbers.tolist()])
-
-
-def _numbered(results: Sequence[Hashable]) -> IntArray:
-    """Equal numbers for equal results, 0 for none."""
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(one, len(numbers) + 1) if one else 0 for one in results], np.int64)
+def _numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
+    """Equal numbers for equal results of the seeded step, 0 for none, (ranks,)."""
+    results = np.array([seeded.get(rank, "") for rank in ranks], np.str_)
+    return np.where(results == "", 0, 1 + np.unique(results, return_inverse=True)[1])
 
 
 def _unlike_most(results: IntArray) -> tuple[BoolArray, bool]:
     """Which results differ from the majority's, and whether there is no majority; without one, all of them do."""
-    result, count = _most_alike(results)
-    is_open = 2 * count <= len(results)
-    return (results != result) | is_open, is_open
-
-
-def _most_alike(results: IntArray) -> tuple[int, int]:
-    """The most frequent result and its count."""
-    if (results == results[0]).all():
-        return int(results[0]), len(results)
-    values, counts = np.unique(results, return_counts=True)
-    return int(values[counts.argmax()]), int(counts.max())
+    _, number, counts = np.unique(results, return_inverse=True, return_counts=True)
+    is_open = bool(2 * counts.max(initial=0) <= len(results))
+    return is_open | (number != np.argmax([*counts, 0])), is_open

@@ -12,7 +12,7 @@ from itertools import chain, compress
 
 import numpy as np
 
-from pytest_ddpscale.judge.slow_links import node_pair_results, rails_of
+from pytest_ddpscale.judge.links import node_pairs, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.run.column_record import IntArray
@@ -91,8 +91,8 @@ class _Presence:
 
     def spans_nodes(self, block: _Block | None) -> bool:
         """Whether ranks of several nodes communicated in a block."""
-        arm, layout = self._plan.arm(*block) if block else None, self._plan.layout
-        if arm is None or self.nodes(block) < 2 or arm.world_size < 2 or not (arm.is_probe or arm.kind == "ddp"):
+        layout, arm = self._plan.layout, self._plan.arm(*block) if block else None
+        if arm is None or self.nodes(block) < 2 or not (arm.is_probe or arm.kind == "ddp"):
             return False
         # The plan of an imported run has one node, even if its ranks were on several hosts.
         return layout.nodes == 1 or not layout.fits_node(arm)
@@ -132,8 +132,10 @@ def coverage_of(
     }
     hosts = {host: number for number, host in enumerate(sorted({*seen.hosts, *evidence.surveys, *left_out}))}
     reached: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for (one, other), gbps in node_pair_results(rails_of(evidence)):
-        reached[hosts[one], hosts[other]].append(gbps)
+    rails = rails_of(evidence)
+    pairs, gbps, _ = node_pairs(rails)
+    for (one, other), value in zip(rails.hosts[pairs[:, 1:]].tolist(), gbps.tolist(), strict=True):
+        reached[hosts[one], hosts[other]].append(value)
     paired, nodes = {number for ends in reached for number in ends}, list[NodeCoverage]()
     for host, node in hosts.items():
         row, survey = seen.hosts.get(host, -1), evidence.surveys.get(host)

@@ -9,10 +9,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from pytest_ddpscale.judge.links import with_slow_node_pairs
 from pytest_ddpscale.judge.own_pace import as_steps, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import MINIMUM_ROUNDS, averages_of, compare, median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
-from pytest_ddpscale.judge.slow_links import with_slow_node_pairs
 from pytest_ddpscale.judge.stragglers import (
     Straggler,
     find_watched,

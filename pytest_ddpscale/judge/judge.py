@@ -9,11 +9,11 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.caveats import CAVEATS
+from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
-from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict, place_verdicts
-from pytest_ddpscale.judge.node_checks import judge_check
-from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
+from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
+from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
 from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
@@ -22,7 +22,6 @@ from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
-from pytest_ddpscale.judge.wrong_data import with_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
@@ -122,7 +121,9 @@ def _judge_bandwidths(judged: Judged, case: NodeCase, probe: Arm, missing: str) 
     _judge_places(judged, planned)
     verdict = judged.combined(planned, missing)
     limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
-    return with_probe_culprits(verdict, place_verdicts(judged), planned, judged.evidence, limit)
+    there = np.flatnonzero(judged.codes != ABSENT)
+    places, codes, found = [judged.places[at] for at in there.tolist()], judged.codes[there], judged.found.values[there]
+    return with_probe_culprits(verdict, probe, places, codes, found, judged.evidence, limit)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:

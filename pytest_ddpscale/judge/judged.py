@@ -11,10 +11,10 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
+from pytest_ddpscale.judge.agreement import unless_most_fail
 from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
@@ -262,8 +262,7 @@ class Judged:
     def with_failed_nodes(self, verdict: Verdict, planned: int) -> Verdict:
         """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
-        If more than half fail, no culprit is certain: a wrong bound must not drain a cluster. This does not apply to
-        ranks that disagree, because no bound is involved.
+        If most fail alike, none is certain (`unless_most_fail`), but of ranks that disagree: no bound is involved.
         """
         failed, values = np.flatnonzero(self.codes == FAILED).tolist(), self.found.values
         is_told_by_ranks = METRICS[verdict.metric].compares_results
@@ -283,41 +282,6 @@ class Judged:
                 evidence += f"; {whom} is {written(statistics.median(others))}"
             if self.places[node].host not in named:
                 culprits.append(Culprit("node", (Place(self.places[node].host),), evidence))
-        found = replace(verdict, culprits=(*verdict.culprits, *culprits))
-        # Where most are undecided, all may be slow alike, of which the first to fail is no worse than the others.
-        are_few = 2 * len(failed) <= planned
-        if is_told_by_ranks or (are_few and 2 * (self.codes == PASSED).sum() >= len(self.codes)):
-            return found
-        if are_few:
-            doubted = (replace(culprit, is_certain=False) for culprit in culprits)
-            return replace(found, culprits=(*verdict.culprits, *doubted))
-        note = f"{len(failed)} of {planned} nodes fail alike: is the bound right? This names no node for certain"
-        uncertain = tuple(replace(culprit, is_certain=False) for culprit in found.culprits)
-        return replace(found, notes=(*found.notes, note), culprits=uncertain)
-
-
-class PlaceVerdict(NamedTuple):
-    """The verdict on one place, without words."""
-
-    place: JudgedPlace
-    outcome: VerdictOutcome
-    value: float | None
-    margin: float
-    unit: str
-
-    @property
-    def is_failed(self) -> bool:
-        """Whether the place fails."""
-        return self.outcome == "failed"
-
-
-def place_verdicts(judged: Judged) -> list[PlaceVerdict]:
-    """The measured places."""
-    of_each = zip(
-        judged.places, judged.codes.tolist(), judged.found.values.tolist(), judged.margins.tolist(), strict=True
-    )
-    return [
-        PlaceVerdict(place, OUTCOMES[code], None if math.isnan(value) else value, margin, judged.blank.unit)
-        for place, code, value, margin in of_each
-        if code != ABSENT
-    ]
+        if is_told_by_ranks:
+            return replace(verdict, culprits=(*verdict.culprits, *culprits))
+        return unless_most_fail(verdict, culprits, self.codes, planned, "nodes")

@@ -4,7 +4,7 @@ The rule is that of `peers`, and times are the inverse of bandwidths. Memory cop
 run, which are of one model. Host links and pairs of GPUs inside a node differ by position, because of the host's
 topology, so their peers are the same local rank, or pair of local ranks, on the other nodes.
 
-Culprits are found as for a bound (`probe_culprits`): a pair blames its link, unless a GPU is slow with all partners,
+Culprits are found as for a bound (`links`): a pair blames its link, unless a GPU is slow with all partners,
 and a node whose places are all slow is named as a whole. None is certain if half of the places that should be alike are
 beyond: then it is unknown which of them are normal.
 """
@@ -16,16 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.judged import OUTCOMES, PlaceVerdict
+from pytest_ddpscale.judge.links import with_probe_culprits
 from pytest_ddpscale.judge.peers import Compared, compare
-from pytest_ddpscale.judge.probe_culprits import with_probe_culprits
 from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.uniformity import verdict_on_places
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
@@ -56,8 +54,9 @@ def judge_probe_uniformity(
     verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
     if verdict.outcome != "failed":
         return verdict
-    judged = _of_each(case, places, compared, bandwidths, due)
-    verdict = with_probe_culprits(verdict, judged, len(evidence.plan.layout.groups_of_round(case.probe)), evidence)
+    is_enough = compared.rounds >= due
+    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN)
+    verdict = with_probe_culprits(verdict, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
     if _most_are_normal(compared, positions):
         return verdict
     return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in verdict.culprits))
@@ -76,16 +75,3 @@ def _most_are_normal(compared: Compared, positions: IntArray) -> bool:
     """Whether fewer than half of the places of each position are beyond."""
     beyond = np.bincount(positions, compared.beyond)
     return bool((2 * beyond < np.bincount(positions)).all())
-
-
-def _of_each(
-    case: NodeCase, places: Sequence[JudgedPlace], compared: Compared, bandwidths: FloatArray, due: int
-) -> list[PlaceVerdict]:
-    """A verdict on the bandwidth of each place, bounded by the median of its peers less the limit."""
-    assert case.probe is not None
-    metric = METRICS[KINDS[case.probe.operation.kind].metric]
-    limit, typical = case.requirement.bound, np.nanmedian(bandwidths, axis=1)
-    is_enough = compared.rounds >= due
-    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN).tolist()
-    of_each = zip(places, codes, typical.tolist(), (limit / compared.ratio).tolist(), strict=True)
-    return [PlaceVerdict(place, OUTCOMES[code], value, margin, metric.unit) for place, code, value, margin in of_each]

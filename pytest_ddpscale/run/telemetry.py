@@ -180,13 +180,6 @@ class TelemetryColumns:
         ends = np.flatnonzero(np.diff(keys[order])) + 1
         return sorted(np.split(order, ends), key=lambda rows: int(rows[0]))
 
-    @property
-    def by_gpu(self) -> list[TelemetryColumns]:
-        """Rows of each GPU, which host and UUID identify."""
-        numbers: dict[tuple[str, str], int] = {}
-        gpus = [numbers.setdefault((place.host, place.uuid), len(numbers)) for place in self.places]
-        return [self.of(rows) for rows in self.together(np.array(gpus, np.int64)[self.place])]
-
     def rows_of_arm(self, study: str, arm: str) -> IntArray:
         """Rows of an arm, or of a probe by its id."""
         return np.flatnonzero(self.arm == (self.arms.index((study, arm)) if (study, arm) in self.arms else -1))

@@ -16,6 +16,7 @@ from pytest_ddpscale.history.recording import history_sku
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.judged import blank_verdict
+from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import (
     RunFacts,
     conclude,
@@ -24,9 +25,7 @@ from pytest_ddpscale.judge.outcome import (
     uniform_loss,
     with_waiver,
 )
-from pytest_ddpscale.judge.slow_links import slow_links
 from pytest_ddpscale.judge.values import covers, samples_of
-from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
 from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.compare.value_change import ValueChange as ValueChange
-from pytest_ddpscale.judge.slow_links import Rail as Rail
-from pytest_ddpscale.judge.slow_links import find_link_faults as find_link_faults
-from pytest_ddpscale.judge.slow_links import rails_of as rails_of
+from pytest_ddpscale.judge.links import Rails as Rails
+from pytest_ddpscale.judge.links import find_link_faults as find_link_faults
+from pytest_ddpscale.judge.links import rails_of as rails_of
 from pytest_ddpscale.judge.stats import Estimate as Estimate
 from pytest_ddpscale.judge.stats import Found as Found
 from pytest_ddpscale.plan.arm import Arm

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.wrong_data import unasked_wrong_data
+from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.evidence import Evidence

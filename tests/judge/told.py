@@ -86,7 +86,7 @@ RULES = (
     ("too little to explain", "too-little"),
     ("by its own pace", "own-pace"),
     ("on this node alone", "node-alone"),
-    ("which reach", "link"),
+    ("others reach", "link"),
     ("% busy", "least-busy"),
     ("parameters differ", "parameters"),
     ("seeded step", "seeded-step"),
@@ -97,18 +97,16 @@ RULES = (
     ("wrong data in the probe", "unasked-wrong-data"),
     ("the GPU is at fault, not its links", "gpu-not-links"),
     ("others is", "beside-others"),
-    ("the other one is", "beside-other"),
     ("no other to compare with", "nobody-beside"),
     ("the worst at", "several-fail"),
     ("its own links", "gpu-or-its-links"),
     ("or these links", "gpu-or-these-links"),
-    ("it is slow with", "with-neighbours"),
     ("all may be slow", "all-may-be-slow"),
     ("not probed", "not-probed"),
     ("could not be done", "unsupported"),
     ("may be chance", "perhaps-chance"),
     ("only local rank", "rail"),
-    ("slow and erratic", "stalls"),
+    ("as after a lost packet", "stalls"),
 )
 # Of clauses that only add to another one.
 ADDED = (

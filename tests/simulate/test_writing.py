@@ -8,7 +8,7 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.slow_links import slow_links
+from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import read_evidence

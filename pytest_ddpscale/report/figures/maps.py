@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import slowness_of
 from pytest_ddpscale.judge.probes import values_of_probe
 from pytest_ddpscale.judge.rounds import merged
-from pytest_ddpscale.judge.slow_links import rails_of
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.digits import number_text
@@ -176,8 +176,9 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
         first, second = sorted(end.host for end in ends)
         rails.setdefault((first, second), {}).setdefault(ends, []).extend(gbps)
 
-    for one in rails_of(evidence):
-        add(one.ends, [one.gbps])
+    measured = rails_of(evidence)
+    for ends, gbps in zip(measured.places[measured.ends].tolist(), measured.gbps.tolist(), strict=True):
+        add((*ends,), [gbps])
     if not rails and evidence.plan.probes is not None:
         sent = [probe for probe in evidence.plan.probes.arms if probe.operation.kind == "send-recv"]
         # The probe with the most ranks spans several nodes if any probe does.
