@@ -8,13 +8,13 @@ only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import unless_most_fail
+from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
 from pytest_ddpscale.judge.slow import SlowRanks
@@ -172,15 +172,6 @@ class Judged:
         """Why a place has its code."""
         return self.reasons.get(place) or self.found.told(place, str(self._why[place]))
 
-    def take(self, place: int, verdict: Verdict) -> None:
-        """Take over a verdict on a place."""
-        self.codes[place], self.reasons[place] = CODES[verdict.outcome], verdict.reason
-        self.flags[place], self.culprits[place] = verdict.flags, verdict.culprits
-        if verdict.against_slowest is not None:
-            self.against[place] = verdict.against_slowest
-        for note in verdict.notes:
-            self.note(place, note)
-
     def combined(self, planned: int, missing: str) -> Verdict:
         """One verdict on all places, at least one of which is measured unless something is missing.
 
@@ -246,40 +237,31 @@ class Judged:
         `why_not` says why a node has no values.
         """
         measured = [place.host for place, code in zip(self.places, self.codes, strict=True) if code != ABSENT]
-        planned, hosts = evidence.plan.nodes, [place.host for place in self.places]
+        planned, absent = evidence.plan.nodes, sorted({*evidence.hosts, *why_not} - {*measured})
         if len(measured) >= planned:
             return ""
-        absent = [host for host in hosts if host not in measured]
-        reasons = sorted(set(why_not.values()))
-        if len(hosts) < planned:
-            absent += sorted(set(evidence.hosts) - set(hosts))
         there = f" ({first_few(measured)})" if measured else ""
-        text = f"measured on {len(measured)} of {planned} nodes{there}"
-        if absent:
-            text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-        return f"{text}: {'; '.join(reasons)}" if reasons else text
+        lost = f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing" if absent else ""
+        why = f": {'; '.join(sorted(set(why_not.values())))}" if why_not else ""
+        return f"measured on {len(measured)} of {planned} nodes{there}{lost}{why}"
 
     def with_failed_nodes(self, verdict: Verdict, planned: int) -> Verdict:
         """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
         If most fail alike, none is certain (`unless_most_fail`), but of ranks that disagree: no bound is involved.
         """
-        failed, values = np.flatnonzero(self.codes == FAILED).tolist(), self.found.values
-        is_told_by_ranks = METRICS[verdict.metric].compares_results
+        values, is_told_by_ranks = self.found.values, METRICS[verdict.metric].compares_results
         # Hosts with a certain culprit; for ranks that disagree any culprit will do.
         named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
+        count, medians = int((~np.isnan(values)).sum()) - 1, medians_of_others(values[np.newaxis])[0]
 
         def written(value: float) -> str:
             return percent(value, 1) if verdict.unit == "fraction" else f"{value:.4g} {verdict.unit}"
 
-        culprits = []
-        for node in failed:
-            others = np.delete(values, node)
-            others = others[~np.isnan(others)].tolist()
-            evidence = f"{verdict.metric} {written(float(values[node]))} on this node alone"
-            if others:
-                whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
-                evidence += f"; {whom} is {written(statistics.median(others))}"
+        culprits, whom = [], "the other node" if count == 1 else f"the median of {count} other nodes"
+        for node in np.flatnonzero(self.codes == FAILED).tolist():
+            evidence = f"{verdict.metric} {written(values[node])} on this node alone"
+            evidence += f"; {whom} is {written(medians[node])}" if count else ""
             if self.places[node].host not in named:
                 culprits.append(Culprit("node", (Place(self.places[node].host),), evidence))
         if is_told_by_ranks:

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
@@ -148,6 +148,11 @@ class Estimated:
     def say_nothing(self) -> BoolArray:
         """Whether an interval is too wide to be told."""
         return np.asarray((self.scale == "factors") & ~self.are_single & (self.high > WIDEST * self.values))
+
+    def at(self, strict: Estimated, where: BoolArray) -> Estimated:
+        """With the intervals of another confidence in some series, (series,)."""
+        names = "low", "high", "confidences"
+        return replace(self, **{name: np.where(where, getattr(strict, name), getattr(self, name)) for name in names})
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and why: keys of `REASONS`.
