@@ -137,8 +137,8 @@ DEFECTS = (
         "judge",
         "a waiver covers nodes that were not measured if another one fails",
         "judge/judged.py",
-        "if missing or not np.isin(codes",
-        "if not np.isin(codes",
+        "(missing or not np.isin(codes",
+        "(not np.isin(codes",
         ("judge",),
     ),
     Defect(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,10 +62,11 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     )
 
 
+@dataclass(eq=False)
 class Judged:
     """A requirement, what was measured for it, and the codes of its places, which doubts set to open.
 
-    Args:
+    Attributes:
         blank: the verdict ``not_measured``.
         case: the requirement, on training or a probe.
         evidence: of the run.
@@ -74,8 +75,6 @@ class Judged:
         due: number of rounds that were begun and timed every arm of the question.
         groups: complete rounds of the arms, by place; empty for a probe.
         peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
-
-    Attributes:
         places: those of the values.
         found: estimates, (places,).
         codes: `PASSED` … `ABSENT`, (places,).
@@ -86,14 +85,20 @@ class Judged:
         against: weak scaling against the slowest GPU.
     """
 
-    def __init__(
-        self, blank: Verdict, case: Case | NodeCase, evidence: Evidence, values: Values[str] | Values[JudgedPlace],
-        limit: int = 0, due: int = 0, groups: Sequence[Groups] = (), peers: SlowRanks | None = None,
-    ) -> None:  # fmt: skip
-        self.blank, self.case, self.evidence, self.values = blank, case, evidence, values
-        self.limit, self.due, self.groups, self.peers = limit, due, groups, peers
-        self.places = [JudgedPlace("node", (), one) if isinstance(one, str) else one for one in values.places]
-        self.decide(values.estimated(blank.confidence, limit))
+    blank: Verdict
+    case: Case | NodeCase
+    evidence: Evidence
+    values: Values[str] | Values[JudgedPlace]
+    limit: int = 0
+    due: int = 0
+    groups: Sequence[Groups] = ()
+    peers: SlowRanks | None = None
+
+    def __post_init__(self) -> None:
+        self.places = [
+            JudgedPlace("node", (), one) if isinstance(one, str) else one for one in self.values.places
+        ]  # fmt: skip
+        self.decide(self.values.estimated(self.blank.confidence, self.limit))
 
     def decide(self, found: Estimated) -> None:
         """Codes of the places by their estimates and the bound alone."""
@@ -124,13 +129,6 @@ class Judged:
             total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
             count[at] = np.bincount(node[is_known], minlength=len(at))
         return total, count
-
-    @property
-    def margins(self) -> FloatArray:
-        """Distance of each value from the bound, positive on the good side; -∞ without a value."""
-        requirement = self.case.requirement
-        better = self.found.values - requirement.bound
-        return np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
 
     def note(self, place: int, text: str) -> None:
         """Add a note on a place, unless it is empty."""
@@ -179,37 +177,39 @@ class Judged:
         (and why), ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place
         with that outcome, which it names; rounds the fewest of any place.
         """
-        codes, known = self.codes, self.codes[self.codes != ABSENT]
+        codes, known, requirement = self.codes, self.codes[self.codes != ABSENT], self.case.requirement
         code = FAILED if FAILED in known else IMPOSSIBLE if IMPOSSIBLE in known else ABSENT if missing else known.min()
         may_fail = [
-            place
-            for place in np.flatnonzero(codes == OPEN).tolist()
+            self.places[place]
+            for place in np.flatnonzero((codes == OPEN) & (code in (FAILED, ABSENT))).tolist()
             if {"host-bound", "implausible"}.isdisjoint(self.flags.get(place, ()))
         ]
+        undecided, flags = list[str](), list[Flag]()
+        if may_fail:
+            names, flags = first_few([place.name for place in may_fail]), ["undecided"]
+            undecided = [f"more rounds may fail further {may_fail[0].noun}: undecided on {names}"]
         if code == ABSENT:
-            return self._with_undecided(replace(self.blank, reason=missing), may_fail)
-        deciding = np.flatnonzero(codes == code)
-        worst, at = int(deciding[self.margins[deciding].argmin()]), dict.fromkeys(deciding.tolist())
+            return replace(self.blank, reason=missing, notes=tuple(undecided), flags=tuple(flags))
+        if code == FAILED and (missing or not np.isin(codes, (PASSED, FAILED)).all()):
+            flags = [PARTLY_KNOWN, *flags]
+        deciding, better = np.flatnonzero(codes == code), self.found.values - requirement.bound
+        margins = np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
+        worst, at = int(deciding[margins[deciding].argmin()]), dict.fromkeys(deciding.tolist())
         notes = [
             note if at.keys() <= those.keys() else f"{first_few([self.places[one].name for one in those])}: {note}"
             for note, those in self.notes.items()
         ]
         verdict = self.verdict_on(worst)
-        flags = tuple(flag for flag in verdict.flags if all(flag in self.flags.get(one, ()) for one in at))
-        verdict = replace(
+        shared = [flag for flag in verdict.flags if all(flag in self.flags.get(one, ()) for one in at)]
+        return replace(
             verdict,
             rounds=int(self.found.rounds[codes != ABSENT].min()),
             reason=self._reason(verdict, worst, [*at], planned),
             place=self.places[worst].name,
-            notes=(*notes, missing) if missing else tuple(notes),
+            notes=(*notes, *([missing] if missing else []), *undecided),
             culprits=tuple(dict.fromkeys(culprit for one in at for culprit in self.culprits.get(one, ()))),
-            flags=flags,
+            flags=(*shared, *flags),
         )
-        if code != FAILED:
-            return verdict
-        if missing or not np.isin(codes, (PASSED, FAILED)).all():
-            verdict = replace(verdict, flags=(*flags, PARTLY_KNOWN))
-        return self._with_undecided(verdict, may_fail)
 
     def _reason(self, worst: Verdict, at: int, deciding: Sequence[int], planned: int) -> str:
         if planned == 1:
@@ -222,14 +222,6 @@ class Judged:
         others = [self.places[one].name for one in deciding if one != at]
         more = f" ({worst.outcome} too: {first_few(others)})" if others else ""
         return f"{name}, one of {planned} {noun}: {worst.reason}{more}"
-
-    def _with_undecided(self, verdict: Verdict, may_fail: Sequence[int]) -> Verdict:
-        """Note the places that may still fail, of a verdict that can no longer pass."""
-        if not may_fail:
-            return verdict
-        names = first_few([self.places[place].name for place in may_fail])
-        note = f"more rounds may fail further {self.places[may_fail[0]].noun}: undecided on {names}"
-        return replace(verdict, notes=(*verdict.notes, note), flags=(*verdict.flags, "undecided"))
 
     def why_nodes_missing(self, why_not: Mapping[str, str], evidence: Evidence) -> str:
         """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured.
