@@ -14,17 +14,24 @@ from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
 from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
-from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
-from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
 from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
-from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
+from pytest_ddpscale.judge.values import (
+    Missing,
+    Values,
+    groups_of,
+    matching_study,
+    values_of_probe,
+    why_incomplete,
+)
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
@@ -50,7 +57,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
     study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
     if study is None:
         assert values.broken is not None
-        return replace(blank, reason=values.broken.text(case.question))
+        return replace(blank, reason=values.broken.text)
     verdict = _with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
     # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
     is_doubtful = evidence.plan.device_type == "cpu" and verdict.interval is not None
@@ -60,7 +67,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
 def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
     question, why, requirement = case.question, values.broken, case.requirement
     if why is not None:
-        return _broken(blank, why, why.text(question), study.id, evidence)
+        return _broken(blank, why, study.id, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
@@ -72,7 +79,7 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
     judged = Judged(blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
-    why_not = {name: why.text(question) for name, why in values.missing.items()}
+    why_not = {name: why.text for name, why in values.missing.items()}
     missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = judged.combined(planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
@@ -95,8 +102,8 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         raise ValueError(f"{case.id} has no probe")
     values = values_of_probe(probe, evidence)
     if values.broken is not None or study is None:
-        why = values.broken or Missing(Why.NOT_PROBED)
-        verdict = _broken(blank, why, why.text(probe), PROBES, evidence)
+        why = values.broken or Missing("not probed", (probe.name,))
+        verdict = _broken(blank, why, PROBES, evidence)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
@@ -116,11 +123,9 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     return verdict if probe.name in evidence.unsupported else _with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _broken(blank: Verdict, why: Missing, reason: str, study_id: str, evidence: Evidence) -> Verdict:
+def _broken(blank: Verdict, why: Missing, study_id: str, evidence: Evidence) -> Verdict:
     """The verdict on what has no values."""
-    return with_gpu_errors(
-        replace(blank, outcome=why.why.outcome, reason=reason, flags=why.why.flags), study_id, evidence
-    )
+    return with_gpu_errors(replace(blank, outcome=why.outcome, reason=why.text, flags=why.flags), study_id, evidence)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.probes import values_of_probe
 from pytest_ddpscale.judge.stats import Estimated, estimate
+from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import KINDS
