@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.judged import against_bound
 from pytest_ddpscale.judge.stats import estimate, log_evidence
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.run.column_record import FloatArray
@@ -61,12 +60,6 @@ def verdict_of(outcome: VerdictOutcome, name: str, rounds: int = 0) -> Verdict:
     return Verdict(name, "throughput_per_gpu", "drawn", 1, "fail", {"at_least": 1.0}, outcome, rounds=rounds)
 
 
-def judged(logs: FloatArray, name: str, confidence: float) -> Verdict:
-    """The verdict of this project on logarithms of value over bound, one a round."""
-    found = estimate(np.exp(logs)[np.newaxis], "factors", confidence)
-    return against_bound(verdict_of("not_measured", name), REQUIREMENT, found)
-
-
 def run(logs: FloatArray, confidence: float) -> list[Verdict]:
     """Judge after each round; a decided requirement is no longer measured.
 
@@ -80,11 +73,11 @@ def run(logs: FloatArray, confidence: float) -> list[Verdict]:
         # Only where the bound is outside the interval anything may be decided: the judge is slower to ask.
         against = log_evidence(logs[going_on, :rounds], np.zeros(len(going_on)))
         asked = going_on[against >= -np.log(1 - confidence) - 1e-6].tolist()
-        verdicts = {row: judged(logs[row, :rounds], str(row), confidence) for row in asked}
-        for row, verdict in verdicts.items():
-            if not verdict.is_open or rounds == limit:
-                found[row] = verdict
-        going_on = np.array([row for row in going_on if row not in verdicts or verdicts[row].is_open])
+        codes, _ = estimate(np.exp(logs[asked, :rounds]), "factors", confidence, alike=1).against(REQUIREMENT.bound, 1)
+        for row, code in zip(asked, codes.tolist(), strict=True):
+            if code:
+                found[row] = verdict_of("passed" if code > 0 else "failed", str(row), rounds)
+        going_on = going_on[[found[row].outcome == "inconclusive" for row in going_on.tolist()]]
         if not len(going_on):
             break
     return found

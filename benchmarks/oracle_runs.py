@@ -361,7 +361,7 @@ def lose(run: Files, host: str, study: str, rounds: str) -> None:
 
 def unfit(_: Any, __: str, run: str, thresholds: str) -> dict[str, dict[str, Any]]:
     """Facts of a session that finds the nodes of a run, before it launches anything: those that it leaves out."""
-    from pytest_ddpscale.judge.node_checks import unfit_nodes
+    from pytest_ddpscale.judge.checks import unfit_nodes
     from pytest_ddpscale.run.run_directory import RunDirectory
     from pytest_ddpscale.run.survey_record import surveys_of
     from pytest_ddpscale.thresholds.cases import cases_for

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.caveats import ON_NUMBERS, Asked
+from pytest_ddpscale.judge.caveats import ON_NUMBERS
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.judged import Judged, blank_verdict
 from pytest_ddpscale.judge.probes import probed_values
@@ -81,11 +81,11 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     if study is None or values.broken is not None:
         return {}
     found = groups_of(case.question, study, evidence)
-    asked = Asked(case, evidence, values, CONFIDENCE, groups=found)
+    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, values, groups=found)
     hosts = list(found[0].arms[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places
     return {
         host: one
-        for host, one in zip(hosts, _usable(asked, values.places, study.rounds), strict=False)
+        for host, one in zip(hosts, _usable(judged, values.places, study.rounds), strict=False)
         if one is not None
     }
 
@@ -94,9 +94,9 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     if case.probe is None or case.requirement.definition.compares_places:
         return {}
     values = probed_values(evidence.probed(case.probe), case.probe, evidence.plan.layout)
-    asked = Asked(case, evidence, values, CONFIDENCE)
+    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, values)
     usable = _usable(
-        asked, [place.name for place in values.places], evidence.plan.probes.rounds if evidence.plan.probes else 0
+        judged, [place.name for place in values.places], evidence.plan.probes.rounds if evidence.plan.probes else 0
     )
     by_host: dict[str, list[NodeValue]] = {}
     places_of: Counter[str] = Counter()
@@ -115,17 +115,16 @@ def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
     }
 
 
-def _usable(asked: Asked, names: Sequence[str], most_rounds: int) -> list[NodeValue | None]:
+def _usable(judged: Judged, names: Sequence[str], most_rounds: int) -> list[NodeValue | None]:
     """The judge's estimate at each place; None if it would not use it.
 
     The reach is scaled by one over the root of the rounds, because intervals narrow at least that fast.
     """
-    found, definition = asked.values.estimated(CONFIDENCE), asked.case.requirement.definition
+    found, definition = judged.found, judged.case.requirement.definition
     is_usable = ~np.isnan(found.low) & (found.rounds == found.rounds.max(initial=0)) & (found.rounds >= FEWEST_ROUNDS)
-    judged = Judged(blank_verdict(asked.case, CONFIDENCE), asked.case.requirement, (), found)
     judged.codes[:], judged.notes = PASSED, {}
     for rule in ON_NUMBERS:
-        rule(asked, judged)
+        rule(judged)
     is_usable &= judged.codes == PASSED
     is_usable[[place for at in judged.notes.values() for place in at]] = False
     end = found.high if definition.upper_bound else found.low

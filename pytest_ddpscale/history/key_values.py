@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from pytest_ddpscale.judge.probes import probed_values
 from pytest_ddpscale.judge.rounds import groups
+from pytest_ddpscale.judge.rows import digest_of
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import KINDS
@@ -20,10 +19,8 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.strict_json import strict_json
 
 _CPU = "cpu"
-_DIGEST_DIGITS = 12
 
 
 @dataclass(frozen=True, order=True)
@@ -146,7 +143,7 @@ def _values(evidence: Evidence) -> Iterator[KeyValue]:
 
 
 def _arm_values(evidence: Evidence, study: Study, arm: Arm) -> Iterator[KeyValue]:
-    definition = _definition(evidence.plan, study, arm)
+    definition = digest_of(evidence.plan, study, arm)
     if arm.variant != USUAL:
         return
     # Only synthetic data: a slow disk does not make a GPU slower.
@@ -194,7 +191,7 @@ def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue
     metric = METRICS[KINDS[probe.operation.kind].metric]
     if probe.world_size > plan.layout.ranks_per_node:
         return
-    of_all = (metric.name, probe.kind, probe.world_size, "probe", _digest({"ranks_per_cpu": _ranks_per_cpu(plan)}))
+    of_all = (metric.name, probe.kind, probe.world_size, "probe", digest_of(plan))
     slowest: dict[str, float] = {}
     for place, values in probed_values(measured.only(~measured.wrong), probe, plan.layout).items():
         value = _median(values.tolist())
@@ -222,21 +219,3 @@ def _median(values: Sequence[float]) -> float | None:
         return None
     middle = statistics.median(values)
     return middle if math.isfinite(middle) and middle > 0 else None
-
-
-def _definition(plan: Plan, study: Study, arm: Arm) -> str:
-    """Digest of a rank's workload and block length; on a CPU also of the number of ranks that share its cores."""
-    workload = study.workload.settings
-    for name in ("name", "global_batch_size"):
-        workload.pop(name)
-    workload["batch_size"] = arm.batch_size
-    return _digest({"workload": workload, "block_s": study.block_s, "ranks_per_cpu": _ranks_per_cpu(plan)})
-
-
-def _ranks_per_cpu(plan: Plan) -> int | None:
-    """Number of ranks that share a node's cores, idle or not; None for GPUs, which are not shared."""
-    return plan.layout.ranks_per_node if plan.device_type == "cpu" else None
-
-
-def _digest(said: dict[str, Any]) -> str:
-    return hashlib.sha256(strict_json(dict(sorted(said.items()))).encode()).hexdigest()[:_DIGEST_DIGITS]

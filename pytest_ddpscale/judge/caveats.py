@@ -6,27 +6,21 @@ function and add it to `CAVEATS`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.devices import with_stalled_devices
 from pytest_ddpscale.judge.judged import Judged
-from pytest_ddpscale.judge.probes import JudgedPlace
-from pytest_ddpscale.judge.rounds import TERA, WHOLE, ArmRounds, Groups
+from pytest_ddpscale.judge.rounds import TERA, WHOLE
+from pytest_ddpscale.judge.slow import culprits_of
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, PASSED
-from pytest_ddpscale.judge.stragglers import Straggler, node_culprit
-from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
     MOST_EFFICIENCY,
     THROUGHPUT_PER_GPU,
 )
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import POWER_UNKNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
@@ -53,62 +47,20 @@ _SHARE_OF_FORWARD = 1 / 3
 ANY = (PASSED, OPEN, FAILED)
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A requirement and what was measured for it.
-
-    Attributes:
-        case: the requirement, on training or a probe.
-        evidence: of the run.
-        values: of its question or probe.
-        confidence: of intervals, 0 … 1.
-        limit: largest number of rounds; 0 if no more will come.
-        due: number of rounds that were begun and timed every arm of the question.
-        groups: complete rounds of the arms, by place; empty for a probe.
-        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
-    """
-
-    case: Case | NodeCase
-    evidence: Evidence
-    values: Values[str] | Values[JudgedPlace]
-    confidence: float
-    limit: int = 0
-    due: int = 0
-    groups: Sequence[Groups] = ()
-    peers: RankComparison | None = None
-
-    def rounds(self, place: str) -> ArmRounds:
-        """Complete rounds of the measured arm at a place."""
-        one = next(one for one in self.groups if place in one.places)
-        return one.at(one.places.index(place))[-1]
-
-    def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
-        row = {place: number for number, place in enumerate(self.values.places)}
-        total, count = np.zeros((2, len(row)))
-        for one in self.groups:
-            rows, at = one.arms[-1], [row[place] for place in one.places]
-            values = np.asarray(of_rounds(rows), np.float64)
-            is_known, node = ~np.isnan(values), rows.measured.node
-            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
-            count[at] = np.bincount(node[is_known], minlength=len(at))
-        return total, count
-
-
-def missing_rounds(asked: Asked, judged: Judged) -> None:
+def missing_rounds(judged: Judged) -> None:
     """Rounds are incomplete: those may be the ones that would have failed."""
-    rounds, due = asked.values.rounds(), asked.due
+    rounds, due = judged.values.rounds(), judged.due
     reason = "only {} of {} rounds are complete; the others could change the result"
     judged.open(rounds < due, lambda place: reason.format(rounds[place], due))
 
 
-def plausibility(asked: Asked, judged: Judged) -> None:
+def plausibility(judged: Judged) -> None:
     """The value is not credible, such as a utilization or efficiency far above 1."""
-    if not isinstance(asked.case, Case):
+    if not isinstance(judged.case, Case):
         return
-    values, definition = judged.found.values, asked.case.requirement.definition
-    least, most = definition.range_at(asked.case.world_size, "credible")
-    if asked.evidence.plan.device_type == "cpu":
+    values, definition = judged.found.values, judged.case.requirement.definition
+    least, most = definition.range_at(judged.case.world_size, "credible")
+    if judged.evidence.plan.device_type == "cpu":
         is_cost = definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
 
@@ -119,10 +71,10 @@ def plausibility(asked: Asked, judged: Judged) -> None:
     judged.open((values < least) | (values > most), why, of=ANY)
 
 
-def beyond_the_peak(asked: Asked, judged: Judged) -> None:
+def beyond_the_peak(judged: Judged) -> None:
     """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
-    if isinstance(asked.case, NodeCase):
-        most, of_what = _most_of_probe(asked.case, asked.evidence)
+    if isinstance(judged.case, NodeCase):
+        most, of_what = _most_of_probe(judged.case, judged.evidence)
         reason, values = f"implausible: {{:.4g}} {judged.blank.unit} is more than {of_what}", judged.found.values
         judged.open(values > most, lambda place: reason.format(values[place]), "implausible", ANY)
 
@@ -138,13 +90,13 @@ def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
     return most, f"any hardware reaches ({most:g})"
 
 
-def impossible_pace(asked: Asked, judged: Judged) -> None:
+def impossible_pace(judged: Judged) -> None:
     """A rank computed faster in some round than its hardware can: that block, or its clock, is wrong."""
-    case, evidence = asked.case, asked.evidence
+    case, evidence = judged.case, judged.evidence
     if not isinstance(case, Case):
         return
-    row, why = {place: number for number, place in enumerate(asked.values.places)}, dict[int, str]()
-    for one in asked.groups:
+    row, why = {place: number for number, place in enumerate(judged.values.places)}, dict[int, str]()
+    for one in judged.groups:
         for rounds in one.arms:
             arm = rounds.measured
             flops = evidence.flops_per_sample.get(arm.study)
@@ -177,12 +129,12 @@ def _cores(evidence: Evidence) -> int:
     return max((survey.cores or MOST_CORES for survey in evidence.surveys.values()), default=MOST_CORES)
 
 
-def host_bound(asked: Asked, judged: Judged) -> None:
+def host_bound(judged: Judged) -> None:
     """GPUs wait for their host: strong scaling then says nothing about GPUs or links."""
-    case, is_cuda = asked.case, asked.evidence.plan.device_type == "cuda"
+    case, is_cuda = judged.case, judged.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return
-    total, count = asked.sums(lambda rounds: rounds.utilization)
+    total, count = judged.sums(lambda rounds: rounds.utilization)
     busy, batch = total / np.where(count > 0, count, np.nan), case.workload.global_batch_size
     judged.open(
         busy < HOST_BOUND_UTILIZATION,
@@ -194,28 +146,28 @@ def host_bound(asked: Asked, judged: Judged) -> None:
     )  # fmt: skip
 
 
-def stalled_devices(asked: Asked, judged: Judged) -> None:
+def stalled_devices(judged: Judged) -> None:
     """Devices only wait: their utilization, which NVML counts as busy, proves nothing."""
-    if not asked.case.requirement.definition.reads_utilization:
+    if not judged.case.requirement.definition.reads_utilization:
         return
-    told = asked.evidence.telemetry
+    told = judged.evidence.telemetry
     for place in np.flatnonzero(judged.codes == PASSED).tolist():
-        name = str(asked.values.places[place])
+        name = str(judged.values.places[place])
         if name != WHOLE and name not in told.hosts:
-            judged.note(place, "" if asked.evidence.plan.device_type == "cpu" else POWER_UNKNOWN)
+            judged.note(place, "" if judged.evidence.plan.device_type == "cpu" else POWER_UNKNOWN)
             continue
-        rounds = asked.rounds(name)
+        rounds = judged.rounds(name)
         arm = rounds.measured
         telemetry = told.of_arm(arm.study, arm.arm, arm.ranks.by_host)
         judged.take(place, with_stalled_devices(judged.verdict_on(place), rounds, telemetry))
 
 
-def skipped_steps(asked: Asked, judged: Judged) -> None:
+def skipped_steps(judged: Judged) -> None:
     """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
-    skipped, _ = asked.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
+    skipped, _ = judged.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
     if not skipped.any():
         return
-    steps, _ = asked.sums(lambda rounds: rounds.measured.count.sum(axis=1))
+    steps, _ = judged.sums(lambda rounds: rounds.measured.count.sum(axis=1))
     notes = {
         place: f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
         for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist()
@@ -229,27 +181,22 @@ def skipped_steps(asked: Asked, judged: Judged) -> None:
     )
 
 
-def slow_node(asked: Asked, judged: Judged) -> None:
+def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers, slow = asked.peers, defaultdict[int, list[Straggler]](list)
-    if peers is None or asked.case.requirement.definition.baseline != "alone":
+    peers = judged.peers
+    if peers is None or judged.case.requirement.definition.baseline != "alone":
         return
-    row = {str(place): number for number, place in enumerate(asked.values.places)}
-    for straggler in peers.stragglers:
-        slow[row.get(straggler.host, -1)].append(straggler)
-    most = peers.evidence.plan.layout.ranks_per_node / 2
-    where = np.array([len(slow[place]) > most for place in range(len(row))], np.bool_)
+    ranks, slow = peers.pace.ranks, peers.slow
+    hosts, most = ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
+    rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
+    where = np.array([len(of_place) > most for of_place in rows], np.bool_)
+    culprits = {at: culprits_of(ranks, slow, rows[at]) for at in np.flatnonzero(where).tolist()}
     reason = "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is no pass"
-    opened = judged.open(
-        where, lambda place: reason.format(len(slow[place]), slow[place][0].culprit.evidence), of=(PASSED,)
-    )
-    for place in opened:
-        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow[place]).values()]
-        named = nodes or [straggler.culprit for straggler in slow[place]]
-        judged.culprits[place] = tuple(replace(one, is_certain=not slow[place][0].ambiguous) for one in named)
+    for place in judged.open(where, lambda at: reason.format(len(rows[at]), culprits[at][0].evidence), of=(PASSED,)):
+        judged.culprits[place] = tuple(culprits[place])
 
 
-Rule: TypeAlias = Callable[[Asked, Judged], None]
+Rule: TypeAlias = Callable[[Judged], None]
 # Those that concern the number itself; and all, in the order in which they are applied.
 ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, impossible_pace, host_bound, skipped_steps)
 CAVEATS: Sequence[Rule] = (missing_rounds, *ON_NUMBERS[:-1], stalled_devices, skipped_steps, slow_node)

@@ -91,8 +91,8 @@ class _Presence:
 
     def spans_nodes(self, block: _Block | None) -> bool:
         """Whether ranks of several nodes communicated in a block."""
-        arm, layout = self._plan.arm(*block) if block else None, self._plan.layout
-        if arm is None or self.nodes(block) < 2 or arm.world_size < 2 or not (arm.is_probe or arm.kind == "ddp"):
+        layout, arm = self._plan.layout, self._plan.arm(*block) if block else None
+        if arm is None or self.nodes(block) < 2 or not (arm.is_probe or arm.kind == "ddp"):
             return False
         # The plan of an imported run has one node, even if its ranks were on several hosts.
         return layout.nodes == 1 or not layout.fits_node(arm)

@@ -7,9 +7,7 @@ peer, count as busy. Power tells the difference, and SM activity where the GPU r
 from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +16,8 @@ from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit
+from pytest_ddpscale.run.place import CPU, Culprit
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN, Verdict
 from pytest_ddpscale.util.digits import percent
@@ -39,13 +36,12 @@ WORKING_SMS = 0.5
 IDLE = 0.8
 # Share of polls. A short block has few polls, and one in ten may be a spike that still counts.
 THROTTLED = 0.1
+# Faults of cooling, power supply or board; not idling, clocks that an administrator set, or `sw_power_cap`, which full
+# load causes. `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
+THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 # A GPU under load runs at 70 % of its maximum clock or more, even at its power limit. Hardware slowdowns halve it.
 SLOW_CLOCK = 0.5
-# Faults of cooling, power supply or board; not idling, clocks that an administrator set, or `sw_power_cap`, which full
-# load causes.
-# `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
-THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-# Share of the rounds of an arm; an anomaly in fewer rounds may come from a neighbour's job.
+# Share of the rounds of an arm; an anomaly in fewer rounds may be a fluke, or come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
 _IN_WORDS = {
     "stalled": "busy at nearly idle power: it waits inside a kernel",
@@ -59,7 +55,6 @@ def flags(told: TelemetryColumns) -> dict[str, BoolArray]:
 
     - ``stalled``: busy (at least `BUSY`) at nearly idle power (`STALLED_POWER`), unless half of the SMs work or the
       clock is low, either of which explains the power.
-    - ``idle``: less busy than `IDLE`.
     - ``throttled``: one of `THROTTLE_FAULTS` in at least `THROTTLED` of the polls.
     - ``slow_clock``: SM clock under `SLOW_CLOCK` of its maximum while the GPU is not idle.
 
@@ -73,12 +68,14 @@ def flags(told: TelemetryColumns) -> dict[str, BoolArray]:
     is_working = is_slow | (told.sm_activity >= WORKING_SMS)
     return {
         "stalled": (busy >= BUSY) & ~is_working & is_nearly_idle,
-        "idle": busy < IDLE,
-        "throttled": told.throttle_reasons.where(
-            lambda reasons: any((reasons or {}).get(reason, 0.0) >= THROTTLED for reason in THROTTLE_FAULTS)
-        ),
+        "throttled": told.throttle_reasons.where(lambda one: bool(lasting_faults(one))),
         "slow_clock": is_slow,
     }
+
+
+def lasting_faults(reasons: Mapping[str, float] | None) -> set[str]:
+    """Faults among throttle reasons, with their shares of the polls."""
+    return {one for one in THROTTLE_FAULTS if (reasons or {}).get(one, 0.0) >= THROTTLED}
 
 
 def mean_power_w(told: TelemetryColumns) -> FloatArray:
@@ -91,8 +88,37 @@ def mean_power_w(told: TelemetryColumns) -> FloatArray:
     return watts
 
 
+def _mostly(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
+    """By flag for each device that has it in most of its windows of an arm, those windows."""
+    devices, found = told.arm * len(told.places) + told.place, {}
+    # A short window may lie between two polls and is then unknown.
+    is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
+    for flag, is_raised in flags(told).items():
+        is_known = is_polled if flag == "throttled" else ~np.isnan(told.utilization)
+        often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * np.bincount(devices, is_known)
+        raised = told.of(is_raised & often[devices])
+        found[flag] = [raised.of(rows) for rows in raised.together(raised.place)]
+    return found
+
+
 def device_notes(evidence: Evidence) -> list[str]:
-    """A line for each arm with idle, stalled, throttled or slow devices in most rounds, and on lowered power limits."""
+    """A line for each arm with idle devices, each anomaly of devices in most rounds, and lowered power limits."""
+    notes, told = [], evidence.telemetry
+    for (study, arm), measured in evidence.columns.arms.items():
+        utilization = measured.reading("utilization")[~measured.single_sample]
+        known = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
+        busy = median_over_rounds(utilization[:, known]) if len(known) else np.ones(1)
+        if (count := np.count_nonzero(busy < IDLE)) > 0:
+            rank, place = measured.ranks.who(int(known[busy.argmin()]))
+            whose = f"{count} of {len(busy)} devices" if len(busy) > 1 else "the device"
+            least = f"least busy rank {rank} on {place.host} with {percent(busy.min())}"
+            notes.append(f"{LOW_UTILIZATION}{study}, {arm}: {whose} below {percent(IDLE)}, {least}")
+    # Idle devices are noted from the measurements, on a CPU too. Probes of memory and links wait by nature.
+    is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
+    found = _mostly(told.of(is_training)) | {"throttled": _mostly(told)["throttled"]}
+    for flag, devices in found.items():
+        if names := [f"{one.place_of(0).number} on {one.place_of(0).host}" for one in devices]:
+            notes.append(f"{flag}: {first_few(names)}: {_IN_WORDS[flag]}")
     # A lowered power limit makes GPUs slower than others of their model.
     capped = [
         f"GPU {gpu.index} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
@@ -100,101 +126,24 @@ def device_notes(evidence: Evidence) -> list[str]:
         for gpu in survey.gpus
         if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
     ]
-    notes = [*_low_utilization(evidence.columns), *_flagged(evidence.telemetry)]
     return [*notes, f"power limit below the default: {first_few(capped)}"] if capped else notes
 
 
-def with_stalled_devices(verdict: Verdict, measured: ArmRounds, telemetry: TelemetryColumns) -> Verdict:
+def with_stalled_devices(verdict: Verdict, measured: ArmRounds, told: TelemetryColumns) -> Verdict:
     """Make a pass on device_utilization inconclusive if devices only wait; note a pass on GPUs of unknown power."""
     if verdict.outcome != "passed":
         return verdict
-    rows, columns = np.nonzero(measured.present)
-    numbers, ranks = measured.numbers[rows].tolist(), measured.ranks.numbers[columns].tolist()
-    blocks = set(zip(numbers, ranks, strict=True)) if len(telemetry) else set()
-    told = zip(telemetry.round.tolist(), telemetry.rank.tolist(), strict=True)
-    theirs = telemetry.of(np.array([block in blocks for block in told], np.bool_))
-    stalled = [windows for flag, windows in _mostly(theirs) if flag == "stalled"]
-    if not stalled:
-        is_known = _has_known_power(measured, theirs)
-        return verdict if is_known else replace(verdict, notes=(*verdict.notes, POWER_UNKNOWN))
-    culprits = []
+    if not (stalled := _mostly(told)["stalled"]):
+        is_known = ~np.isnan(mean_power_w(told)) & (told.power_limit_w > 0)
+        known = {told.place_of(row).identity for row in np.flatnonzero(is_known).tolist()}
+        needed = {place.identity for place in measured.ranks.rank_places if place.uuid != CPU}
+        return verdict if needed <= known else replace(verdict, notes=(*verdict.notes, POWER_UNKNOWN))
+    culprits, reason = [], ""
     for windows in stalled:
-        evidence = f"stalled in {len(windows)} rounds: {_power(windows)}"
+        place, watts = windows.place_of(0), np.nanmedian(mean_power_w(windows))
+        power = f"{watts:.0f} W of {windows.power_limit_w[0]:.0f} W"
         # Not certain: the GPU may be waiting for a peer.
-        culprits.append(Culprit("gpu", (windows.place_of(0),), evidence, is_certain=False))
-    reason = f"{_name(stalled[0])} is {_IN_WORDS['stalled']} ({_power(stalled[0])}), so its utilization proves nothing"
+        culprits.append(Culprit("gpu", (place,), f"stalled in {len(windows)} rounds: {power}", is_certain=False))
+        reason = reason or f"{place.number} on {place.host} is {_IN_WORDS['stalled']} ({power})"
+    reason = f"{reason}, so its utilization proves nothing"
     return replace(verdict, outcome="inconclusive", reason=reason, culprits=tuple(culprits))
-
-
-def _has_known_power(measured: ArmRounds, telemetry: TelemetryColumns) -> bool:
-    """Whether the power of every GPU is known in most blocks; CPUs and imported values need none."""
-    ranks, counts = measured.ranks, measured.present[~measured.measured.single_sample].sum(axis=0).tolist()
-    gpus = dict(zip(ranks.gpus, counts, strict=True))
-    known = telemetry.of(~np.isnan(mean_power_w(telemetry)) & (telemetry.power_limit_w > 0))
-    told = Counter((place.host, place.uuid) for place in map(known.place_of, range(len(known))))
-    return all(told[gpu] >= SHARE_OF_ROUNDS * count for gpu, count in gpus.items() if gpu[1] != "cpu")
-
-
-def _low_utilization(columns: Columns) -> Iterator[str]:
-    for (study, arm), measured in columns.arms.items():
-        utilization = measured.reading("utilization")[~measured.single_sample]
-        read = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
-        busy = median_over_rounds(utilization[:, read]) if len(read) else np.zeros(0)
-        if (busy < IDLE).any():
-            share, ranks = busy.min(), measured.ranks.of(read[busy == busy.min()])
-            host, rank = min(zip(ranks.hosts.tolist(), ranks.numbers.tolist(), strict=True))
-            whose = f"{(busy < IDLE).sum()} of {len(busy)} devices" if len(busy) > 1 else "the device"
-            yield (
-                f"{LOW_UTILIZATION}{study}, {arm}: {whose} below {percent(IDLE)}, least busy rank {rank} on {host} "
-                f"with {percent(share)}"
-            )
-
-
-def _flagged(telemetry: TelemetryColumns) -> Iterator[str]:
-    found: dict[int, dict[str, list[TelemetryColumns]]] = {}
-    for flag, windows in _mostly(telemetry):
-        found.setdefault(int(windows.arm[0]), {}).setdefault(flag, []).append(windows)
-    for number, flagged in sorted(found.items()):
-        study, arm = telemetry.arms[number]
-        # Idle devices are noted from the measurements, on a CPU too. Probes of memory and links wait by nature.
-        told = {"throttled"} if study == PROBES else set(_IN_WORDS)
-        for flag, devices in flagged.items():
-            if flag in told:
-                names = first_few([f"{_name(theirs)} ({_power(theirs)})" for theirs in devices])
-                yield f"{flag}: {study}, {arm}: {names}: {_IN_WORDS[flag]}"
-
-
-def _mostly(windows: TelemetryColumns) -> Iterator[tuple[str, TelemetryColumns]]:
-    """Flags that a device has in most of its windows of an arm, with those windows, device by device."""
-    devices = windows.arm * len(windows.places) + windows.place
-    # A short window may lie between two polls and is then unknown.
-    is_polled = windows.throttle_reasons.where(lambda reasons: reasons is not None)
-    often: dict[str, BoolArray] = {}
-    for flag, is_raised in flags(windows).items():
-        count = np.bincount(devices, is_raised)
-        told = np.bincount(devices, is_polled if flag == "throttled" else ~np.isnan(windows.utilization))
-        often[flag] = (count > 0) & (count >= SHARE_OF_ROUNDS * told)
-    is_conspicuous = np.logical_or.reduce([often[flag] for flag in _IN_WORDS])[devices]
-    conspicuous, devices = windows.of(is_conspicuous), devices[is_conspicuous]
-    raised = flags(conspicuous)
-    for rows in conspicuous.together(devices):
-        theirs = {flag: rows[raised[flag][rows]] for flag in raised if often[flag][devices[rows[0]]]}
-        for flag in sorted(theirs, key=lambda flag: int(theirs[flag][0])):
-            yield flag, conspicuous.of(theirs[flag])
-
-
-def _name(windows: TelemetryColumns) -> str:
-    place = windows.place_of(0)
-    return f"{place.number} on {place.host}"
-
-
-def _power(windows: TelemetryColumns) -> str:
-    """``99 % busy at 80 W of 700 W, 1200 MHz of 1980 MHz``, as far as it is known."""
-    values = (windows.utilization, mean_power_w(windows), windows.sm_clock_mhz)
-    known = [one[~np.isnan(one)].tolist() for one in values]
-    busy, watts, clock_mhz = (statistics.median(one) if one else None for one in known)
-    parts = [] if busy is None else [f"{percent(busy)} busy"]
-    for value, limit, unit in ((watts, windows.power_limit_w[0], "W"), (clock_mhz, windows.sm_clock_max_mhz[0], "MHz")):
-        if value is not None:
-            parts.append(f"{value:.0f} {unit}" + (f" of {limit:.0f} {unit}" if limit > 0 else ""))
-    return ", ".join(parts) or "no other readings"

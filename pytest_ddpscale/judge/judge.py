@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import with_agreement
-from pytest_ddpscale.judge.caveats import CAVEATS, Asked
+from pytest_ddpscale.judge.caveats import CAVEATS
+from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
-from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
 from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
-from pytest_ddpscale.judge.node_checks import judge_check
-from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
-from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe, why_incomplete
+from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
-from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
-from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN
-from pytest_ddpscale.judge.uniformity import judge_uniformity
+from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
+from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
+from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
@@ -63,21 +63,17 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
     if why is not None:
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
         return with_gpu_errors(verdict, study.id, evidence)
-    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
+    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
         verdict = judge_uniformity(blank, case, study, evidence, due)
         return verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
     planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
-    peers = RankComparison(study, evidence, case.peers.computing)
-    asked = Asked(
-        case, evidence, values, blank.confidence, study.rounds, due, found, peers if is_by_node else None
-    )  # fmt: skip
-    places = [JudgedPlace("node", (), name) for name in values.places]
+    peers = SlowRanks(study, evidence, case.peers.computing)
+    judged = Judged(blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
-    spread = None if against is None else SpreadJudge(asked, study, against)
-    judged = _judged(blank, asked, places, planned, spread)
+    _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
     why_not = {name: why.text(question) for name, why in values.missing.items()}
     missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = judged.combined(planned, missing)
@@ -87,8 +83,8 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
 
         def rounds() -> ArmRounds:
             if not is_by_node:
-                return asked.rounds(WHOLE)
-            alike = {places[place].host for place in np.flatnonzero(judged.codes == code).tolist()}
+                return judged.rounds(WHOLE)
+            alike = {judged.places[place].host for place in np.flatnonzero(judged.codes == code).tolist()}
             return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), alike)
 
         verdict = with_culprits(verdict, case, peers, rounds)
@@ -113,22 +109,21 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         if case.requirement.definition.compares_places:
             verdict = judge_probe_uniformity(blank, case, values, evidence, due)
         else:
-            asked = Asked(case, evidence, values, blank.confidence, study.rounds, due)
-            verdict = _judge_bandwidths(blank, asked, values, case, probe)
+            judged = Judged(blank, case, evidence, values, study.rounds, due)
+            verdict = _judge_bandwidths(judged, case, probe, why_incomplete(probe, values, evidence))
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
     return verdict if probe.name in evidence.unsupported else _with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _judge_bandwidths(blank: Verdict, asked: Asked, values: Values[JudgedPlace], case: NodeCase, probe: Arm) -> Verdict:
-    evidence = asked.evidence
-    planned = len(evidence.plan.layout.groups_of_round(probe))
-    judged = _judged(blank, asked, values.places, planned)
-    verdict = judged.combined(planned, why_incomplete(probe, values, evidence))
+def _judge_bandwidths(judged: Judged, case: NodeCase, probe: Arm, missing: str) -> Verdict:
+    planned = len(judged.evidence.plan.layout.groups_of_round(probe))
+    _judge_places(judged, planned)
+    verdict = judged.combined(planned, missing)
     limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
     there = np.flatnonzero(judged.codes != ABSENT)
     places, codes, found = [judged.places[at] for at in there.tolist()], judged.codes[there], judged.found.values[there]
-    return with_probe_culprits(verdict, probe, places, codes, found, evidence, limit)
+    return with_probe_culprits(verdict, probe, places, codes, found, judged.evidence, limit)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
@@ -137,27 +132,31 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _judged(
-    blank: Verdict, asked: Asked, places: Sequence[JudgedPlace], planned: int, spread: SpreadJudge | None = None
-) -> Judged:
-    """The places of the values, in their order, by the bound, the spread of GPUs and all doubts."""
+def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None] | None = None) -> None:
+    """Judge all places by the bound, the spread of GPUs and all doubts.
 
-    def look(confidence: float, again: Sequence[int] | None = None) -> Judged:
-        found = asked.values.estimated(confidence, asked.limit)
-        judged = Judged(blank, asked.case.requirement, places, found)
+    Failures are judged again at the confidence that holds for all places together.
+    """
+
+    def look(found: Estimated) -> None:
+        judged.decide(found)
         if spread is not None:
-            for place in np.flatnonzero(np.isin(judged.codes, (OPEN, FAILED))).tolist() if again is None else again:
-                judged.take(place, spread.judged(judged.verdict_on(place), blank, places[place].name, confidence))
-        return judged
+            spread(judged)
+        for caveat in CAVEATS:
+            caveat(judged)
 
-    judged = look(asked.confidence)
-    for caveat in CAVEATS:
-        caveat(asked, judged)
-    failed = np.flatnonzero(judged.codes == FAILED).tolist()
-    of = max(planned, int((judged.codes != ABSENT).sum()))
-    if failed and of > 1:
-        judged.confirm(look(1 - (1 - asked.confidence) / of, failed), failed, of)
-    return judged
+    look(found := judged.found)
+    failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
+    if not failed.any() or of == 1:
+        return
+    reasons = {place: judged.told(place) for place in np.flatnonzero(failed).tolist()}
+    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
+    names = "low", "high", "confidences"
+    look(replace(found, **{name: np.where(failed, getattr(strict, name), getattr(found, name)) for name in names}))
+    for place, reason in reasons.items():
+        if judged.codes[place] != FAILED:
+            judged.codes[place] = OPEN
+            judged.reasons[place] = f"{reason}, but on one of {of} {judged.places[place].noun} this may be chance"
 
 
 def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:

@@ -16,14 +16,16 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import unless_most_fail
 from pytest_ddpscale.judge.probes import JudgedPlace
+from pytest_ddpscale.judge.rounds import ArmRounds, Groups
+from pytest_ddpscale.judge.slow import SlowRanks
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
+from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, AgainstSlowest, Culprit, Flag, Verdict, VerdictOutcome
-from pytest_ddpscale.thresholds.cases import AnyCase
-from pytest_ddpscale.thresholds.model import Requirement
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -61,15 +63,21 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
 
 
 class Judged:
-    """Places of a requirement with their codes, which doubts set to open.
+    """A requirement, what was measured for it, and the codes of its places, which doubts set to open.
 
     Args:
         blank: the verdict ``not_measured``.
-        requirement: which has the bound.
-        places: all of them.
-        found: their estimates, (places,).
+        case: the requirement, on training or a probe.
+        evidence: of the run.
+        values: of its question or probe.
+        limit: largest number of rounds; 0 if no more will come.
+        due: number of rounds that were begun and timed every arm of the question.
+        groups: complete rounds of the arms, by place; empty for a probe.
+        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
 
     Attributes:
+        places: those of the values.
+        found: estimates, (places,).
         codes: `PASSED` … `ABSENT`, (places,).
         reasons: of places whose code does not come from the bound alone, by index; so are the next ones.
         notes: for the reader, with the places that they are about, each once.
@@ -79,27 +87,50 @@ class Judged:
     """
 
     def __init__(
-        self, blank: Verdict, requirement: Requirement, places: Sequence[JudgedPlace], found: Estimated
-    ) -> None:
-        self.blank, self.places, self.found, definition = blank, places, found, requirement.definition
-        self._side, self._bound = -1 if definition.upper_bound else 1, requirement.bound
-        self._possible = definition.range_at(blank.world_size, "possible")
+        self, blank: Verdict, case: Case | NodeCase, evidence: Evidence, values: Values[str] | Values[JudgedPlace],
+        limit: int = 0, due: int = 0, groups: Sequence[Groups] = (), peers: SlowRanks | None = None,
+    ) -> None:  # fmt: skip
+        self.blank, self.case, self.evidence, self.values = blank, case, evidence, values
+        self.limit, self.due, self.groups, self.peers = limit, due, groups, peers
+        self.places = [JudgedPlace("node", (), one) if isinstance(one, str) else one for one in values.places]
+        self.decide(values.estimated(blank.confidence, limit))
+
+    def decide(self, found: Estimated) -> None:
+        """Codes of the places by their estimates and the bound alone."""
+        self.found, self.reasons, self.notes = found, dict[int, str](), dict[str, dict[int, None]]()
+        self.flags, self.against = dict[int, tuple[Flag, ...]](), dict[int, AgainstSlowest]()
+        self.culprits = dict[int, tuple[Culprit, ...]]()
+        requirement, definition = self.case.requirement, self.case.requirement.definition
         # A share may be 0, and a difference of two arms negative.
         least = 0.0 if definition.scale == "differences" and definition.baseline is None else -math.inf
-        self.codes, self._why = found.against(requirement.bound, self._side, least)
-        self.codes[found.rounds == 0] = ABSENT
-        self.reasons: dict[int, str] = {}
-        self.notes: dict[str, dict[int, None]] = {}
-        self.flags: dict[int, tuple[Flag, ...]] = {}
-        self.culprits: dict[int, tuple[Culprit, ...]] = {}
-        self.against: dict[int, AgainstSlowest] = {}
+        codes, self._why = found.against(requirement.bound, -1 if definition.upper_bound else 1, least)
+        self.codes = np.where(found.rounds == 0, ABSENT, codes)
         for place in np.flatnonzero((~np.isnan(found.drifts) | found.are_single) & (self.codes > IMPOSSIBLE)).tolist():
             self.note(place, found.note(place))
+
+    def rounds(self, place: str) -> ArmRounds:
+        """Complete rounds of the measured arm at a place."""
+        one = next(one for one in self.groups if place in one.places)
+        return one.at(one.places.index(place))[-1]
+
+    def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
+        row = {place: number for number, place in enumerate(self.values.places)}
+        total, count = np.zeros((2, len(row)))
+        for one in self.groups:
+            rows, at = one.arms[-1], [row[place] for place in one.places]
+            values = np.asarray(of_rounds(rows), np.float64)
+            is_known, node = ~np.isnan(values), rows.measured.node
+            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
+            count[at] = np.bincount(node[is_known], minlength=len(at))
+        return total, count
 
     @property
     def margins(self) -> FloatArray:
         """Distance of each value from the bound, positive on the good side; -∞ without a value."""
-        return np.nan_to_num(self._side * (self.found.values - self._bound), nan=-np.inf)
+        requirement = self.case.requirement
+        better = self.found.values - requirement.bound
+        return np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
 
     def note(self, place: int, text: str) -> None:
         """Add a note on a place, unless it is empty."""
@@ -126,19 +157,19 @@ class Judged:
         """The verdict on a place; the interval is clipped to possible values, and None if it says nothing."""
         code, found = int(self.codes[place]), self.found
         verdict = replace(
-            self.blank, outcome=OUTCOMES[code], rounds=int(found.rounds[place]), flags=self.flags.get(place, ()),
-            reason=self._told(place),
-            notes=tuple(note for note, at in self.notes.items() if place in at),
+            self.blank, outcome=OUTCOMES[code], rounds=int(found.rounds[place]), reason=self.told(place),
+            flags=self.flags.get(place, ()), notes=tuple(note for note, at in self.notes.items() if place in at),
             culprits=self.culprits.get(place, ()), against_slowest=self.against.get(place),
         )  # fmt: skip
         if code in (IMPOSSIBLE, ABSENT):
             return verdict
         value, interval, _, _, correlation = found.found(place)
-        told = interval and not found.say_nothing[place]
-        interval = possible_part(*interval, value, self._possible) if interval and told else None
-        return replace(verdict, value=value, interval=interval, correlation=correlation)
+        possible = self.case.requirement.definition.range_at(self.blank.world_size, "possible")
+        told = None if interval is None or found.say_nothing[place] else possible_part(*interval, value, possible)
+        return replace(verdict, value=value, interval=told, correlation=correlation)
 
-    def _told(self, place: int) -> str:
+    def told(self, place: int) -> str:
+        """Why a place has its code."""
         return self.reasons.get(place) or self.found.told(place, str(self._why[place]))
 
     def take(self, place: int, verdict: Verdict) -> None:
@@ -149,24 +180,6 @@ class Judged:
             self.against[place] = verdict.against_slowest
         for note in verdict.notes:
             self.note(place, note)
-
-    def confirm(self, strict: Judged, again: Sequence[int], of: int) -> None:
-        """Failures count only if they also hold at the confidence that holds for all places together.
-
-        Args:
-            strict: the same places at that confidence.
-            again: those that fail.
-            of: number of places.
-        """
-        low, high = self.found.low.copy(), self.found.high.copy()
-        low[again], high[again] = strict.found.low[again], strict.found.high[again]
-        self.found = replace(self.found, low=low, high=high)
-        for place in again:
-            reason = self._told(place)
-            self.take(place, strict.verdict_on(place))
-            if self.codes[place] != FAILED:
-                reason = f"{reason}, but on one of {of} {self.places[place].noun} this may be chance"
-                self.codes[place], self.reasons[place] = OPEN, reason
 
     def combined(self, planned: int, missing: str) -> Verdict:
         """One verdict on all places, at least one of which is measured unless something is missing.
@@ -272,8 +285,3 @@ class Judged:
         if is_told_by_ranks:
             return replace(verdict, culprits=(*verdict.culprits, *culprits))
         return unless_most_fail(verdict, culprits, self.codes, planned, "nodes")
-
-
-def against_bound(blank: Verdict, requirement: Requirement, one: Estimated) -> Verdict:
-    """The verdict on a place from its values alone, the only series."""
-    return Judged(blank, requirement, (), one).verdict_on(0)

@@ -10,7 +10,7 @@ from typing import Final
 from pytest_ddpscale.judge.coverage import is_between_nodes
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.coverage import PROBES, TRAINING, Coverage
+from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import (
     ACCEPTING,
@@ -123,7 +123,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str, CauseId]:
             return "incomplete", f"{count}, but none between nodes: {why}", _NOT_ACCEPTED
         count += "; between nodes: provisional bounds" if all(v.provisional for v in kept) else ""
     # What else stands in the way, the worst first.
-    coverage, nodes = run.coverage, run.coverage.node_count
+    coverage = run.coverage
     if run.wrong_data:
         return "incomplete", f"{count}, but {run.wrong_data[0]}, on which no requirement is judged", "wrong-data"
     if run.silent:
@@ -136,7 +136,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str, CauseId]:
         names = ", ".join(one.name for one in run.spoiled)
         return "incomplete", f"tests skipped, or failed otherwise: {names}", "test-failed"
     if absent := coverage.nodes_absent:
-        why = f"{count}, but {len(absent)} of {nodes} nodes not tested: {first_few(absent)}"
+        why = f"{count}, but {len(absent)} of {coverage.node_count} nodes not tested: {first_few(absent)}"
         return "incomplete", why, "not-measured"
     if run.slow_links:
         return "incomplete", f"{count}, but communication is slow at {run.slow_links[0]}", "slow-node-link"
@@ -149,9 +149,6 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str, CauseId]:
         names = first_few([f"{gpu.place.number} on {gpu.place.host}" for gpu in idle])
         why = f"{count}, but none of them tested {len(idle)} of {len(coverage.gpus)} GPUs: {names}"
         return "partial", why, _NOT_ACCEPTED
-    idle_nodes = sum(not (one.left_out or {PROBES, TRAINING} & {*one.tested_by}) for one in coverage.nodes)
-    if coverage.is_on_several_nodes and idle_nodes:
-        return "partial", f"{count}, but none of them tested {idle_nodes} of {nodes} nodes", _NOT_ACCEPTED
     missing = coverage.paths_planned - len(coverage.paths)
     why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
     if missing > 0:

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
@@ -124,7 +124,7 @@ class Estimated:
         series: the values, each row's rounds first, (series, most rounds).
         scale: how they err.
         limit: largest number of rounds; 0 if no more will come.
-        confidence: of the intervals, 0 … 1.
+        confidences: of the intervals, 0 … 1.
     """
 
     values: FloatArray
@@ -137,7 +137,7 @@ class Estimated:
     series: FloatArray
     scale: Scale
     limit: int
-    confidence: float
+    confidences: FloatArray
 
     @property
     def are_single(self) -> BoolArray:
@@ -174,7 +174,9 @@ class Estimated:
             if by_factors:
                 series, on_scale = np.log(series), math.log(bound)
             sides = np.where(above[rows], 1, -1)
-            found[:, rows] = would_last(series, self.limit, on_scale, sides, self.confidence, distance[rows])
+            found[:, rows] = would_last(
+                series, self.limit, on_scale, sides, self.confidences[rows], distance[rows]
+            )  # fmt: skip
         is_decided = (good | bad) & found[0]
         is_far = found[1] & ~is_decided & (bound > 0)
         why = np.select(
@@ -186,16 +188,11 @@ class Estimated:
         code = np.where(np.isin(why, ("far", "kept", "missed")), np.where(keeps, PASSED, FAILED), OPEN)
         return np.where(why == "impossible", IMPOSSIBLE, code), why
 
-    def only(self, row: int) -> Estimated:
-        """One of the series."""
-        names = (one.name for one in fields(self) if one.name not in ("scale", "limit", "confidence"))
-        return replace(self, **{name: getattr(self, name)[row : row + 1] for name in names})
-
     def told(self, row: int, why: str) -> str:
         """The sentence of a reason."""
         rounds = int(self.rounds[row])
         return REASONS[why].format(
-            rounds=rounds, limit=self.limit, confidence=self.confidence, values=self.series[row, :rounds].tolist()
+            rounds=rounds, limit=self.limit, confidence=self.confidences[row], values=self.series[row, :rounds].tolist()
         )
 
     def note(self, row: int) -> str:
@@ -263,7 +260,9 @@ def estimate(
     reach = np.exp(NormalDist().inv_cdf(0.5 + confidence / 2) * errors[single])  # one long sample: of logarithms
     found[1, single], found[2, single] = found[0, single] / reach, found[0, single] * reach
     values, low, high, drifts, rho = found
-    return Estimated(values, low, high, drifts, rho, errors, rounds, series, scale, limit, confidence)
+    return Estimated(
+        values, low, high, drifts, rho, errors, rounds, series, scale, limit, np.full(len(series), confidence)
+    )
 
 
 def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float, error: float = math.nan) -> Found:
@@ -410,7 +409,7 @@ def widening(correlations: FloatArray, rounds: int, alike: int = 1) -> FloatArra
 
 
 def would_last(
-    series: FloatArray, limit: int, bound: float, side: IntArray, confidence: float, distance: FloatArray
+    series: FloatArray, limit: int, bound: float, side: IntArray, confidences: FloatArray, distance: FloatArray
 ) -> tuple[BoolArray, BoolArray]:
     """Whether verdicts would survive a trend within the noise to the last round, and one odd round; and which series
     are far from the bound: in each round, and if a drift went on to the last one.
@@ -422,7 +421,7 @@ def would_last(
         limit: largest number of rounds.
         bound: on the scale of the series.
         side: 1 if values lie above the bound, -1 below, (series,).
-        confidence: of the interval that excludes the bound, also after one more round.
+        confidences: of the interval that excludes the bound, also after one more round, (series,).
         distance: from which on a round is far, (series,).
     """
     rounds, (means, slopes, noise, _) = series.shape[1], fit_lines(series)
@@ -435,7 +434,7 @@ def would_last(
         return np.ones(len(series), np.bool_), is_far
     goes_on = ends >= t_quantile(TREND_CONFIDENCE, rounds - 2) * noise * math.sqrt(1 / rounds + ahead**2 / squares)
     longer = np.column_stack([series, means - side * HICCUP_SDS * series.std(axis=1)])
-    is_excluded = log_evidence(longer, np.full(len(series), bound)) >= -math.log(1 - confidence)
+    is_excluded = log_evidence(longer, np.full(len(series), bound)) >= -np.log(1 - confidences)
     is_excluded &= side * (longer.mean(axis=1) - bound) >= 0
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)

@@ -47,7 +47,7 @@ def write_reports(
 
         views: dict[str, Callable[[], str]] = {
             "junit.xml": lambda: junit.render_junit(judgement),
-            "requirements.csv": lambda: csv_tables.render_requirements(judgement),
+            "values.csv": lambda: csv_tables.render_values(judgement, evidence),
             "culprits.csv": lambda: csv_tables.render_culprits(judgement),
             "metrics.prom": lambda: render_prometheus(judgement, record, evidence.gangs),
         }

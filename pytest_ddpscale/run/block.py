@@ -106,12 +106,11 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
             if unknown := given.keys() - known:
                 raise ValueError(f"unknown name {min(unknown)!r}; expected one of {', '.join(known)}")
         columns, size = {name: getattr(self, name) for name in _COLUMNS}, len(self.ranks)
-        for name, said in [*columns.items(), *self.readings.items(), *self.unread.items()]:
-            if isinstance(said, tuple | np.ndarray) and len(said) != size:
-                raise ValueError(f"{name} has {len(said)} values; expected {size}, one for each rank")
-            if isinstance(said, tuple) and name in columns:
+        refuse_other_lengths([*columns.items(), *self.readings.items(), *self.unread.items()], size)
+        for name, said in columns.items():
+            if isinstance(said, tuple):
                 force_setattr(self, name, np.array(said, _COLUMNS[name]))
-        if len({*self.ranks}) < size:
+        if len(np.unique(self.ranks)) < size:
             raise ValueError(f"ranks has {size} values; expected each rank once")
         readings: dict[str, Any] = {}
         for name, said in self.readings.items():
@@ -196,7 +195,7 @@ class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsu
     reasons: str | Texts
 
     def __post_init__(self) -> None:
-        refuse_other_lengths(self, len(self.ranks), "reasons")
+        refuse_other_lengths([("reasons", self.reasons)], len(self.ranks))
 
 
 def step_bytes(step_s: Iterable[float]) -> bytes:

@@ -8,7 +8,7 @@ of one group would count for another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -25,6 +25,7 @@ from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.place import CPU
 from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.rank_columns import Index
 from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
@@ -121,8 +122,9 @@ def refuse_contradictions(
             trained, ranks = plan.study(study), np.array([step.rank for step in one.ranks])
             planned = np.full(layout.world_size, -1)
             planned[list(trained.ranks(trained.arms, layout) if trained else ())] = 0
-            may_lack = range(layout.world_size) if is_simulated else ()
-            _compare(planned, ranks, np.zeros_like(ranks), may_lack, f"the seeded step of {study}")
+            _compare(
+                planned, ranks, np.zeros_like(ranks), slice(None if is_simulated else 0), f"the seeded step of {study}"
+            )
 
     def refuse_telemetry(_line: int, one: AnyRecord) -> None:
         """Telemetry is of a block with its ranks and times, or of one that its study has not finished: it is written
@@ -215,13 +217,13 @@ def _refuse_groups(
     if unable and not alone:  # the others of their crew wait in vain
         lacking.update(*(crew for crew in layout.crews(arm) if lacking.intersection(crew)))
     what = f"{one.arm} of {one.study}, round {one.round}"
-    may_lack = range(layout.world_size) if is_simulated else lacking
+    may_lack = slice(None) if is_simulated else np.array([*lacking], np.int64)
     _compare(planned, ranks, planned[ranks] if alone else groups, may_lack, what)
     if arm.kind == "ddp" and not one.each("digest").all():
         raise ValueError("has a replica without a checksum (digests)")
 
 
-def _compare(planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: Iterable[int], what: str) -> None:
+def _compare(planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: Index, what: str) -> None:
     """Refuse other groups than planned.
 
     Args:
@@ -240,7 +242,7 @@ def _compare(planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: Ite
         expected = f"ranks {_named(np.flatnonzero(planned == number))}" if number >= 0 else "none"
         raise _not_planned(f"ranks {_named(found)} as a group of {what}", expected)
     absent = planned >= 0
-    absent[[*ranks, *may_lack]] = False
+    absent[ranks] = absent[may_lack] = False
     if absent.any():
         raise ValueError(f"lacks rank {_named(np.flatnonzero(absent))} of {what}")
 

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +30,7 @@ LOGS = "logs"  # subfolder, with `gang` for the logs of this launch and `run` fo
 TRACES = "profiles"  # subfolder for traces, which are sent as whole files; also a folder of the run
 MOST_TRACE_BYTES = 2**25
 _ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
-_COUNTER = struct.Struct("<Q")
+_COUNTER_BYTES = 8
 _PIPE_BYTES = 2**20  # default limit for unprivileged users; holds a round of thousands of ranks
 
 
@@ -172,21 +171,21 @@ class StatusWriter:
     def __init__(self, folder: Path, local_rank: int) -> None:
         self._path, self._error = folder / f"{local_rank}.json", folder / f"{local_rank}.error.json"
         counter = folder / f"{local_rank}.steps"
-        counter.write_bytes(_COUNTER.pack(0))
+        counter.write_bytes(bytes(_COUNTER_BYTES))
         with counter.open("r+b") as file:
-            self._counter = mmap.mmap(file.fileno(), _COUNTER.size)
+            self._counter = mmap.mmap(file.fileno(), _COUNTER_BYTES)
         self._steps = 0
 
     def count_step(self) -> None:
         """Count one training step."""
         self._steps += 1
-        _COUNTER.pack_into(self._counter, 0, self._steps)
+        self._counter[:] = self._steps.to_bytes(_COUNTER_BYTES, "little")
 
     def tell(self, status: RankStatus) -> None:
         """Replace the status and restart the step count."""
         write_atomically(self._path, msgspec.json.encode(status), sync=False)
         self._steps = 0
-        _COUNTER.pack_into(self._counter, 0, 0)
+        self._counter[:] = bytes(_COUNTER_BYTES)
 
     def tell_failure(self, failure: RankFailure) -> None:
         """Write this rank's error."""
@@ -197,8 +196,8 @@ def read_status(folder: Path, local_rank: int) -> RankStatus | None:
     """The last status of a rank; None before the first."""
     said = _read(folder / f"{local_rank}.json", RankStatus)
     try:
-        steps = _COUNTER.unpack((folder / f"{local_rank}.steps").read_bytes())[0]
-    except (OSError, struct.error):
+        steps = int.from_bytes((folder / f"{local_rank}.steps").read_bytes(), "little")
+    except OSError:
         return None
     return said and msgspec.structs.replace(said, steps=steps)
 

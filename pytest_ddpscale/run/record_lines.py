@@ -63,12 +63,16 @@ class RecordReader:
             gang = self._gangs.get(record.gang)
             if gang is None:
                 raise ValueError(f"gang {record.gang} was not announced before")
-            if isinstance(record, ArmProfile):
-                gang.refuse_without(record.rank)
-            elif isinstance(record, SeededSteps | GangTransport | TrainedEpoch | TrainedRun):
-                gang.refuse_without(max(one.rank for one in record.ranks))
-            elif not isinstance(record, LaunchTime):
-                gang.refuse_without(int(np.max(record.ranks)))
+            if isinstance(record, SeededSteps | GangTransport | TrainedEpoch | TrainedRun):
+                rank = max(one.rank for one in record.ranks)
+            else:
+                rank = (
+                    getattr(record, "rank", 0)
+                    if isinstance(record, ArmProfile | LaunchTime)
+                    else int(np.max(record.ranks))
+                )
+            if rank >= gang.world_size:
+                raise ValueError(f"rank {rank} is named, but gang {gang.gang} has {gang.world_size} ranks")
         return record
 
 

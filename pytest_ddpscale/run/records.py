@@ -71,11 +71,6 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
         """Number of ranks."""
         return len(self.ranks)
 
-    def refuse_without(self, rank: int) -> None:
-        """Raises ValueError if it has no such rank."""
-        if rank >= self.world_size:
-            raise ValueError(f"rank {rank} is named, but gang {self.gang} has {self.world_size} ranks")
-
     @property
     def places(self) -> list[Place]:
         """Host, local rank and device of every rank."""

@@ -102,13 +102,8 @@ def each(column: T | tuple[T, ...], count: int) -> tuple[T, ...]:
     return column if isinstance(column, tuple) else (column,) * count
 
 
-def refuse_other_lengths(record: msgspec.Struct, count: int, *names: str) -> None:
-    """Refuse columns of another length.
-
-    Raises:
-        ValueError: the message has the column's name.
-    """
-    for name in names:
-        found = getattr(record, name)
-        if not isinstance(found, str | dict) and isinstance(found, Sized) and len(found) != count:
+def refuse_other_lengths(columns: Iterable[tuple[str, Any]], count: int) -> None:
+    """Refuse columns of another length, by name. Raises ValueError."""
+    for name, found in columns:
+        if isinstance(found, Sized) and not isinstance(found, str | dict) and len(found) != count:
             raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")

@@ -99,7 +99,7 @@ class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", t
     ranks: Ranks
 
     def __post_init__(self) -> None:
-        refuse_other_lengths(self, len(self.ranks), *READINGS)
+        refuse_other_lengths(((name, getattr(self, name)) for name in READINGS), len(self.ranks))
         if not np.less(self.started_unix_s, self.ended_unix_s).all():
             raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
 
@@ -179,13 +179,6 @@ class TelemetryColumns:
         order = np.argsort(keys, kind="stable")
         ends = np.flatnonzero(np.diff(keys[order])) + 1
         return sorted(np.split(order, ends), key=lambda rows: int(rows[0]))
-
-    @property
-    def by_gpu(self) -> list[TelemetryColumns]:
-        """Rows of each GPU, which host and UUID identify."""
-        numbers: dict[tuple[str, str], int] = {}
-        gpus = [numbers.setdefault((place.host, place.uuid), len(numbers)) for place in self.places]
-        return [self.of(rows) for rows in self.together(np.array(gpus, np.int64)[self.place])]
 
     def rows_of_arm(self, study: str, arm: str) -> IntArray:
         """Rows of an arm, or of a probe by its id."""

@@ -62,13 +62,13 @@ class MeasureSource(EvidenceSource):
 
     def unfit_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Unfit nodes and reasons, from the surveys taken before launch."""
-        from pytest_ddpscale.judge.node_checks import unfit_nodes
+        from pytest_ddpscale.judge.checks import unfit_nodes
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today())
 
     def hopeless_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Nodes where no rank can run, and reasons."""
-        from pytest_ddpscale.judge.node_checks import unfit_nodes
+        from pytest_ddpscale.judge.checks import unfit_nodes
 
         return unfit_nodes(self.selected, plan, surveys_of(surveys), today(), hopeless=True)
 

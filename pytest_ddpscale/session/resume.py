@@ -26,7 +26,7 @@ from pytest_ddpscale.util.masking import masked_arguments
 # Files that a session concluded, not measured; they are moved out of the next session's way.
 _CONCLUSIONS = (
     "verdicts.json", "baseline.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "metrics.prom",
-    "requirements.csv", "culprits.csv", "plots",
+    "values.csv", "culprits.csv", "plots",
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ _FOR_GOOD = frozenset(
     ]
 )
 # nvml.h, nvmlClocksEventReasons*; the names are nvidia-smi's (`clocks_event_reasons.hw_slowdown` …).
-# Not all are faults, for example idling or the power cap at full load; `judge.devices.THROTTLE_FAULTS` are.
+# Not all are faults, for example idling or the power cap at full load; `judge.check_rules.THROTTLE_FAULTS` are.
 REASONS: dict[int, str] = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.judged import against_bound, blank_verdict
 from pytest_ddpscale.judge.stats import (
     CORRELATIONS,
     estimate,
@@ -28,9 +27,8 @@ from pytest_ddpscale.judge.stats import (
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.simulate.round_noise import RoundNoise
-from tests.builders.judged import CONFIDENCE, make_case
+from tests.builders.judged import CONFIDENCE
 from tests.rows import rows
 
 FALLING = [1.0 - 0.01 * i for i in range(9)]
@@ -200,7 +198,7 @@ def test_a_verdict_lasts_and_is_far(
     side: int, values: FloatArray, limit: int, bound: float, lasts: bool, far: bool
 ) -> None:
     series, distance = side * values[np.newaxis], np.array([0.5])
-    found = would_last(series, limit, side * bound, np.array([side]), CONFIDENCE, distance)
+    found = would_last(series, limit, side * bound, np.array([side]), np.array([CONFIDENCE]), distance)
     assert [bool(one[0]) for one in found] == [lasts, far]
 
 
@@ -265,12 +263,6 @@ BIG_WAVES = [29.0 * math.exp(0.3 * math.sin(2 * math.pi * (number + 0.5) / 6)) f
 SLOW_WAVES = [100.0 * (1 + 0.03 * math.sin(2 * math.pi * number / 16)) for number in range(32)]
 
 
-def judged(values: list[float], bound: float, limit: int) -> Verdict:
-    case = make_case("throughput_per_gpu", bound, world_size=1)
-    found = estimate(np.array([values]), "factors", CONFIDENCE, limit)
-    return against_bound(blank_verdict(case, CONFIDENCE), case.requirement, found)
-
-
 @rows(
     ("values", "bound", "limit", "outcome", "reason"),
     [
@@ -293,9 +285,10 @@ def judged(values: list[float], bound: float, limit: int) -> Verdict:
     ],
 )  # fmt: skip
 def test_the_bound_decides(values: list[float], bound: float, limit: int, outcome: str, reason: str) -> None:
-    found = judged(values, bound, limit)
-    assert (found.outcome, found.is_open) == (outcome, outcome == "inconclusive")
-    assert found.reason.startswith(reason)
+    found = estimate(np.array([values]), "factors", CONFIDENCE, limit)
+    codes, why = found.against(bound, 1)
+    assert codes.tolist() == [{"passed": 1, "failed": -1, "inconclusive": 0}[outcome]]
+    assert found.told(0, str(why[0])).startswith(reason)
 
 
 def test_a_ratio_and_its_inverse_have_inverse_intervals() -> None:

@@ -55,7 +55,7 @@ JUDGEMENT_KEYS = {
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",
-    "requirements.csv",
+    "values.csv",
 }  # fmt: skip
 ALL = len(REQUIREMENTS)
 ONE_IDLES = tuple(replace(one, last=0.06) for one in MEASURED_RUN)

@@ -11,7 +11,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.report.cause import headline
-from pytest_ddpscale.report.csv_tables import render_culprits, render_requirements
+from pytest_ddpscale.report.csv_tables import render_culprits, render_values
 from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
@@ -72,7 +72,7 @@ def test_reports_say_what_was_approved(name: str) -> None:
 
 def test_files_for_programs_are_as_they_were_approved() -> None:
     assert_approved("every-outcome.prom", render_prometheus(JUDGEMENT, RUN, [GANG]))
-    assert_approved("requirements.csv", render_requirements(JUDGEMENT))
+    assert_approved("values.csv", render_values(JUDGEMENT, EVIDENCE))
     assert_approved("culprits.csv", render_culprits(JUDGEMENT))
 
 

@@ -1,4 +1,4 @@
-"""requirements.csv and culprits.csv: nothing is lost, and no spreadsheet computes what stands there."""
+"""values.csv and culprits.csv: nothing is lost, and no spreadsheet computes what stands there."""
 
 from __future__ import annotations
 
@@ -6,22 +6,49 @@ import csv
 import io
 from dataclasses import replace
 
-from pytest_ddpscale.report.csv_tables import render_requirements
-from tests.builders.judgements import FAILED, PASSED, hostile_judgement, judgement_with
+from pytest_ddpscale.history.key_values import key_values_of
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.report.csv_tables import render_values
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.verdicts import Judgement
+from tests.builders.judged import CONFIDENCE
+from tests.builders.judgements import EVIDENCE, FAILED, JUDGEMENT, PASSED, hostile_judgement, judgement_with
+from tests.builders.nights import SKU, STUDY, measurements
+from tests.builders.probes import MATMUL, measure_probe, probe_case, probe_columns_of, probe_plan, steady, with_columns
+from tests.builders.rounds import columns_of
+
+
+def rows(judgement: Judgement, evidence: Evidence = EVIDENCE) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(render_values(judgement, evidence))))
 
 
 def test_text_is_no_formula() -> None:
     for start in ["=", "+", "-", "@", "\t=", "\n@", "＝"]:
-        verdict = replace(PASSED, reason=f"{start}HYPERLINK(1)")
-        (row,) = csv.DictReader(io.StringIO(render_requirements(judgement_with(verdict))))
-        assert row["reason"].startswith("'")
+        (row,) = rows(judgement_with(replace(PASSED, place=f"{start}HYPERLINK(1)")))
+        assert row["place"].startswith("'")
 
 
 def test_negative_numbers_stay_numbers() -> None:
-    (row,) = csv.DictReader(io.StringIO(render_requirements(judgement_with(FAILED))))
-    assert float(row["margin"]) == FAILED.margin
+    (row,) = rows(judgement_with(replace(FAILED, value=-0.01)))
+    assert float(row["value"]) == -0.01
 
 
 def test_hostile_text_makes_no_row() -> None:
     judgement = hostile_judgement()
-    assert len(render_requirements(judgement).splitlines()) == 1 + len(judgement.verdicts)
+    assert len(rows(judgement)) == len(judgement.verdicts)
+
+
+def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
+    """The one that decides a requirement with the same number, and of what was measured as the history knows it."""
+    plan = replace(probe_plan(MATMUL, ranks_per_node=2), sku=SKU, studies=(STUDY,))
+    probed = probe_columns_of(measure_probe(plan, MATMUL, steady(700.0, {(1,): 600.0})))
+    evidence = with_columns(Evidence(plan, columns_of(measurements("n0", [100.0, 80.0])), {}), probed)
+    verdict = judge(probe_case(MATMUL, 650.0), evidence, CONFIDENCE)
+    decides, *others = rows(replace(JUDGEMENT, verdicts=(verdict,)), evidence)
+    assert (decides["requirement"], decides["outcome"], decides["code"]) == (verdict.id, "failed", "below-bound")
+    own = [one for one in others if one["arm"] == MATMUL.name]
+    assert [one["value"] for one in own if one["place"] == decides["place"]] == [decides["value"]]
+    of_gpus = [one for one in key_values_of(evidence) if one.gpu_uuid]
+    found = {(one["metric"], one["workload"], one["gpu_uuid"], one["measured"]) for one in others}
+    assert found == {(one.metric, one.subject, one.gpu_uuid, one.definition) for one in of_gpus}
+    assert {one["requirement"] + one["outcome"] + one["code"] for one in others} == {""}

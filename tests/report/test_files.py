@@ -18,7 +18,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.judgements import EVIDENCE, JUDGEMENT, PLAN, RUN
 from tests.builders.profiles import profile
 
-FILES = ["verdicts.json", "junit.xml", "requirements.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]
+FILES = ["verdicts.json", "junit.xml", "values.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]
 
 
 @pytest.fixture

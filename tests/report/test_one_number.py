@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.report.csv_tables import render_requirements
+from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.verdicts import Judgement
@@ -40,9 +40,9 @@ def drawn(judgement: Judgement) -> dict[str, Figure]:
 def test_every_view_has_the_number_of_the_verdict() -> None:
     judgement = judged()
     values = {one.id: one.value or 0.0 for one in judgement.verdicts}
-    assert {row["id"]: float(row["value"]) for row in csv.DictReader(io.StringIO(render_requirements(judgement)))} == (
-        pytest.approx(values)
-    )
+    written = list(csv.DictReader(io.StringIO(render_values(judgement, EVIDENCE))))
+    told = {row["requirement"]: float(row["value"]) for row in written if row["requirement"]}
+    assert told == pytest.approx(values)
     efficiency = {size: values[case.id] for size, case in EFFICIENCY.items()}
     throughput = {size: values[case.id] for size, case in THROUGHPUT.items()}
     found = drawn(judgement)

@@ -51,6 +51,26 @@ def test_all_that_is_said_survives(tmp_path: Path) -> None:
 
 
 @rows(
+    ("code", "said"),
+    [
+        ("passed", {}),
+        ("below-bound", {"outcome": "failed"}),
+        ("above-bound", {"outcome": "failed", "bound": {"at_most": 1.0}}),
+        ("wrong-data", {"outcome": "failed", "flags": ("wrong-data",)}),
+        ("bound-inside", {"outcome": "inconclusive", "interval": (0.9, 1.1)}),
+        ("doubted", {"outcome": "inconclusive", "interval": (1.1, 1.2)}),
+        ("no-interval", {"outcome": "inconclusive"}),
+        ("host-bound", {"outcome": "inconclusive", "flags": ("undecided", "host-bound")}),
+        ("interrupted", {"outcome": "not_measured", "flags": ("interrupted",)}),
+        ("not-measured", {"outcome": "not_measured"}),
+        ("error", {"outcome": "error"}),
+    ],
+)
+def test_the_reason_in_a_word(code: str, said: dict[str, Any]) -> None:
+    assert replace(PASSED, **said).code == code
+
+
+@rows(
     ("bound", "value", "margin"),
     [
         ({"at_least": 100.0}, 90.0, -0.1),
