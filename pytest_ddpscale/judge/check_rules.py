@@ -116,7 +116,7 @@ def _on_node(
         why_none = survey.driver_problem or "no NVIDIA driver is loaded"
     if len(places) < asked:
         text = f"{len(places)} GPUs are visible; expected {asked}{'' if places else f': {why_none}'}"
-        yield "gpus", fault(text, prevents_ranks=len(answer) < asked)
+        yield "gpus", fault(text, prevents_ranks=True)
     if of_sku < installed:
         yield "gpus", fault(f"the driver has {of_sku} GPUs of this SKU; expected {installed}")
     for number, why in [(gpu.index, gpu.problem) for gpu in survey.gpus if gpu.problem and not gpu.is_visible]:
