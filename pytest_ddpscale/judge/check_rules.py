@@ -369,7 +369,7 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
     """
     for after in evidence.post_mortems:
         before = evidence.surveys.get(after.host)
-        if before is None or before.problem or _why_silent(after):
+        if before is None or _why_silent(after):
             continue
         known, listed = {gpu.uuid for gpu in before.gpus}, {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
         if {gpu.uuid for gpu in after.gpus} <= {"", *known}:
