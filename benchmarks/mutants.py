@@ -1,7 +1,7 @@
 """Plant random mutations one at a time and list those that nothing sees.
 
     python benchmarks/mutants.py judge --number 100 --seed 1
-    python benchmarks/mutants.py judge/peers.py judge/stragglers.py --tests tests/judge
+    python benchmarks/mutants.py judge/peers.py judge/slow.py --tests tests/judge
 
 A mutation turns a comparison, doubles a number, negates a condition, or exchanges min and max. It is seen if a fact of
 the oracle changes, or, with ``--tests``, if a test fails: then all test files that see it are listed, too.

@@ -6,9 +6,7 @@ function and add it to `CAVEATS`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +14,8 @@ import numpy as np
 from pytest_ddpscale.judge.devices import with_stalled_devices
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.rounds import TERA, WHOLE
+from pytest_ddpscale.judge.slow import culprits_of
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, PASSED
-from pytest_ddpscale.judge.stragglers import Straggler, node_culprit
 from pytest_ddpscale.plan.metric_catalogue import (
     MATMUL_TFLOPS,
     MOST_EFFICIENCY,
@@ -185,22 +183,17 @@ def skipped_steps(judged: Judged) -> None:
 
 def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers, slow = judged.peers, defaultdict[int, list[Straggler]](list)
+    peers = judged.peers
     if peers is None or judged.case.requirement.definition.baseline != "alone":
         return
-    row = {str(place): number for number, place in enumerate(judged.values.places)}
-    for straggler in peers.stragglers:
-        slow[row.get(straggler.host, -1)].append(straggler)
-    most = peers.evidence.plan.layout.ranks_per_node / 2
-    where = np.array([len(slow[place]) > most for place in range(len(row))], np.bool_)
+    ranks, slow = peers.pace.ranks, peers.slow
+    hosts, most = ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
+    rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
+    where = np.array([len(of_place) > most for of_place in rows], np.bool_)
+    culprits = {at: culprits_of(ranks, slow, rows[at]) for at in np.flatnonzero(where).tolist()}
     reason = "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is no pass"
-    opened = judged.open(
-        where, lambda place: reason.format(len(slow[place]), slow[place][0].culprit.evidence), of=(PASSED,)
-    )
-    for place in opened:
-        nodes = [node_culprit(ranks) for ranks in peers.slow_nodes_of(slow[place]).values()]
-        named = nodes or [straggler.culprit for straggler in slow[place]]
-        judged.culprits[place] = tuple(replace(one, is_certain=not slow[place][0].ambiguous) for one in named)
+    for place in judged.open(where, lambda at: reason.format(len(rows[at]), culprits[at][0].evidence), of=(PASSED,)):
+        judged.culprits[place] = tuple(culprits[place])
 
 
 Rule: TypeAlias = Callable[[Judged], None]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.own_pace import pace_arm, study_before
+from pytest_ddpscale.judge.slow import arms_read, pace_arms, study_before
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PairStudy
@@ -24,7 +24,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 
 class Decider:
@@ -37,10 +37,12 @@ class Decider:
     def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
         self._plan = plan
         self._cases: dict[str, list[AnyCase]] = defaultdict(list)
+        self._arms: dict[str, set[str]] = {}  # that a requirement needs, by its id
         for case in cases:
             study = matching_study(plan, case.question) if isinstance(case, Case) else plan.probes
-            if study is not None and arms_of(case):
+            if study is not None and (names := arms_of(case, study)):
                 self._cases[study.id].append(case)
+                self._arms[case.id] = names
         self._confidence = confidence
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
@@ -81,13 +83,13 @@ class Decider:
             # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
             # And the study before shows which rank was slowest before the first round.
             before = study_before(study, self._plan.studies)
-            paces = {(before.id, arm.name)} if before and (arm := pace_arm(before)) else set()
+            paces = {(before.id, pace_arms(before)[0].name)} if before else set()
             columns = self._columns.columns(wanted | self._each | paces)
             plan = self._plan_of_those_there(study, columns)
         evidence = replace(evidence_of(plan, columns, records), goes_on=True)
         measured = {name: int(arm.present.sum()) for (of, name), arm in columns.arms.items() if of == study_id}
         if rounds < FEWEST_ROUNDS:
-            asked = {name for case in self._cases[study_id] for name in arms_of(case)}
+            asked = {name for case in self._cases[study_id] for name in self._arms[case.id]}
             asked -= evidence.unsupported.keys() - measured.keys()  # one that some ranks support may still fail on one
             return [name for name in arms if name in asked]
         return self._needed(study_id, arms, evidence, measured)
@@ -95,18 +97,23 @@ class Decider:
     def _needed(self, study_id: str, arms: Sequence[str], evidence: Evidence, measured: Mapping[str, int]) -> list[str]:
         """Those of the arms that open requirements need; `measured` is the number of measurements of each."""
         cases = self._cases[study_id]
-        count = {case.id: sum(measured.get(name, 0) for name in arms_of(case)) for case in cases}
+        count = {case.id: sum(measured.get(name, 0) for name in self._arms[case.id]) for case in cases}
         asked = [case for case in cases if case.id not in self._decided]
-        needed = arms_needed(arms, asked)
+        needed = self._arms_needed(arms, asked)
         found = self._still_open(asked, evidence)
-        if not asked or arms_needed(arms, found) != needed:
+        if not asked or self._arms_needed(arms, found) != needed:
             again = [case for case in cases if self._decided.get(case.id, count[case.id]) != count[case.id]]
             found += self._still_open(again, evidence)
         is_open = {case.id for case in found}
         self._decided |= {case.id: count[case.id] for case in cases if case.id not in is_open}
         for name in is_open & self._decided.keys():
             del self._decided[name]
-        return arms_needed(arms, found)
+        return self._arms_needed(arms, found)
+
+    def _arms_needed(self, arms: Sequence[str], cases: Sequence[AnyCase]) -> list[str]:
+        """Those of a study's arms, or probes, that requirements need, in their order."""
+        needed = {name for case in cases for name in self._arms[case.id]}
+        return [name for name in arms if name in needed]
 
     def _still_open(self, cases: Sequence[AnyCase], evidence: Evidence) -> list[AnyCase]:
         """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain.
@@ -128,11 +135,11 @@ class Decider:
         return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
 
 
-def arms_of(case: AnyCase) -> set[str]:
-    """Names of the arms that a requirement needs, or the id of its probe; empty for a check."""
-    if isinstance(case, Case):
-        return {arm.name for arm in case.question.arms}
-    return {case.probe.name} if case.probe is not None else set()
+def arms_of(case: AnyCase, study: Study | ProbeStudy) -> set[str]:
+    """Names of the arms that a requirement needs of a study, or the id of its probe; empty for a check."""
+    if isinstance(case, Case) and isinstance(study, Study):
+        return {arm.name for arm in arms_read(case.question, study)}
+    return {case.probe.name} if isinstance(case, NodeCase) and case.probe is not None else set()
 
 
 def _names_a_slow_one(verdict: Verdict) -> bool:
@@ -146,9 +153,3 @@ def _is_slowed_by_one(case: AnyCase) -> bool:
     """Whether a slow rank alone may be why it is open; uniformity may be open because of another one."""
     definition = case.requirement.definition
     return isinstance(case, Case) and definition.slowed_by_one_rank and not definition.reads_own_pace
-
-
-def arms_needed(arms: Sequence[str], cases: Sequence[AnyCase]) -> list[str]:
-    """Those of a study's arms, or probes, that requirements need, in their order."""
-    needed = {name for case in cases for name in arms_of(case)}
-    return [name for name in arms if name in needed]

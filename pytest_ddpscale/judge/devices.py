@@ -117,7 +117,8 @@ def device_notes(evidence: Evidence) -> list[str]:
     is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
     found = _mostly(told.of(is_training)) | {"throttled": _mostly(told)["throttled"]}
     for flag, devices in found.items():
-        if names := [f"{one.place_of(0).number} on {one.place_of(0).host}" for one in devices]:
+        places = [windows.place_of(0) for windows in devices]
+        if names := [f"{place.number} on {place.host}" for place in places]:
             notes.append(f"{flag}: {first_few(names)}: {_IN_WORDS[flag]}")
     # A lowered power limit makes GPUs slower than others of their model.
     capped = [
@@ -136,7 +137,8 @@ def with_stalled_devices(verdict: Verdict, measured: ArmRounds, told: TelemetryC
     if not (stalled := _mostly(told)["stalled"]):
         is_known = ~np.isnan(mean_power_w(told)) & (told.power_limit_w > 0)
         known = {told.place_of(row).identity for row in np.flatnonzero(is_known).tolist()}
-        needed = {place.identity for place in measured.ranks.rank_places if place.uuid != CPU}
+        is_ours = measured.present[~measured.measured.single_sample].any(axis=0)  # not imported
+        needed = {place.identity for place in measured.ranks.rank_places[is_ours] if place.uuid != CPU}
         return verdict if needed <= known else replace(verdict, notes=(*verdict.notes, POWER_UNKNOWN))
     culprits, reason = [], ""
     for windows in stalled:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -11,15 +12,14 @@ from pytest_ddpscale.judge.agreement import with_agreement
 from pytest_ddpscale.judge.caveats import CAVEATS
 from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
-from pytest_ddpscale.judge.culprits import RankComparison, with_culprits
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
 from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
-from pytest_ddpscale.judge.probe_uniformity import judge_probe_uniformity
 from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
 from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
-from pytest_ddpscale.judge.spread import SpreadJudge, applies_to, values_against_slowest
+from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
+from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
-from pytest_ddpscale.judge.uniformity import judge_uniformity
+from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
@@ -63,17 +63,17 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
     if why is not None:
         verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
         return with_gpu_errors(verdict, study.id, evidence)
-    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in question.arms}
+    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
         verdict = judge_uniformity(blank, case, study, evidence, due)
         return verdict if verdict.outcome == "not_measured" else with_agreement(verdict, study, evidence)
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
     planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
-    peers = RankComparison(study, evidence, case.peers.computing)
+    peers = SlowRanks(study, evidence, case.peers.computing)
     judged = Judged(blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
-    _judge_places(judged, planned, None if against is None else SpreadJudge(judged, study, against))
+    _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
     why_not = {name: why.text(question) for name, why in values.missing.items()}
     missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = judged.combined(planned, missing)
@@ -132,7 +132,7 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _judge_places(judged: Judged, planned: int, spread: SpreadJudge | None = None) -> None:
+def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None] | None = None) -> None:
     """Judge all places by the bound, the spread of GPUs and all doubts.
 
     Failures are judged again at the confidence that holds for all places together.
@@ -141,9 +141,7 @@ def _judge_places(judged: Judged, planned: int, spread: SpreadJudge | None = Non
     def look(found: Estimated) -> None:
         judged.decide(found)
         if spread is not None:
-            for place in np.flatnonzero(np.isin(judged.codes, (OPEN, FAILED))).tolist():
-                name, confidence = judged.places[place].name, float(found.confidences[place])
-                judged.take(place, spread.judged(judged.verdict_on(place), judged.blank, name, confidence))
+            spread(judged)
         for caveat in CAVEATS:
             caveat(judged)
 

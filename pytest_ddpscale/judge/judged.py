@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import unless_most_fail
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
+from pytest_ddpscale.judge.slow import SlowRanks
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -88,7 +88,7 @@ class Judged:
 
     def __init__(
         self, blank: Verdict, case: Case | NodeCase, evidence: Evidence, values: Values[str] | Values[JudgedPlace],
-        limit: int = 0, due: int = 0, groups: Sequence[Groups] = (), peers: RankComparison | None = None,
+        limit: int = 0, due: int = 0, groups: Sequence[Groups] = (), peers: SlowRanks | None = None,
     ) -> None:  # fmt: skip
         self.blank, self.case, self.evidence, self.values = blank, case, evidence, values
         self.limit, self.due, self.groups, self.peers = limit, due, groups, peers

@@ -14,6 +14,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import agreeing_share
 from pytest_ddpscale.judge.rounds import GIB, TERA, ArmRounds, merged
+from pytest_ddpscale.judge.slow import OwnPace
 from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import Metric
@@ -184,20 +185,20 @@ def paces(evidence: Evidence, study: Study, *arms: Arm) -> FloatArray:
     return np.stack([one.samples_per_s_per_gpu[np.isin(one.numbers, numbers)] for one in found])
 
 
-def slowness_of(each: ArmRounds, *, within_hosts: bool = False) -> dict[tuple[str, int], float]:
+def slowness_of(each: OwnPace, *, within_hosts: bool = False) -> dict[tuple[str, int], float]:
     """Step time of each rank over that of the median rank (the faster of two middle ones), by place.
 
     The median is of all ranks, or of those of the rank's own host. Ratios are taken within rounds, in which every rank
     computes alone, and averaged over them, which cancels variation common to a round.
     """
-    if not len(each):
+    if np.isnan(each.times_s).all():
         return {}
     by_size: dict[int, list[IntArray]] = {}
     for columns in each.ranks.by_host.values() if within_hosts else [np.arange(len(each.ranks))]:
         by_size.setdefault(len(columns), []).append(columns)
     found: dict[tuple[str, int], float] = {}
     for columns in map(np.stack, by_size.values()):
-        logs = np.log(each.mean_step_s)[:, columns]
+        logs = np.log(each.times_s)[:, columns]
         means = _mean(logs - _mean(logs, axis=2)[:, :, np.newaxis], axis=0)
         typical = np.sort(means, axis=1)[:, (columns.shape[1] - 1) // 2]
         factors = np.exp(means - typical[:, np.newaxis]).ravel().tolist()

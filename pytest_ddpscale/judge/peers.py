@@ -1,25 +1,38 @@
-"""Each place compared with its peers: the one rule that says who is slower, and the averages that it rests on.
+"""Places that should be alike: who is slower than its peers, by the one rule.
 
 Peers are places that should be alike: GPUs, nodes, host links, pairs of GPUs. A place is *beyond* its peers if its time
 over the median of all others, averaged over rounds, is above 1 + limit with its whole interval, and it has
 `FEWEST_PEERS`; of `FEWEST_PEERS_OF_FAR` it must be beyond twice the limit, because their median is less certain. It is
 *within* if the whole interval is below 1 + limit, and so is the mean over rounds: a place that is far slower in a third
 of the rounds has a harmless median. Otherwise it is open. Intervals hold for all places together, and reach to where a
-place would be if it went on drifting as it does. With half of the places slow the median of others lies between both
-groups, which then may be beyond, open or within: `stragglers.find_slow_group` tells them apart.
+place would be if it went on drifting as it does.
 
 The average over rounds is the median: hiccups in less than half of the rounds do not move it. Its standard error is
-that of a median of normal noise, √(π/2) times that of a mean. The noise is the median absolute deviation of the rank's
-own rounds, or that about a line through the medians of their halves (Tukey 1977) if it is smaller, because a rank that
-gets slower is not noisy. The typical rank's noise is used instead if it is larger: eight rounds of one rank are too few
-to estimate its noise well. Successive rounds may correlate by up to 0.5, which widens the interval as in `steadiness`.
+that of a median of normal noise, √(π/2) times that of a mean. The noise is the median absolute deviation of the place's
+own rounds, or that about a line through the medians of their halves (Tukey 1977) if it is smaller, because a place that
+gets slower is not noisy. The typical place's noise is used instead if it is larger: eight rounds of one are too few to
+estimate its noise well. Successive rounds may correlate by up to 0.5, which widens the interval as in `steadiness`.
+
+*Slow* (`find_slow`) is who is beyond, in all rounds or in the last half and not before, and who is slower by twice the
+limit in a quarter of the rounds or more while its peers hardly ever are. With fewer peers than the rule needs a place
+above the limit is slow, too, but not certain. With half of the places slow the median of the others lies between both
+groups. So places are also sorted by their averages and split at the largest gap. They are two groups if
+
+- each has at least two places and a quarter of all,
+- the medians of the groups differ by 0.6 of the limit, clear of noise, and
+- the slowest fast place and the fastest slow place differ by most of that, and by half of the distance of the medians:
+  an even spread has no such gap.
+
+If at least half of the places are slow, it is unknown which group is normal; and groups closer than the limit accuse
+nobody. Found: up to half of an even number of places, up to (k - 1)/2 of an odd number from 5 up, one of three. More
+than that are the baseline here, and absolute bounds such as ``throughput_per_gpu`` find them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,12 +43,21 @@ from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 MAD_TO_STDEV = 1.4826
 MINIMUM_ROUNDS = 5  # of a place; with fewer nothing is said about it
 FEWEST_PEERS, FEWEST_PEERS_OF_FAR = 4, 3
+WATCHED_SHARE = 0.6  # of the limit
 # Of a drift, on the scale of logarithms: no verdict depends on less.
 _NEGLIGIBLE_DRIFT = 0.001
-_ALPHA = 0.05  # two-sided, over all compared ranks together (Bonferroni)
+_ALPHA = 0.05  # two-sided, over all compared places together (Bonferroni)
 # sqrt((1 + ρ) / (1 - ρ)) for the largest correlation allowed for, 0.5.
 _INFLATION = math.sqrt(3)
 _MOST_DEGREES = 100  # beyond this Student's distribution is close to normal
+_FAR = 2.0  # limits by which a place that is slow at times must be slower in those rounds
+_CHANCE = 0.005  # share of runs in which noise alone may name a place as slow at times
+# Least share and number of rounds in which it must be, so that no hiccup is taken for a fault.
+_AT_TIMES, _FEWEST_TIMES = 0.25, 3
+MOSTLY = 0.9  # share of rounds that reports call "all"
+_LEAST_SHARE = 0.25  # of all places, in each of two groups
+# Least gap between the nearest places of the groups: share of the least distance of the medians, and of the distance.
+_LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +82,6 @@ class Compared:
     beyond: BoolArray
     within: BoolArray
 
-    @property
-    def open(self) -> BoolArray:
-        """Whether more rounds, or more peers, would have to tell."""
-        return ~self.beyond & ~self.within
-
 
 def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, looks: int = 1) -> Compared:
     """Compare each place with its peers by the rule of this module.
@@ -76,12 +93,19 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, l
         labels: peers are only places with the same label, (places,); all are without them.
         looks: number of times that such a comparison decides; intervals hold for all of them together.
     """
-    logs = np.log(times_s / _medians_of_peers(times_s, labels))
-    of_peers = np.where(np.isnan(logs), times_s.shape[1], _peers(times_s, labels))
+    base, others = np.full(times_s.shape, np.nan), np.full(times_s.shape, times_s.shape[1])
+    labels = np.zeros(times_s.shape[1], np.int64) if labels is None else labels
+    for label in np.unique(labels).tolist():
+        alike = labels == label
+        of_label = times_s[:, alike]
+        base[:, alike] = medians_of_others(of_label)
+        others[:, alike] = (~np.isnan(of_label)).sum(axis=1, keepdims=True) - 1
+    logs = np.log(times_s / base)
+    others[np.isnan(logs)] = times_s.shape[1]
     rounds: IntArray = (~np.isnan(logs)).sum(axis=0)
     told = np.flatnonzero(rounds >= MINIMUM_ROUNDS)
-    ratio, low, high = np.full((3, logs.shape[1]), np.nan)
-    mean, peers = np.full(logs.shape[1], np.nan), np.zeros(logs.shape[1], np.int64)
+    ratio, low, high, mean = np.full((4, logs.shape[1]), np.nan)
+    peers = np.zeros(logs.shape[1], np.int64)
     if len(told):
         logs = logs[:, told]
         values, reaches = averages_of(logs, looks)
@@ -90,47 +114,17 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, l
         ratio[told] = np.exp(values)
         low[told], high[told] = np.exp(np.minimum(values - reaches, to)), np.exp(np.maximum(values + reaches, to))
         mean[told] = np.exp(np.nanmean(logs, axis=0))
-        peers[told] = of_peers[:, told].min(axis=0)
+        peers[told] = others[:, told].min(axis=0)
     line, far = 1 + limit, 1 + 2 * limit
     beyond = ((low > line) & (peers >= FEWEST_PEERS)) | ((low > far) & (peers >= FEWEST_PEERS_OF_FAR))
     within = (high < line) & (mean < line) & (peers >= FEWEST_PEERS_OF_FAR)
     return Compared(ratio, low, high, peers, rounds, beyond, within)
 
 
-def _peers(times_s: FloatArray, labels: IntArray | None) -> IntArray:
-    """Number of others of the same label in each round, (rounds, places)."""
-    found = np.zeros(times_s.shape, np.int64)
-    for columns in _alike(times_s.shape[1], labels):
-        there = ~np.isnan(times_s[:, columns])
-        found[:, columns] = there.sum(axis=2, keepdims=True) - 1
-    return found
-
-
-def _medians_of_peers(times_s: FloatArray, labels: IntArray | None) -> FloatArray:
-    """`medians_of_others` among places of the same label, (rounds, places)."""
-    found = np.full(times_s.shape, np.nan)
-    for columns in _alike(times_s.shape[1], labels):
-        values = times_s[:, columns]
-        found[:, columns] = medians_of_others(values.reshape(-1, values.shape[2])).reshape(values.shape)
-    return found
-
-
-def _alike(places: int, labels: IntArray | None) -> Iterator[IntArray]:
-    """Columns of the places of each label, (labels, places of one); labels with equally many places are together."""
-    if labels is None:
-        yield np.arange(places)[np.newaxis]
-        return
-    order, counts = np.argsort(labels, kind="stable"), np.unique(labels, return_counts=True)[1]
-    ends = np.cumsum(counts)
-    for size in np.unique(counts).tolist():
-        first = (ends - counts)[counts == size]
-        yield order[first[:, np.newaxis] + np.arange(size)]
-
-
 def medians_of_others(values: FloatArray) -> FloatArray:
-    """For each value the median of all others in its row, (rows, ranks); NaN where there is no value, or no other one.
+    """For each value the median of all others in its row, (rows, places); NaN where there is no value, or no other one.
 
-    A slow rank cannot move the median it is compared with. Each row is sorted once: n ranks take O(n log n).
+    A slow place cannot move the median it is compared with. Each row is sorted once: n places take O(n log n).
     """
     ordered = np.sort(values, axis=1)
     places = np.argsort(np.argsort(values, axis=1), axis=1)
@@ -146,41 +140,171 @@ def medians_of_others(values: FloatArray) -> FloatArray:
 
 
 def averages_of(logs: FloatArray, looks: int = 1) -> tuple[FloatArray, FloatArray]:
-    """Medians over the rounds of each rank, and half-widths of their joint interval at 95 % confidence, (ranks,).
+    """Medians over the rounds of each place, and half-widths of their joint interval at 95 % confidence, (places,).
 
     Args:
-        logs: (rounds, ranks), NaN where a rank was absent; at least one round of each rank.
+        logs: (rounds, places), NaN where a place was absent; at least one round of each place.
         looks: number of windows of rounds that are looked at; intervals hold for all of them together.
     """
-    rounds, ranks = (~np.isnan(logs)).sum(axis=0), logs.shape[1]
-    stdev = _robust_stdev(logs)
-    own = np.minimum(stdev, _robust_stdev(_without_trend(logs)))
-    error = np.maximum(own, np.median(stdev)) * math.sqrt(math.pi / 2) * _INFLATION / np.sqrt(rounds)
-    degrees = min(max(1, int(rounds.min()) - 1) * max(1, ranks - 1), _MOST_DEGREES)
-    return median_over_rounds(logs), t_quantile(1 - _ALPHA / (2 * looks * ranks), degrees) * error
 
+    def stdev(values: FloatArray) -> FloatArray:
+        return MAD_TO_STDEV * median_over_rounds(np.abs(values - median_over_rounds(values)))
 
-def _robust_stdev(logs: FloatArray) -> FloatArray:
-    return MAD_TO_STDEV * median_over_rounds(np.abs(logs - median_over_rounds(logs)))
-
-
-def _without_trend(logs: FloatArray) -> FloatArray:
-    """Residuals of a straight line, rank by rank; unchanged if a rank lacks either half of the rounds."""
-    half = len(logs) // 2
-    change = median_over_rounds(logs[-half:]) - median_over_rounds(logs[:half]) if half else np.zeros(logs.shape[1])
-    slope = np.nan_to_num(change) / max(1, len(logs) - half)
-    return np.asarray(logs - slope * np.arange(len(logs))[:, np.newaxis])
+    (rounds, places), half = logs.shape, len(logs) // 2
+    change = median_over_rounds(logs[-half:]) - median_over_rounds(logs[:half]) if half else np.zeros(places)
+    slope = np.nan_to_num(change) / max(1, rounds - half)  # none of a place that lacks either half of the rounds
+    noise, count = stdev(logs), (~np.isnan(logs)).sum(axis=0)
+    own = np.minimum(noise, stdev(logs - slope * np.arange(rounds)[:, np.newaxis]))
+    error = np.maximum(own, np.median(noise)) * math.sqrt(math.pi / 2) * _INFLATION / np.sqrt(count)
+    degrees = min(max(1, int(count.min()) - 1) * max(1, places - 1), _MOST_DEGREES)
+    return median_over_rounds(logs), t_quantile(1 - _ALPHA / (2 * looks * places), degrees) * error
 
 
 def relative_logs(times_s: FloatArray) -> FloatArray:
-    """Logarithms of times relative to the median rank of the round, which cancels what slows down all ranks."""
+    """Logarithms of times relative to the median place of the round, which cancels what slows down all places."""
     logs = np.log(times_s)
     return logs - median_over_rounds(logs.T)[:, np.newaxis]
 
 
 def median_over_rounds(values: FloatArray) -> FloatArray:
     """Median of each column without NaN; NaN for empty columns. A few times faster than `numpy.nanmedian`."""
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
     ordered, count = np.sort(values, axis=0), (~np.isnan(values)).sum(axis=0)
     columns = np.arange(values.shape[1])
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(values) - 1)
     return np.asarray((ordered[low, columns] + ordered[high, columns]) / 2)
+
+
+class Slow(NamedTuple):
+    """Places that are slower than their peers, the slowest first, (slow,) each.
+
+    Attributes:
+        at: their columns.
+        are_certain: False if the others may be the unusual ones: they are few, or no majority.
+        ratio: median over all rounds of its time over that of its peers.
+        mean: the mean instead: what it costs those who wait for it, also if it is slow at times.
+        slowdown: the median of the rounds in which it was slow.
+        slow_rounds: number of these.
+        rounds: number of all.
+        are_last: whether these are the last ones.
+        peers: number of others that it is compared with, the least of any round.
+        faster: columns of the faster group if these are the slower of two, (fast,); else empty.
+    """
+
+    at: IntArray
+    are_certain: BoolArray
+    ratio: FloatArray
+    mean: FloatArray
+    slowdown: FloatArray
+    slow_rounds: IntArray
+    rounds: IntArray
+    are_last: BoolArray
+    peers: IntArray
+    faster: IntArray
+
+    @property
+    def are_throughout(self) -> BoolArray:
+        """Whether each was slow in nearly all rounds; 0.7 of 10 is 7, although the product is slightly more."""
+        return np.asarray(self.slow_rounds >= np.ceil(MOSTLY * self.rounds - 1e-9))
+
+
+def find_slow(times_s: FloatArray, limit: float) -> Slow:
+    """Places that are slow by the rule of this module; or the slower of two groups if these are more, or open.
+
+    Args:
+        times_s: of places that should be alike, NaN where one was absent, (rounds, places).
+        limit: as of `compare`.
+    """
+    times_s = of_enough_rounds(times_s)
+    logs, line, half = np.log(times_s / medians_of_others(times_s)), math.log1p(limit), len(times_s) // 2
+
+    def rule(window_s: FloatArray, looks: int = 1) -> tuple[Compared, BoolArray]:
+        compared = compare(window_s, limit, looks=looks)
+        few = (compared.peers < FEWEST_PEERS) & (compared.low > 1 + limit)
+        is_norm = 2 * (compared.low > 1).sum() > (~np.isnan(compared.low)).sum()  # what most do is the norm
+        return compared, compared.beyond | (few & (not is_norm))
+
+    compared, are_slow = rule(times_s)
+    are_certain = compared.beyond
+    if half >= MINIMUM_ROUNDS:
+        # Without the condition, and at one look, ordinary differences would have two chances to look large.
+        got_slower = median_over_rounds(logs[half:]) - median_over_rounds(logs[:half]) >= line / 2
+        lately, are_lately = rule(times_s[half:], looks=2)
+        are_slow, are_certain = are_slow | (are_lately & got_slower), are_certain | (lately.beyond & got_slower)
+    at_times = find_slow_at_times(times_s, limit)
+    are_slow, are_certain = are_slow | at_times, are_certain | (at_times & (compared.peers >= FEWEST_PEERS_OF_FAR))
+    group, at = find_slow_group(times_s, limit), np.flatnonzero(are_slow)
+    if len(group.at) > len(at) or not group.are_certain.all():
+        return group
+    return described(logs, compared.ratio, at, are_certain, compared.peers, line / 2)
+
+
+def of_enough_rounds(times_s: FloatArray) -> FloatArray:
+    """The times, NaN for places with a peer in fewer than `MINIMUM_ROUNDS` rounds, (rounds, places)."""
+    there = ~np.isnan(times_s)
+    beside = there & (there.sum(axis=1, keepdims=True) >= 2)
+    return np.where(beside.sum(axis=0) >= MINIMUM_ROUNDS, times_s, np.nan)
+
+
+def find_slow_at_times(times_s: FloatArray, limit: float) -> BoolArray:
+    """Whether each place is far over the limit in `_AT_TIMES` of the rounds or more, though not in all, (places,).
+
+    A binomial test of each with Bonferroni correction; the chance is the share of rounds in which its peers are over
+    the limit, with one added.
+    """
+    times_s = of_enough_rounds(times_s)
+    logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
+    is_slow, rounds = logs > line, (~np.isnan(logs)).sum(axis=0)
+    times, places, found = is_slow.sum(axis=0), (rounds > 0).sum(), np.zeros(len(rounds), np.bool_)
+    by_chance = (1 + times.sum() - times) / (1 + rounds.sum() - rounds)
+    is_at_times = (times >= _AT_TIMES * rounds) & (times >= _FEWEST_TIMES) & (times < MOSTLY * rounds)
+    for i in np.flatnonzero(is_at_times).tolist():
+        n, p = int(rounds[i]), float(by_chance[i])
+        tail = math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(int(times[i]), n + 1))
+        found[i] = tail <= _CHANCE / places and np.median(logs[is_slow[:, i], i]) >= _FAR * line
+    return found
+
+
+def find_slow_group(times_s: FloatArray, limit: float) -> Slow:
+    """The slower of two groups of places; nobody if there are not two by the rule of this module."""
+    told = np.flatnonzero((~np.isnan(times_s)).sum(axis=0) >= MINIMUM_ROUNDS)
+    least, line = max(2, math.ceil(_LEAST_SHARE * len(told))), math.log1p(WATCHED_SHARE * limit)
+    slow = fast = np.zeros(0, np.int64)
+    values, distance, logs = np.zeros(len(told)), 0.0, relative_logs(times_s[:, told])
+    if len(told) >= 2 * least:
+        values, reaches = averages_of(logs)
+        order = np.argsort(values, kind="stable")
+        split = least + int(np.argmax(np.diff(values[order])[least - 1 : len(order) - least]))
+        norm = np.median(values[order[:split]])
+        values, logs = values - norm, logs - norm
+        distance, gap = float(np.median(values[order[split:]])), np.diff(values[order])[split - 1]
+        reach = math.sqrt(2) * np.median(reaches)  # for two single places; that of medians is smaller
+        if distance >= line and distance > reach and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance):
+            fast, slow = order[:split], order[split:]
+    is_certain = 2 * len(slow) < len(told) and distance >= math.log1p(limit)
+    certain, peers = np.full(len(told), is_certain), np.full(len(told), len(fast))
+    found = described(logs, np.exp(values), slow, certain, peers, distance / 2)
+    return found._replace(at=told[found.at], faster=told[fast])
+
+
+def described(
+    logs: FloatArray, ratio: FloatArray, at: IntArray, are_certain: BoolArray, peers: IntArray,
+    line: FloatArray | float,
+) -> Slow:  # fmt: skip
+    """Places that are slow, given by their columns.
+
+    Args:
+        logs: of times over their peers', (rounds, places); a place was slow where they are over its line.
+        ratio, are_certain, peers, line: of all places, (places,).
+    """
+    at = at[np.argsort(-ratio[at], kind="stable")]
+    own, line = logs[:, at], np.broadcast_to(line, ratio.shape)[at]
+    are_slow, there = own > line, ~np.isnan(own)
+    times, rounds = are_slow.sum(axis=0), there.sum(axis=0)
+    are_late = np.cumsum(there[::-1], axis=0)[::-1] <= times  # as many of the last rounds
+    return Slow(
+        at, are_certain[at], ratio[at], np.exp(np.nanmean(own, axis=0)),
+        np.exp(median_over_rounds(np.where(are_slow, own, np.nan))), times, rounds,
+        (are_slow & are_late).sum(axis=0) >= MOSTLY * times, peers[at], np.zeros(0, np.int64),
+    )  # fmt: skip

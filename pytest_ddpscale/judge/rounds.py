@@ -191,6 +191,12 @@ class Groups(NamedTuple):
         return tuple(found)
 
 
+def last_round(found: Sequence[Groups]) -> int | None:
+    """Number of the last round of the measured arm, which is the last of each group's; None without any."""
+    ends = [int(one.arms[-1].numbers[-1]) // len(one.places) for one in found if len(one.arms[-1])]
+    return max(ends, default=None)
+
+
 def groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout) -> list[Groups]:
     """Complete rounds of the groups of ranks that trained some arms; places with equally many ranks are together.
 

@@ -8,7 +8,7 @@ t being throughput per GPU and f a rank's own forward time in ddp@k of that roun
 is the rank with the longest forward time in the rounds *before*, for the first round in the study before. Chosen within
 the round itself, its noise would make the value too good; so a wrong choice can only lower it.
 
-This value counts only if nothing but spread is shown to be there (`Spread`): every GPU of the arm within the limit of
+This value counts only if nothing but spread is shown to be there: every GPU of the arm within the limit of
 its peers, and so its node; no two groups of GPUs, of which those closer than the limit only leave it open; none held
 down by heat or power, by telemetry of each; no gaps between kernels, which are part of f; where ranks also computed
 alone in this study, no smaller wait by that; and a value in every round. What is unknown is not shown. Limits above
@@ -17,12 +17,11 @@ alone in this study, no smaller wait by that; and a value in every round. What i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import count
-from typing import Literal, TypeAlias
+from functools import partial
 
 import numpy as np
 
@@ -30,16 +29,23 @@ from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import Arms, Read
-from pytest_ddpscale.judge.own_pace import OwnPace, last_round, own_pace_of, own_pace_s, until
-from pytest_ddpscale.judge.peers import compare, median_over_rounds, relative_logs
-from pytest_ddpscale.judge.rounds import ArmRounds, Groups, merged
-from pytest_ddpscale.judge.stragglers import find_slow_at_times, find_slow_group
+from pytest_ddpscale.judge.peers import (
+    compare,
+    find_slow_at_times,
+    find_slow_group,
+    median_over_rounds,
+    of_enough_rounds,
+    relative_logs,
+)
+from pytest_ddpscale.judge.rounds import Groups, last_round
+from pytest_ddpscale.judge.slow import OwnPace, own_pace_of, own_pace_s, pace_in, study_before
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, groups_of, table_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
+from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict
+from pytest_ddpscale.run.verdicts import AgainstSlowest
 from pytest_ddpscale.thresholds.cases import Case
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
@@ -49,7 +55,6 @@ _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that 
 # nodes with 1.5 % of spread, 91 %.
 _GROUPS_APART, _GAP_OF_GROUPS = 0.035, 0.3
 FEWEST_RANKS = 4  # each with three peers
-State: TypeAlias = Literal["counts", "open", "not"]
 
 
 def applies_to(case: Case) -> bool:
@@ -68,23 +73,43 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
         evidence: of the run.
         values: of weak scaling, not against the slowest.
     """
-    pace = own_pace_of(study, evidence)
+    pace, before = own_pace_of(study, evidence), study_before(study, evidence.plan.studies)
     if pace is None:
         return None
-    question = case.question
-    found = [(one, _read(one, pace, case)) for one in groups_of(question, study, evidence)]
+    known = evidence.once(("known before", study.id), lambda: _known_before(pace, before, evidence))
+    found = [(one, _read(one, pace, known, case)) for one in groups_of(case.question, study, evidence)]
     numbers, samples, errors = table_of(values.places, found)
     return Values(values.scale, values.places, numbers, samples, {}, values.broken, errors)
 
 
-def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
+def _known_before(pace: OwnPace, before: Study | None, evidence: Evidence) -> FloatArray:
+    """Mean of each rank's relative log before each of the rounds of its pace, and after them, (rounds + 1, ranks).
+
+    Before the first round it is that of the study before; NaN where nothing is known.
+    """
+    relative = relative_logs(pace.times_s)
+    told, none = ~np.isnan(relative), np.zeros((1, len(pace.ranks)))
+    count = np.concatenate([none, np.cumsum(told, axis=0)])
+    total = np.concatenate([none, np.cumsum(np.where(told, relative, 0.0), axis=0)])
+    means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    earlier = None if before is None else own_pace_of(before, evidence)
+    if earlier is not None:
+        last = _known_before(earlier, None, evidence)[-1]
+        of_place = dict(zip(earlier.ranks.places, last.tolist(), strict=True))
+        means[0] = [of_place.get(place, np.nan) for place in pace.ranks.places]
+    return means
+
+
+def _read(groups: Groups, pace: OwnPace, known: FloatArray, case: Case) -> Read:
     arms = Arms(groups.arms[-1], groups.arms[0], case.world_size).paired
     measured, baseline = arms.measured, arms.baseline
     rows = np.arange(len(measured))
     if not len(rows):
         return Read(measured.numbers, np.zeros(0), None)
     own_s, cells = own_pace_s(measured), measured.measured.rank_of_cell
-    before = pace.before(measured.numbers // len(groups.places), measured.ranks.places, cells)
+    known = np.concatenate([known, np.full((len(known), 1), np.nan)], axis=1)  # of ranks without any
+    begun = np.searchsorted(pace.numbers, measured.numbers // len(groups.places))
+    before = known[begun[:, np.newaxis], pace.columns(measured.ranks.places)[cells]]
     before = np.where(np.isnan(own_s) | np.isnan(before), -np.inf, before)
     slowest = before.argmax(axis=1)
     there = {place: number for number, place in enumerate(measured.ranks.places)}
@@ -97,283 +122,191 @@ def _read(groups: Groups, pace: OwnPace, case: Case) -> Read:
     return Read(measured.numbers, np.where(is_known, values, np.nan), None)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Whether the differences of GPUs at a place are shown to be nothing but spread.
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """What the forward times of all ranks show of each place, (places,).
 
     Attributes:
-        state: ``counts`` if they are; ``open`` if more rounds may show it; ``not`` if something else is there, or
-            cannot be excluded.
-        why: what is open or there; empty if it counts.
+        why_not: what is there beside spread, or cannot be excluded; else empty.
+        why_open: what further rounds may exclude; else empty.
         slowest: its slowest GPU.
         behind: its forward time over the median of its peers', less 1.
     """
 
-    state: State
-    why: str
-    slowest: str
-    behind: float
+    why_not: Sequence[str]
+    why_open: Sequence[str]
+    slowest: Sequence[str]
+    behind: FloatArray
 
 
-class SpreadJudge:
-    """Judges the places of one requirement on weak scaling with regard to spread.
+def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
+    """Make places that do not pass better, open again, or leave them as they are.
+
+    A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
+    against the slowest GPU does not count and the other is: without spread both are the same, so one below the bound
+    and one above is noise.
 
     Args:
-        asked: the requirement, with the values that are not against the slowest GPU.
+        judged: a requirement to which this `applies_to`, by the values that are not against the slowest GPU.
         study: that measured it.
         own: values against the slowest GPU, at the same places.
     """
-
-    def __init__(self, asked: Judged, study: Study, own: Values[str]) -> None:
-        self._asked, self._study, self._own = asked, study, own
-        self._judged: dict[float, Judged] = {}
-        self._row = {place: row for row, place in enumerate(own.places)}
-
-    def judged(self, verdict: Verdict, blank: Verdict, place: str, confidence: float) -> Verdict:
-        """The verdict on a place, from that on its value: better, open again, or the same.
-
-        A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
-        against the slowest GPU does not count and the other is: without spread both are the same, so one below the
-        bound and one above is noise.
-        """
-        if verdict.outcome not in ("failed", "inconclusive") or verdict.value is None:
-            return verdict
-        case, row = self._case, self._row[place]
-        own = self._own.of(row)
-        if not len(own):
-            return verdict
-        if confidence not in self._judged:
-            at_confidence = replace(blank, confidence=confidence)
-            self._judged[confidence] = Judged(at_confidence, case, self._asked.evidence, self._own, self._asked.limit)
-        found = self._judged[confidence].verdict_on(row)
+    assert isinstance(judged.case, Case)
+    if not np.isin(judged.codes, (OPEN, FAILED)).any():
+        return
+    limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
+    second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
+    strict, names = own.estimated(float(confidences.max()), judged.limit), ("low", "high", "confidences")
+    are_strict, first = confidences > judged.blank.confidence, second.found
+    both = {name: np.where(are_strict, getattr(strict, name), getattr(first, name)) for name in names}
+    second.decide(replace(first, **both))
+    are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
+    for place in np.flatnonzero(are_looked_at).tolist():
+        before, found, shown = (
+            float(judged.found.values[place]),
+            second.verdict_on(place),
+            _shown(judged, study, own),
+        )
         if found.value is None:
-            return verdict
-        spread = self._of_place(place)
-        against = AgainstSlowest(found.value, found.interval, spread.slowest, spread.behind)
-        value = f"{100 * found.value:.1f} % against the slowest GPU"
-        if found.outcome == "failed":
-            if verdict.outcome != "failed" or spread.state == "not":
-                return verdict
-            reason = f"{verdict.reason}; {value} does, too"
-            return replace(verdict, reason=reason, against_slowest=against)
-        if spread.state == "counts" and found.value > verdict.value * (1 + self._limit):
-            spread = replace(spread, state="not", why="it would excuse more than the limit of a GPU")
-        if spread.state == "not":
-            return replace(verdict, notes=(*verdict.notes, f"not excused as spread: {spread.why}"))
-        if spread.state == "open":
-            reason = f"{value}, not shown to be spread alone: {spread.why}"
-            return replace(verdict, outcome="inconclusive", reason=reason, against_slowest=against)
-        notes = tuple(dict.fromkeys((*verdict.notes, *(f"against the slowest GPU {note}" for note in found.notes))))
-        reason = f"{value}: {found.reason}"
-        if found.outcome == "passed":
-            reason = (
-                f"{value} keeps the bound; {100 * (found.value - verdict.value):.1f} points of the loss are the "
-                f"spread of its GPUs: {spread.slowest} is {100 * spread.behind:.1f} % behind the median, "
-                f"limit {100 * self._limit:.3g} %"
+            continue
+        why_not, why_open, behind = shown.why_not[place], shown.why_open[place], float(shown.behind[place])
+        against = AgainstSlowest(found.value, found.interval, shown.slowest[place], behind)
+        value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(second.codes[place])
+        if code == FAILED:
+            if judged.codes[place] == FAILED and not why_not:
+                reason = judged.verdict_on(place).reason
+                judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
+            continue
+        if not why_open and found.value > before * (1 + limit):
+            why_not = why_not or "it would excuse more than the limit of a GPU"
+        if why_not:
+            judged.note(place, f"not excused as spread: {why_not}")
+            continue
+        judged.codes[place], judged.against[place] = OPEN if why_open else code, against
+        judged.reasons[place] = f"{value}, not shown to be spread alone: {why_open}"
+        if not why_open:
+            judged.reasons[place] = f"{value}: {found.reason}"
+            for note in found.notes:
+                judged.note(place, f"against the slowest GPU {note}")
+        if judged.codes[place] == PASSED:
+            judged.reasons[place] = (
+                f"{value} keeps the bound; {100 * (found.value - before):.1f} points of the loss are the spread of "
+                f"its GPUs: {shown.slowest[place]} is {100 * behind:.1f} % behind the median, limit "
+                f"{100 * limit:.3g} %"
             )
-        return replace(verdict, outcome=found.outcome, reason=reason, notes=notes, against_slowest=against)
 
-    @property
-    def _case(self) -> Case:
-        assert isinstance(self._asked.case, Case)
-        return self._asked.case
 
-    @property
-    def _limit(self) -> float:
-        limit = self._case.peers.computing
-        assert limit is not None  # or `applies_to` is False
-        return limit
+def _shown(judged: Judged, study: Study, own: Values[str]) -> _Shown:
+    evidence, last = judged.evidence, last_round(judged.groups)
+    key = "spread", study.id, judged.case.id, judged.case.peers
+    return evidence.once(key, lambda: _find(judged, study, own, own_pace_of(study, evidence, last), last))
 
-    def _of_place(self, place: str) -> Spread:
-        key = "spread", self._study.id, place, self._case.id, self._case.peers
-        return self._asked.evidence.once(key, lambda: self._find(place))
 
-    def _find(self, place: str) -> Spread:
-        whole, ranks = self._whole, self._ranks.get(place, {})
-        if whole is None:
-            return Spread("not", "no own pace was read", "", 0.0)
-        at = np.array([whole.column.get(one, -1) for one in ranks], np.int64)
-        if (at < 0).any() or not len(at):
-            return Spread("not", "the own pace of some of its GPUs was not read", "", 0.0)
-        compared = whole.compared
-        with_pace = at[~np.isnan(compared.ratio[at])]
-        if not len(with_pace):
-            return Spread("open", "the pace of its GPUs is not known yet", "", 0.0)
-        worst = int(with_pace[np.argmax(compared.ratio[with_pace])])
-        slowest = whole.pace.rounds.ranks.who(worst)[1]
-        found = Spread("counts", "", f"{slowest.number} on {slowest.host}", float(compared.ratio[worst]) - 1)
-        if why := whole.why_not(at) or self._why_not_whole(place) or self._why_not_computing(place, ranks):
-            return replace(found, state="not", why=why)
-        if not compared.within[at].all():
-            why = f"not every GPU is certain to be within {100 * whole.limit:.3g} % of its peers"
-            return replace(found, state="open", why=why)
-        if apart := whole.groups_apart(at):
-            why = f"its GPUs may be two groups, {100 * apart:.1f} % apart"
-            return replace(found, state="open", why=why)
-        if whole.is_open_node(at):
-            return replace(found, state="open", why="its node is not certain to be within the limit of nodes")
-        return found
+def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace | None, last: int | None) -> _Shown:
+    evidence, places = judged.evidence, len(own.places)
+    assert isinstance(judged.case, Case)
+    row = {place: number for number, place in enumerate(own.places)}
+    if pace is None:
+        return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
+    who = [rank for one in judged.groups for rank in one.arms[-1].ranks.places]
+    place = np.array([row.get(host, 0) for host, _ in who], np.int64)
+    at, times_s, host = (
+        pace.columns(who),
+        pace.times_s,
+        {name: number for number, name in enumerate(pace.ranks.by_host)},
+    )
+    limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes or math.inf
+    compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
+    nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]
+    is_group, are_nodes = median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit, len(host) > 1
 
-    @cached_property
-    def _whole(self) -> _Whole | None:
-        evidence, study, limits = self._asked.evidence, self._study, self._case.peers
-        last = last_round(self._asked.groups)
-        pace = own_pace_of(study, evidence, last)
-        if pace is None:
-            return None
-        each = next((arm for arm in study.arms if arm.kind == "each"), None)
+    def any_of(of_ranks: BoolArray) -> BoolArray:
+        return np.bincount(place, of_ranks, places) > 0
 
-        def find() -> _Whole:
-            alone = None if each is None else merged(evidence.columns, study.id, each, evidence.plan.layout)
-            return _Whole(pace, None if alone is None else until(alone, last), self._limit, limits.nodes)
+    def most_of(ratio: FloatArray, pace: OwnPace) -> FloatArray:
+        """That of the slowest GPU of each place, (places,)."""
+        most = np.full(places, np.nan)
+        np.fmax.at(most, place, np.append(ratio, np.nan)[pace.columns(who)])
+        return most
 
-        return evidence.once(("spread of all", study.id, limits, last), find)
-
-    @cached_property
-    def _ranks(self) -> Mapping[str, Mapping[tuple[str, int], int]]:
-        """By place, the host and local rank of each rank of the measured arm, and its number of rounds."""
-        found: dict[str, dict[tuple[str, int], int]] = {}
-        for one in self._asked.groups:
-            arm = one.arms[-1]
-            size, who = arm.present.shape[1], arm.ranks.places
-            times = np.zeros((len(one.places), size), np.int64)
-            np.add.at(times, arm.measured.node, arm.present)
-            for number, (place, counts) in enumerate(zip(one.places, times.tolist(), strict=True)):
-                theirs = who[number * size : (number + 1) * size]
-                found[place] = {rank: count for rank, count in zip(theirs, counts, strict=True) if count}
-        return found
-
-    @cached_property
-    def _busy(self) -> tuple[FloatArray, FloatArray]:
-        """Sum over the rounds of the least busy GPU's utilization, and their number, for each place."""
-        return self._asked.sums(lambda rounds: rounds.utilization)
-
-    def _why_not_whole(self, place: str) -> str:
-        """Rounds without a value against the slowest GPU could be those that would have failed."""
-        row = self._row[place]
-        has_value = ~np.isnan(self._asked.values.samples[row])
-        has_own = ~np.isnan(self._own.samples[row])
-        lacking = np.isin(self._asked.values.numbers[has_value], self._own.numbers[has_own], invert=True)
+    most = most_alone = most_of(compared.ratio, pace)
+    for arm in (arm for arm in study.arms if arm.kind == "each"):
+        alone = pace_in(study, arm, evidence, last)
+        most_alone = most_of(compare(alone.times_s, limit).ratio, alone)
+    lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
+    (total, count), is_told = judged.sums(lambda one: one.utilization), ~np.isnan(most)
+    is_busy_known = (count >= SHARE_OF_ROUNDS * judged.values.rounds()) & (count > 0)
+    rules = [
+        (is_told & (len(pace.ranks) < FEWEST_RANKS), "its GPUs have too few peers"),
+        (any_of(compared.low[at] > 1 + limit), f"a GPU is more than {100 * limit:.3g} % slower than its peers"),
+        (any_of(find_slow_at_times(times_s, limit)[at]), "a GPU is far slower than its peers at times"),
+        (is_told & is_group, "GPUs fall into two groups"),
+        (is_told & are_nodes & math.isinf(nodes_limit), "nodes are not compared with each other"),
+        (any_of(nodes.low[node] > 1 + nodes_limit), f"its node is more than {100 * nodes_limit:.3g} % slower"),
+        (most > most_alone + _SMALLER_WAIT, "GPUs that compute alone differ less"),
         # Before the first round of all it is unknown which GPU is slowest.
-        return f"forward times lack in {lacking[1:].sum()} rounds" if lacking[1:].any() else ""
-
-    def _why_not_computing(self, place: str, ranks: Mapping[tuple[str, int], int]) -> str:
-        """Heat, power or a host that is too slow, which forward times contain; empty if shown that none is there."""
-        evidence, (total, count) = self._asked.evidence, self._busy
-        row = self._row[place]
-        if count[row] < SHARE_OF_ROUNDS * self._asked.values.rounds()[row] or not count[row]:
-            return "it is unknown how busy its GPUs were, so forward times may contain waiting for the host"
-        busy = total[row] / count[row]
-        if busy < HOST_BOUND_UTILIZATION:
-            told = f"its least busy GPU was {100 * busy:.0f} % busy"
-            return f"{told}, so forward times may contain waiting for the host"
-        if evidence.goes_on:
-            return ""  # telemetry is read after the measurement
-        measured, *others = self._held_down
-        if any(measured[0].get(rank, 0) < SHARE_OF_ROUNDS * times for rank, times in ranks.items()):
-            return "heat and power of its GPUs are not known"
-        if any(rank in held for _, held in (measured, *others) for rank in ranks):
-            return "a GPU was held down by heat, power supply or board"
-        return ""
-
-    @cached_property
-    def _held_down(self) -> Sequence[tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]]:
-        """Of the measured arm, its baseline and the arm of paces: rounds in which each GPU was polled, and which GPUs
-        were held down in any round."""
-        evidence = self._asked.evidence
-        question = self._case.question
-        names = [question.measured.name, *([question.baseline.name] if question.baseline else [])]
-        names += [self._whole.pace.rounds.measured.arm] if self._whole else []
-        return [evidence.once(("held down", self._study.id, name), partial(self._of_arm, name)) for name in names]
-
-    def _of_arm(self, name: str) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
-        told = self._asked.evidence.telemetry
-        told = told.of(told.rows_of_arm(self._study.id, name))
-        is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
-        polled: Counter[tuple[str, int]] = Counter()
-        for number, times in zip(*np.unique(told.place[is_polled], return_counts=True), strict=True):
-            polled[told.places[int(number)].of_rank] += int(times)
-        held = [told.places[number] for number in np.unique(told.place[flags(told)["throttled"]]).tolist()]
-        return polled, {place.of_rank for place in held}
+        (lacking[:, 1:].any(axis=1), "forward times lack in some rounds"),
+        (~is_busy_known, "it is unknown how busy its GPUs were, so forward times may contain waiting for the host"),
+        (total < HOST_BOUND_UTILIZATION * count, "GPUs were idle at times: forward times may contain waiting"),
+    ]
+    if not evidence.goes_on:  # else telemetry is read after the measurement
+        names = [*(arm.name for arm in reversed(judged.case.question.arms)), pace.arm.name]
+        told = [evidence.once(("held down", study.id, one), partial(_held_down, study, one, evidence)) for one in names]
+        measured = evidence.columns.arms[study.id, names[0]]
+        rounds = dict(zip(measured.ranks.places, measured.present.sum(axis=0).tolist(), strict=True))
+        unknown = [told[0][0].get(one, 0) < SHARE_OF_ROUNDS * rounds[one] for one in who]
+        is_held = [any(one in held for _, held in told) for one in who]
+        rules.append((any_of(np.array(unknown)), "heat and power of its GPUs are not known"))
+        rules.append((any_of(np.array(is_held)), "a GPU was held down by heat, power supply or board"))
+    is_unread = ~any_of(at >= 0) | any_of(at < 0)
+    why_not = [(is_unread, "the own pace of some of its GPUs was not read")]
+    why_not += [(where & is_told, said) for where, said in rules]
+    apart = [bool(len(group.at)) or _groups_apart(times_s[:, at[place == one]]) for one in range(places)]
+    why_open = [
+        (~is_told, "the pace of its GPUs is not known yet"),
+        (any_of(~compared.within[at]), f"not every GPU is certain to be within {100 * limit:.3g} % of its peers"),
+        (np.array(apart), "its GPUs may be two groups"),
+        (are_nodes & any_of(~(nodes.high[node] < 1 + nodes_limit)), "its node is not certain to be within theirs"),
+    ]
+    slowest = [""] * places
+    for number in np.flatnonzero(np.append(compared.ratio, np.nan)[at] == most[place]).tolist():
+        gpu = pace.ranks.rank_places[at[number]]
+        slowest[place[number]] = f"{gpu.number} on {gpu.host}"
+    return _Shown(_first(why_not, places), _first(why_open, places), slowest, np.nan_to_num(most, nan=1.0) - 1)
 
 
-class _Whole:
-    """What the forward times of all ranks of a study say, for all of its places."""
-
-    def __init__(self, pace: OwnPace, each: ArmRounds | None, limit: float, nodes: float | None) -> None:
-        self.pace, self.limit = pace, limit
-        ranks = pace.rounds.ranks
-        self.column = {place: number for number, place in enumerate(ranks.places)}
-        self.compared = compare(pace.times_s, limit)
-        self.groups = find_slow_group(pace.as_steps, limit)
-        self._apart = float(np.median([one.ratio for one in self.groups] or [1.0])) - 1
-        slow_at_times = find_slow_at_times(pace.as_steps, limit)
-        self._at_times = [self.column[one.culprit.place.of_rank] for one in slow_at_times]
-        self._node_of = np.zeros(len(ranks), np.int64)
-        for number, at in enumerate(ranks.by_host.values()):
-            self._node_of[at] = number
-        self._is_one, self._nodes_limit = len(ranks.by_host) == 1, nodes
-        self._of_nodes = None if self._is_one or nodes is None else compare(pace.of_nodes_s, nodes)
-        self._each = each
-        self._column_of_each = {} if self._each is None else dict(zip(self._each.ranks.places, count()))
-
-    def why_not(self, at: IntArray) -> str:
-        """What the loss of ranks, given by their columns, has beside spread, or may have; empty if nothing."""
-        if len(self.pace.rounds.ranks) < FEWEST_RANKS:
-            return "its GPUs have too few peers"
-        if (self.compared.low[at] > 1 + self.limit).any():
-            return f"a GPU is more than {100 * self.limit:.3g} % slower than its peers"
-        if np.isin(at, self._at_times).any():
-            return "a GPU is far slower than its peers at times"
-        if self._apart >= self.limit:
-            return f"GPUs fall into two groups: {self.groups[0].others} and the slower ones"
-        if not self._is_one and self._nodes_limit is None:
-            return "nodes are not compared with each other"
-        if self._of_nodes is not None and self._nodes_limit is not None:
-            low = self._of_nodes.low[np.unique(self._node_of[at])]
-            if (low > 1 + self._nodes_limit).any():
-                return f"its node is more than {100 * self._nodes_limit:.3g} % slower than the others"
-        return self._why_each(at)
-
-    def _why_each(self, at: IntArray) -> str:
-        places = [self.pace.rounds.ranks.places[column] for column in at.tolist()]
-        of_each = np.array([self._column_of_each.get(place, -1) for place in places], np.int64)
-        is_there = of_each >= 0
-        if self._each is None or is_there.sum() < 2:
-            return ""
-        by_passes, by_steps = _wait(self.pace.as_steps, at[is_there]), _wait(self._each, of_each[is_there])
-        if by_passes - by_steps <= _SMALLER_WAIT:
-            return ""
-        told = f"the slowest by {100 * by_steps:.1f} %, by forward passes {100 * by_passes:.1f} %"
-        return f"GPUs that compute alone differ less: {told}"
-
-    def groups_apart(self, at: IntArray) -> float:
-        """By how much the medians of two possible groups of ranks differ; 0 if there are none, or hardly apart.
-
-        Spread within the groups hides the gap between them from `find_slow_group`, which accuses; this only doubts. So
-        do its groups that are closer than the limit, of which ordinary spread makes some by chance.
-        """
-        if self.groups:
-            return self._apart
-        usual = median_over_rounds(relative_logs(self.pace.times_s[:, at]))
-        usual = np.sort(usual[~np.isnan(usual)])
-        least = max(2, -(-len(usual) // 4))
-        if len(usual) < 2 * least:
-            return 0.0
-        gaps = np.diff(usual)[least - 1 : len(usual) - least]
-        split = least + int(np.argmax(gaps))
-        apart = float(np.median(usual[split:]) - np.median(usual[:split]))
-        is_gap = gaps.max() >= _GAP_OF_GROUPS * apart
-        return float(np.expm1(apart)) if is_gap and apart >= np.log1p(_GROUPS_APART) else 0.0
-
-    def is_open_node(self, at: IntArray) -> bool:
-        """Whether a node of these ranks may yet be beyond the limit; two nodes are compared with each other."""
-        if self._of_nodes is None or self._nodes_limit is None:
-            return False
-        return not bool((self._of_nodes.high[np.unique(self._node_of[at])] < 1 + self._nodes_limit).all())
+def _held_down(
+    study: Study, name: str, evidence: Evidence
+) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
+    """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
+    told = evidence.telemetry
+    told = told.of(told.rows_of_arm(study.id, name))
+    is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
+    polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
+    return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}
 
 
-def _wait(rounds: ArmRounds, at: IntArray) -> float:
-    """By how much the slowest of some ranks is slower than their median one."""
-    usual = median_over_rounds(relative_logs(rounds.mean_step_s[:, at]))
-    return float(np.expm1(np.nanmax(usual))) if not np.isnan(usual).all() else 0.0
+def _first(rules: Iterable[tuple[BoolArray, str]], places: int) -> list[str]:
+    """What the first rule says that holds for each place; empty if none does."""
+    found = [""] * places
+    for where, said in rules:
+        for place in np.flatnonzero(where).tolist():
+            found[place] = found[place] or said
+    return found
+
+
+def _groups_apart(times_s: FloatArray) -> bool:
+    """Whether GPUs may be two groups, (rounds, GPUs).
+
+    Spread within the groups hides the gap between them from `peers.find_slow_group`, which accuses; this only doubts.
+    So do its groups that are closer than the limit, of which ordinary spread makes some by chance.
+    """
+    usual = median_over_rounds(relative_logs(times_s))
+    usual = np.sort(usual[~np.isnan(usual)])
+    least = max(2, -(-len(usual) // 4))
+    if len(usual) < 2 * least:
+        return False
+    gaps = np.diff(usual)[least - 1 : len(usual) - least]
+    split = least + int(np.argmax(gaps))
+    apart = float(np.median(usual[split:]) - np.median(usual[:split]))
+    return bool(gaps.max() >= _GAP_OF_GROUPS * apart and apart >= np.log1p(_GROUPS_APART))

@@ -13,11 +13,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.culprits import RankComparison
 from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
-from pytest_ddpscale.judge.own_pace import last_round, nodes_s, own_pace_of, own_pace_s
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, merged, on_hosts
+from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, last_round
+from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
 from pytest_ddpscale.judge.stats import Estimated, estimate, possible_part
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
@@ -174,13 +173,15 @@ def _over_peers(
 
     The peers are those of the whole run, as in `uniformity`.
     """
-    rounds = merged(evidence.columns, study.id, question.measured, evidence.plan.layout)
-    times_s, by_host = own_pace_s(rounds), rounds.ranks.by_host
-    times_s = np.where(rounds.measured.single_sample[:, np.newaxis], np.nan, times_s)
+    arm = arms_read(question, study)[-1]
+    pace, measured = pace_in(study, arm, evidence), evidence.columns.arms.get((study.id, arm.name))
+    times_s, by_host, rounds = pace.times_s, pace.ranks.by_host, pace.numbers
+    if measured is not None and measured.single_sample.any():
+        times_s = np.full(times_s.shape, np.nan)
     if question.metric is NODE_UNIFORMITY and len(rounds):
-        times_s, by_host = nodes_s(times_s, rounds), {host: np.array([at]) for at, host in enumerate(by_host)}
+        times_s, by_host = pace.of_nodes_s, {host: np.array([at]) for at, host in enumerate(by_host)}
     ratios = times_s / medians_of_others(times_s)
-    numbers, rows = np.unique(rounds.numbers, return_inverse=True)
+    numbers, rows = np.unique(rounds, return_inverse=True)
     found = np.full((len(places), len(numbers)), np.nan)
     for row, place in enumerate(places if len(rounds) else ()):
         at = np.arange(ratios.shape[1]) if place == WHOLE else by_host.get(place, np.zeros(0, np.int64))
@@ -226,10 +227,10 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Seque
         return {}
     last = last_round(found)
     pace = own_pace_of(study, evidence, last)
-    each = RankComparison(study, evidence, None).rounds if pace is None else pace.as_steps
+    each = SlowRanks(study, evidence, None).pace.of_whole_rounds() if pace is None else pace
     if evidence.plan.layout.judged_by_node(question.arms):
         return evidence.once(("slowness", study.id, last), lambda: slowness_of(each, within_hosts=True))
-    return slowness_of(on_hosts(each, found[0].arms[-1].ranks.by_host.keys()))
+    return slowness_of(each.on_hosts(found[0].arms[-1].ranks.by_host))
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Missing | None:

@@ -218,14 +218,15 @@ _ALL = (
     RANK_UNIFORMITY := Metric(
         "rank_uniformity", "x", "Rank uniformity",
         "Time that the slowest GPU computes a forward pass, over the median of all other GPUs of the run.",
-        "forward time of a rank ÷ median of all others', in ddp@k; step time in each@k for a compiled model; the worst",
+        "step time of a rank ÷ median of all others', in each@k where the study times it, else forward time in ddp@k; "
+        "the worst",
         **_UNIFORMITY,
     ),
     NODE_UNIFORMITY := Metric(
         "node_uniformity", "x", "Node uniformity",
         "Time that the slowest node's GPUs compute a forward pass, over the median of all other nodes.",
-        "median forward time of a node's ranks ÷ median of all other nodes', in ddp@k; step time in each@k for a "
-        "compiled model; the worst",
+        "median step time of a node's ranks ÷ median of all other nodes', in each@k where the study times it, else "
+        "forward time in ddp@k; the worst",
         **_UNIFORMITY,
     ),
     EXPOSED_COMMUNICATION := Metric(

@@ -9,12 +9,13 @@ for it. Words, in any order:
     2x4                          nodes and GPUs of each; default: one node of as many as are asked for
     rounds=9 noise=0 seed=1      of the run, of 16 that were planned; noise is relative, of each GPU in each round
     sd=0                         relative, by which GPUs differ, always
-    floor= limit= nodelimit= peak= one_gpu=    of what is asked: of one GPU alone, of peers, of nodes; TFLOPS
+    limit= nodelimit= peak= one_gpu=    of what is asked: of peers, of nodes; TFLOPS
     warn, compile, precision=    it only warns; of its workload
     trained.FIELD=VALUE          another workload was trained
     cpu, cores=, flops=          no GPUs; of the node; FLOP of a sample
     going-on                     while measuring
-    forward                      what is slow is seen in forward passes alone: DDP keeps the steps of all alike
+    forward                      what is slow is seen in forward passes alone: no ranks train
+                                 alone, and DDP keeps the steps of all alike
     timed                        forward passes are timed, and DDP waits
     cool                         telemetry says that nothing holds the GPUs down
     slow=*1.3                    what takes longer
@@ -46,9 +47,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.culprits import rank_notes
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.own_pace import pace_notes
+from pytest_ddpscale.judge.slow import pace_notes, rank_notes
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
@@ -79,7 +79,7 @@ from tests.builders.workloads import with_settings
 from tests.judge.told import told
 
 OPTIONS = {
-    "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "floor": None, "limit": 0.05, "nodelimit": None,
+    "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "limit": 0.05, "nodelimit": None,
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
     "imported": "no",
 }  # fmt: skip
@@ -186,7 +186,11 @@ class Run:
         if "before" in self.flags:
             first = replace(plan.studies[0], workload=with_settings(WORKLOAD, name="before", precision="bf16"))
             plan = replace(plan, studies=(first, *plan.studies))
-        return case, self._evidence(plan)
+        evidence = self._evidence(plan)
+        if "forward" in self.flags:
+            studies = (replace(one, arms=tuple(a for a in one.arms if a.kind != "each")) for one in plan.studies)
+            evidence = replace(evidence, plan=replace(evidence.plan, studies=tuple(studies)))
+        return case, evidence
 
     def told(self, tell: Callable[[str], str]) -> Iterator[str]:
         """The verdict, and what else a session takes from the judge; `tell` shortens sentences."""
@@ -212,7 +216,7 @@ class Run:
         case = make_case(asked[2], float(asked[3]), int(asked[4]), workload, **keys)
         peers = replace(case.peers, computing=self.option["limit"], nodes=self.option["nodelimit"])
         peak = self.option["peak"] or case.peak_tflops
-        return replace(case, peers=peers, floor_samples_per_s=self.option["floor"], peak_tflops=peak)
+        return replace(case, peers=peers, peak_tflops=peak)
 
     def _evidence(self, plan: Plan) -> Evidence:
         found = [one for study in plan.studies for one in self._measured(plan, study)]

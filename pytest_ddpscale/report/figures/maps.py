@@ -15,14 +15,12 @@ import numpy.typing as npt
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import slowness_of
 from pytest_ddpscale.judge.probes import values_of_probe
-from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.slow import pace_in
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
-from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.drawing import INK, NARROW, PAPER, SMALL, Drawing, Sheet, bare_number, drawable
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.run.column_record import FloatArray, IntArray
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
@@ -151,14 +149,14 @@ def _runs(marked: npt.NDArray[np.bool_]) -> list[tuple[int, int, int]]:
     return list(zip(rows.tolist(), first.tolist(), np.nonzero(edges == -1)[1].tolist(), strict=True))
 
 
-def slowness_by_gpu(columns: Columns, plan: Plan) -> GpuValues:
+def slowness_by_gpu(evidence: Evidence) -> GpuValues:
     """Step time without communication relative to the typical GPU; the slowest workload counts."""
     found: dict[tuple[str, str], float] = {}
-    for study in plan.studies:
+    for study in evidence.plan.studies:
         for arm in (one for one in study.arms if one.kind == "each"):
-            rounds = merged(columns, study.id, arm, plan.layout)
-            names = {place.of_rank: place.number for place in rounds.ranks.rank_places}
-            for (host, local_rank), factor in slowness_of(rounds).items():
+            pace = pace_in(study, arm, evidence).of_whole_rounds()
+            names = {place.of_rank: place.number for place in pace.ranks.rank_places}
+            for (host, local_rank), factor in slowness_of(pace).items():
                 if math.isfinite(factor):
                     gpu = host, names[host, local_rank]
                     found[gpu] = max(factor, found.get(gpu, 0.0))

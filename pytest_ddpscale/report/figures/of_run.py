@@ -71,7 +71,7 @@ def _drawn(figure: Figure, sku: str, watermark: str) -> Figure:
 
 
 def _of_places(evidence: Evidence, judgement: Judgement) -> Iterator[Figure]:
-    slowness, pairs = maps.slowness_by_gpu(evidence.columns, evidence.plan), maps.pair_bandwidths(evidence)
+    slowness, pairs = maps.slowness_by_gpu(evidence), maps.pair_bandwidths(evidence)
     if slowness:
         yield Figure(
             "heat-map", "Step time by node and GPU", maps.heat_map(slowness, judgement.verdicts),
