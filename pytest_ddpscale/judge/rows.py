@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.thresholds.cases import cases_of, training_cases
+from pytest_ddpscale.thresholds.cases import Case, cases_of, training_cases
 
 _DIGEST_DIGITS = 12
 _Place = tuple[str, str, int | None, str]  # place, host, gpu_index and gpu_uuid of a row
@@ -66,7 +67,9 @@ class Row(NamedTuple):
 
 def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
     """All rows of a run: the numbers of the place that decides a requirement are its verdict's own."""
-    asked = {case.id: case for case in training_cases(cases_of(judgement.requirements))}
+    asked = dict[str, Case]()
+    with suppress(ValueError):  # an earlier version compiled them
+        asked = {case.id: case for case in training_cases(cases_of(judgement.requirements))}
     for one in judgement.verdicts:
         low, high = one.interval or (None, None)
         of = one.id, one.metric, one.workload, one.world_size, "", one.place, "", None, "", one.value, low, high

@@ -38,6 +38,11 @@ def test_hostile_text_makes_no_row() -> None:
     assert len(rows(judgement)) == len(judgement.verdicts)
 
 
+def test_requirements_of_another_form_cost_no_verdict_its_row() -> None:
+    judgement = replace(JUDGEMENT, requirements=({"workload": 3},), requirements_sha256="")
+    assert [one["requirement"] for one in rows(judgement)] == [one.id for one in JUDGEMENT.verdicts]
+
+
 def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
     """The one that decides a requirement with the same number, and of what was measured as the history knows it."""
     plan = replace(probe_plan(MATMUL, ranks_per_node=2), sku=SKU, studies=(STUDY,))
