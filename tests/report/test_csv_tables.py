@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.plan.arm import Variant
 from pytest_ddpscale.plan.workload import ImageFolderData
+from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.judged import CONFIDENCE
@@ -64,7 +64,8 @@ def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
     ):  # fmt: skip
         seen = with_columns(Evidence(replace(plan, studies=(study,)), columns_of(trained), {}), probed)
         of_gpus = [one for one in key_values_of(seen) if one.gpu_uuid]
-        told = {(one["metric"], one["workload"], one["gpu_uuid"], one["measured"]) for one in rows(judgement, seen)[1:]}
-        assert told == {(one.metric, one.subject, one.gpu_uuid, one.definition) for one in of_gpus}
+        keys = "metric", "workload", "world_size", "gpu_uuid", "measured"
+        told = {tuple(one[key] for key in keys) for one in rows(judgement, seen)[1:]}
+        assert told == {(one.metric, one.subject, str(one.world_size), one.gpu_uuid, one.definition) for one in of_gpus}
     assert {one["requirement"] + one["outcome"] + one["code"] for one in others} == {""}
     assert all(float(one["low"]) <= float(one["value"]) <= float(one["high"]) for one in own)
