@@ -78,7 +78,9 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> OfChecks:
             yield check, host, unknown(f"survey failed: {survey.problem}") if survey.problem else looked
         found = () if survey.problem else _on_node(expected, survey, places)
         yield from ((check, host, one) for check, one in found)
-    yield from _compared(evidence, _COMPARED if expected.device_type == "cpu" else _COMPARED_WITH_GPUS)
+    is_cpu = expected.device_type == "cpu"
+    yield from _compared(evidence, _COMPARED if is_cpu else _COMPARED_WITH_GPUS)
+    yield from () if is_cpu else (("gpus", host, one) for host, one in _lost(evidence))
 
 
 def gpu_places(survey: Survey) -> list[tuple[SurveyedGpu, Place]]:
@@ -91,12 +93,12 @@ def _on_node(
     expected: NodeExpectation, survey: Survey, places: list[tuple[SurveyedGpu, Place]]
 ) -> Iterator[tuple[str, Finding]]:
     """Checks of one node by itself."""
-    free, asked = survey.free_bytes.get("run_directory"), expected.gpus_per_node or 1
+    free, least = survey.free_bytes.get("run_directory"), expected.free_disk_gib
     if free is None:
         yield "disk", unknown("free space where the run is written is unknown")
-    elif free < expected.free_disk_gib * _GIB:
-        text = f"{free / _GIB:.2f} GiB are free where the run is written; expected {expected.free_disk_gib:g} GiB"
-        yield "disk", fault(text)
+    elif free < least * _GIB:
+        yield "disk", fault(f"{free / _GIB:.2f} GiB are free where the run is written; expected {least:g} GiB")
+    asked, versions = expected.gpus_per_node or 1, survey.versions
     if expected.device_type == "cpu":
         if survey.cores is None:
             yield "gpus", unknown("the number of CPU cores for ranks is unknown")
@@ -109,21 +111,19 @@ def _on_node(
     answer = [gpu for gpu, _ in places if not gpu.is_lost]  # CUDA does not list lost ones
     pattern, installed = expected.name_pattern or "^.*$", expected.gpus_installed or 0
     of_sku = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
-    why_none = survey.driver_problem or ("" if survey.has_driver else "no NVIDIA driver is loaded")
-    hidden = f"CUDA_VISIBLE_DEVICES hides all {len(survey.gpus)} GPUs" if survey.gpus else "the driver finds no GPU"
+    why_none = f"CUDA_VISIBLE_DEVICES hides all {len(survey.gpus)} GPUs" if survey.gpus else "the driver finds no GPU"
+    if survey.driver_problem or not survey.has_driver:
+        why_none = survey.driver_problem or "no NVIDIA driver is loaded"
     if len(places) < asked:
-        why = "" if places else f": {why_none or hidden}"
-        text = f"{len(places)} GPUs are visible; expected {asked}{why}"
+        text = f"{len(places)} GPUs are visible; expected {asked}{'' if places else f': {why_none}'}"
         yield "gpus", fault(text, prevents_ranks=len(answer) < asked)
     if of_sku < installed:
         yield "gpus", fault(f"the driver has {of_sku} GPUs of this SKU; expected {installed}")
-    for gpu in survey.gpus:
-        if gpu.problem and not gpu.is_visible:
-            text = f"GPU {gpu.index} of the node, which ranks do not use, does not answer: {gpu.problem}"
-            yield "gpus", note(text)
+    for number, why in [(gpu.index, gpu.problem) for gpu in survey.gpus if gpu.problem and not gpu.is_visible]:
+        yield "gpus", note(f"GPU {number} of the node, which ranks do not use, does not answer: {why}")
 
     # Torch and its CUDA. It may use GPUs of an older driver with NVIDIA's cuda-compat.
-    torch, cuda, driver = (survey.versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
+    torch, cuda, driver = (versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
     count, listed = survey.torch_gpus, sum(bool(gpu.uuid) for gpu in answer)
     why = survey.cuda_problem.rpartition("set an error? ")[2]  # after torch's guess at the cause
     build, is_old = f"torch {torch or 'of unknown version'}", is_older_cuda(driver, cuda)
@@ -134,8 +134,9 @@ def _on_node(
         if "Error 802" in why and any("GB200" in gpu.name or "GB300" in gpu.name for gpu in survey.gpus):
             cure = "check nvidia-imex and the NVLink switch trays"
         elif "Error 802" in why and expected.nvlinks:
-            cure = f"start nvidia-fabricmanager {survey.versions.get('driver')}, the driver's version"
-        text = f"CUDA finds {count} of the {listed} GPUs that ranks may use{why and f' ({why})'}: {cure}"
+            cure = f"start nvidia-fabricmanager {versions.get('driver')}, the driver's version"
+        said = f" ({why})" if why else ""
+        text = f"CUDA finds {count} of the {listed} GPUs that ranks may use{said}: {cure}"
         yield "gpus", fault(text, prevents_ranks=count < asked)
     if is_old and driver and cuda and not count:
         oldest = _OLDEST_DRIVERS.get(cuda.partition(".")[0], f"for CUDA {cuda}")
@@ -154,7 +155,7 @@ def _on_node(
         yield "kernels", unknown(f"{build} lists no architectures")
 
     for check in () if places else checks:
-        yield check, unknown(f"no GPU is visible ({why_none or hidden})")
+        yield check, unknown(f"no GPU is visible ({why_none})")
     for gpu, place in places:
         if gpu.problem:
             prevents = gpu.is_lost and len(answer) < asked
@@ -199,8 +200,8 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Iter
 
     for process in read("processes", "processes") or ():
         held = "unknown memory" if process.memory_bytes is None else f"{process.memory_bytes / _GIB:.1f} GiB"
-        text = f"foreign process {process.pid} ({process.name or 'name not visible'}) holds {held}"
-        yield "processes", fault(text)
+        name = process.name or "name not visible"
+        yield "processes", fault(f"foreign process {process.pid} ({name}) holds {held}")
     if read("mig", "mig_enabled", may_lack=True):
         yield "mig", fault("MIG is enabled; expected the whole GPU")
     if slow := [one for one in read("throttling", "throttle_reasons") or () if one in THROTTLE_FAULTS]:
@@ -254,9 +255,9 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Iter
         if check == "bf16" and (major, minor) < _BF16_CAPABILITY:
             yield check, fault(f"compute capability {capability} has no native bf16; expected 8.0 or later")
         elif check == "kernels" and not has_kernels(survey.arch_list, (major, minor)):
-            build = f"torch {survey.versions.get('torch') or 'of unknown version'}"
-            text = f"{build} has no kernels for compute capability {capability}; it has {' '.join(survey.arch_list)}"
-            yield check, fault(f"{text}; {wheel_for((major, minor))}", prevents_ranks=True)
+            built, wheel = " ".join(survey.arch_list), wheel_for((major, minor))
+            text = f"torch has no kernels for compute capability {capability}; it has {built}; {wheel}"
+            yield check, fault(text, prevents_ranks=True)
     yield from ((check, one) for (check, _), one in missing.items())
 
 
@@ -327,7 +328,7 @@ def _odd_ones(text: str, found: Mapping[str, str]) -> OnHosts:
             yield host, fault(f"{text.format(one)}; {have}", blame="peers" if is_certain else "unclear")
 
 
-def find_lost(evidence: Evidence) -> OnHosts:
+def _lost(evidence: Evidence) -> OnHosts:
     """Each GPU lost since launch, once even if found several times: by the sampler under load, after ranks failed, in
     rounds of its peers in which it was not measured, and by errors that ended its ranks."""
     found, lost = list[tuple[Place, str]](), dict[object, tuple[Place, str]]()
@@ -382,7 +383,7 @@ def _why_silent(after: Survey) -> str:
     return after.problem or after.driver_problem or gone
 
 
-def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
+def find_transports(evidence: Evidence, expected: NodeExpectation) -> OfChecks:
     """Ranks use the fastest available links.
 
     Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
@@ -393,6 +394,7 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
     # A network connection to an unknown peer counts as one to another node.
     unclear = {one.rank: {name for name in one.channels_somewhere if name.startswith(_NETWORKS)} for one in everyone}
     between = {one.rank: {*one.channels_between_nodes, *unclear[one.rank]} for one in everyone}
+    is_crossed = any(between.values())
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
     uses_rdma = any(name.startswith(_RDMA) for one in everyone for name in one.channels)
     layers = ("InfiniBand", "Ethernet") if uses_rdma else ("InfiniBand",)
@@ -403,50 +405,53 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> OnHosts:
     for place, one in evidence.transports.items():
         of_hosts.setdefault(place.host, {})[place] = one
     for host, ranks in of_hosts.items():
-        yield host, Finding("looked", gpus=len(ranks))
+        yield "transport", host, Finding("looked", gpus=len(ranks))
         if len(ranks) < asked:
-            yield host, unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
+            yield "transport", host, unknown(f"NCCL logged connections of {len(ranks)} of {asked} ranks")
         for place, one in ranks.items():
             within = {*one.channels_within_node, *(unclear[one.rank] if is_one_node else ())}
-            detours = sorted(name for name in within if name.startswith(_DETOURS))
+            detours = ", ".join(sorted(name for name in within if name.startswith(_DETOURS)))
             if is_one_node and len(ranks) == 1:
                 pass  # without another rank NCCL may not even have begun its log
             elif one.problem or one.unreadable:
                 why = one.problem or f"unknown line in NCCL's log: {one.unreadable[0]}"
-                yield host, unknown(why, place)
+                yield "transport", host, unknown(why, place)
             elif not one.channels and not one.nvls:
-                yield host, unknown("NCCL did not connect it to any other rank", place)
+                yield "transport", host, unknown("NCCL did not connect it to any other rank", place)
             elif expected.nvlinks and detours:
-                text = f"reaches GPUs of its own node through {', '.join(detours)}; expected NVLink or P2P"
-                yield host, fault(text, place)
+                yield (
+                    "transport",
+                    host,
+                    fault(f"reaches GPUs of its own node through {detours}; expected NVLink or P2P", place),
+                )
         if is_one_node:
             continue
-        if not any(between.values()):
-            yield host, unknown("no rank communicated with another node")
+        if not is_crossed:
+            yield "transport", host, unknown("no rank communicated with another node")
             continue
         used, survey = sorted({name for one in ranks.values() for name in between[one.rank]}), surveyed.get(host)
         if by_host := [name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name]:
-            yield host, note(f"{', '.join(by_host)} goes through host memory: no GPUDirect RDMA")
+            yield "transport", host, note(f"{', '.join(by_host)} goes through host memory: no GPUDirect RDMA")
         uses_tcp = any(name.startswith("NET/Socket") for name in used)
         if survey is None:
             if uses_tcp:
-                yield host, unknown("it uses TCP to other nodes, and its ports were not surveyed")
+                yield "transport", host, unknown("it uses TCP to other nodes, and its ports were not surveyed")
             continue  # other checks report the missing survey
         states = ", ".join(f"{port.device}:{port.port} is {port.state}" for port in survey.infiniband) or "it has none"
         if uses_tcp and fast[host]:
             are = "is" if len(fast[host]) == 1 else "are"
-            yield host, fault(f"uses TCP to other nodes although {', '.join(fast[host])} {are} active")
+            yield "transport", host, fault(f"uses TCP to other nodes although {', '.join(fast[host])} {are} active")
         elif uses_tcp and any(fast.values()):
-            text = f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {states}"
-            yield host, fault(text)
+            text = "uses TCP although other nodes have active InfiniBand or RoCE ports"
+            yield "transport", host, fault(f"{text}; here: {states}")
         elif uses_tcp and (ethernet := _active_ports(survey, "Ethernet")):
-            yield host, note(f"uses TCP to other nodes; could {', '.join(ethernet)} do RoCE?")
+            yield "transport", host, note(f"uses TCP to other nodes; could {', '.join(ethernet)} do RoCE?")
         # NCCL silently uses fewer ports than most others have.
         more = {ports: nodes for ports, nodes in counts.items() if ports > active[host]}
         if more and 2 * sum(more.values()) > others:
-            text = f"{active[host]} InfiniBand ports are active; {sum(more.values())} of {others} other nodes have "
-            text += f"{min(more)}{' or more' if len(more) > 1 else ''}; here: {states}"
-            yield host, fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
+            have = f"{sum(more.values())} of {others} other nodes have {min(more)}{' or more' if len(more) > 1 else ''}"
+            text = f"{active[host]} InfiniBand ports are active; {have}; here: {states}"
+            yield "transport", host, fault(text) if len(active) >= _FEWEST_TO_COMPARE else note(text)
 
 
 def _active_ports(survey: Survey, *link_layers: str) -> list[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import product
@@ -18,9 +18,7 @@ from pytest_ddpscale.judge.check_rules import (
     NOTHING_EXPECTED,
     Finding,
     OfChecks,
-    OnHosts,
     fault,
-    find_lost,
     find_surveyed,
     find_transports,
     gpus_afterwards,
@@ -81,12 +79,16 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
     if not told["fault"]:
         reason = f"{'' if planned == 1 else 'all '}{nodes} as expected"
         return replace(known, outcome="passed", reason=reason, notes=tuple(notes))
-    culprits, doubts = _accused(found, planned)
+    accused, doubts = _accused(found, planned)
+    culprits = (
+        Culprit("gpu" if one.gpu else "node", (one.gpu or Place(host),), one.text, is_certain=is_certain)
+        for host, one, is_certain in accused
+    )
     notes += [f"also missing data: {_listed(untold)}"] if untold else []
     return replace(
         known,
         outcome="failed",
-        reason=f"{len({one.host for one in culprits})} of {nodes} not as expected: {_listed(told['fault'])}",
+        reason=f"{len({host for host, *_ in accused})} of {nodes} not as expected: {_listed(told['fault'])}",
         notes=(*notes, *(f"{text} This names no node for certain" for text in doubts)),
         culprits=tuple(culprits),
         flags=(PARTLY_KNOWN,) if untold else (),
@@ -95,32 +97,38 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
 
 def _found(name: str, case: NodeCase, evidence: Evidence) -> _Found:
     """What a check finds, host by host."""
-    expected, reads = expected_by(evidence.plan, case.expected), NODE_CHECKS[name].reads
-    if reads == "transport":
-        return sorted(find_transports(evidence, expected), key=itemgetter(0))
-
-    def find() -> dict[str, _Found]:
-        by_check = defaultdict[str, _Found](list)
-        for check, host, one in (find_surveyed if reads == "survey" else _under_load)(evidence, expected):
-            by_check[check].append((host, one))
-        if expected.device_type != "cpu":
-            by_check["gpus"] += find_lost(evidence)
-            accused = {one.gpu.identity for _, one in by_check["ecc_under_load"] if one.gpu and one.kind == "fault"}
-            by_check["ecc_under_load"] += _new_errors(evidence, accused)
-        return by_check
-
-    return sorted(evidence.once((reads, expected), find)[name], key=itemgetter(0))
+    check, expected = NODE_CHECKS[name], expected_by(evidence.plan, case.expected)
+    if expected.device_type == "cpu" and not check.on_cpu:
+        return []
+    find = {"survey": find_surveyed, "transport": find_transports, "telemetry": _under_load}[check.reads]
+    said = evidence.once((check.reads, expected), lambda: list(find(evidence, expected)))
+    return sorted(((host, one) for of, host, one in said if of == name), key=itemgetter(0))
 
 
 def _under_load(evidence: Evidence, expected: NodeExpectation) -> OfChecks:
-    """GPUs by all their windows; too few windows, or none, of a planned rank's GPU count as missing data."""
+    """GPUs by all their windows, and new errors after ranks have failed, which they may have caused.
+
+    Too few windows, or none, of a planned rank's GPU count as missing data; an unchanged counter does not make up.
+    """
     told, places = evidence.telemetry, dict[object, Place]()
     for place in told.places:
         places.setdefault(place.identity, place)
     numbers, gpus = {gpu: number for number, gpu in enumerate(places)}, list(places.values())
     gpu = np.array([numbers[place.identity] for place in told.places], np.int64)[told.place]
-    for check, number, one in sorted(_in_windows(told, gpu, expected), key=lambda found: found[1]):
+    at_fault = set[object]()
+    for check, number, one in sorted(_in_windows(told, gpu, expected), key=itemgetter(1)):
         yield check, gpus[number].host, one._replace(gpu=gpus[number])
+        if check == "ecc_under_load" and one.kind == "fault":
+            at_fault.add(gpus[number].identity)
+    for place, before, after in gpus_afterwards(evidence):
+        if after is not None and place.identity not in at_fault:
+            was, now, new = before.ecc_uncorrected, after.ecc_uncorrected, repairs(after)
+            texts = [text for text, is_so in repairs(before).items() if is_so is False and new[text]]
+            if was is not None and now is not None and now > was:
+                texts.insert(0, f"{now - was} new uncorrectable memory errors")
+            for text in texts[:1]:
+                yield "ecc_under_load", place.host, fault(f"{text} after ranks failed", place, "nobody")
+                at_fault.add(place.identity)
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
     arms = [arm for arm in evidence.columns.arms.values() if arm.study != PAIRS]
     worked, asked = {gpu for arm in arms for gpu in arm.ranks.gpus}, expected.gpus_per_node or 1
@@ -238,50 +246,31 @@ def _in_most_windows(
         yield number, unknown(f"only {polls[number]:.0f} polls in {seconds[number]:.0f} s under load")
 
 
-def _new_errors(evidence: Evidence, known: Collection[object]) -> OnHosts:
-    """New uncorrectable errors after ranks have failed, which they may have caused, of GPUs that are not known.
-
-    An unchanged counter does not make up for missing telemetry.
-    """
-    for place, before, after in gpus_afterwards(evidence):
-        if after is not None and place.identity not in known:
-            was, now, new = before.ecc_uncorrected, after.ecc_uncorrected, repairs(after)
-            texts = [text for text, is_so in repairs(before).items() if is_so is False and new[text]]
-            if was is not None and now is not None and now > was:
-                texts.insert(0, f"{now - was} new uncorrectable memory errors")
-            yield from ((place.host, fault(f"{text} after ranks failed", place, "nobody")) for text in texts[:1])
-
-
-def _accused(found: _Found, planned: int) -> tuple[list[Culprit], list[str]]:
-    """Who has faults, and doubts that arise if most nodes or most GPUs fail: the expectation, or something that they
-    share, may be at fault.
+def _accused(found: _Found, planned: int) -> tuple[list[tuple[str, Finding, bool]], list[str]]:
+    """Faults with their hosts and whether they are certain, and doubts that arise if most nodes or most GPUs fail: the
+    expectation, or something that they share, may be at fault.
 
     A node where only some GPUs fail has the others to compare with. With one node there is nothing to compare with, so
     a mismatch is the node's fault.
     """
-    faults = [(host, one) for host, one in found if one.kind == "fault"]
-    whose = ["gpus" if one.gpu and one.blame == "peers" else one.blame for _, one in faults]
-    hosts = defaultdict[str, set[str]](set)
-    for (host, _), by in zip(faults, whose, strict=True):
-        hosts["peers" if by == "unclear" else by].add(host)
-    gpus = len({one.gpu.identity for (_, one), by in zip(faults, whose, strict=True) if one.gpu and by == "gpus"})
-    braked, alike, wholly = (len(hosts[by]) for by in ("outside", "peers", "gpus"))
-    doubts: dict[str, str] = {}
-    if 2 * braked > planned:
-        doubts["outside"] = f"{braked} of {planned} nodes are throttled by a power brake: is it the facility?"
+    faults = [
+        (host, one, "gpus" if one.gpu and one.blame == "peers" else one.blame)
+        for host, one in found
+        if one.kind == "fault"
+    ]
+    held, alike, wholly = (
+        len({host for host, _, whose in faults if whose in among})
+        for among in (("outside",), ("peers", "unclear"), ("gpus",))
+    )
+    gpus, doubts = len({one.gpu for _, one, whose in faults if whose == "gpus"}), dict[str, str]()
+    if 2 * held > planned:
+        doubts["outside"] = f"{held} of {planned} nodes are throttled by a power brake: is it the facility?"
     if planned > 1 and 2 * alike > planned:
         doubts["peers"] = f"{alike} of {planned} nodes fail: is the expectation right?"
     if 2 * wholly > planned and 2 * gpus > sum(one.gpus for _, one in found):
         doubts["gpus"] = f"{gpus} GPUs of most nodes fail: is the expectation right?"
-    return [
-        Culprit(
-            "gpu" if one.gpu else "node",
-            (one.gpu or Place(host),),
-            one.text,
-            is_certain=by not in ("unclear", *doubts),
-        )
-        for (host, one), by in zip(faults, whose, strict=True)
-    ], list(doubts.values())
+    unsure = {"unclear", *doubts}
+    return [(host, one, whose not in unsure) for host, one, whose in faults], list(doubts.values())
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -310,17 +299,14 @@ def unfit_nodes(
     surveyed = [case for case in rejecting if NODE_CHECKS[case.requirement.check].reads == "survey"]
     asked = [case for case in surveyed if not (waiver := case.requirement.waiver) or not waiver.holds_on(day)]
     for case in asked:
-        name = case.requirement.check
-        found = _found(name, case, evidence)
-        faults = [one for _, one in found if one.kind == "fault"]
-        culprits, _ = _accused(found, max(plan.nodes, len({host for host, _ in found})))
-        for culprit, one in zip(culprits, faults, strict=True):
-            rank = culprit.place.local_rank
+        found = _found(case.requirement.check, case, evidence)
+        faults, _ = _accused(found, max(plan.nodes, len({host for host, _ in found})))
+        for host, one, is_certain in faults:
             # The plan may use only the first GPUs of a node.
-            prevents = one.prevents_ranks and (rank is None or rank < plan.layout.ranks_per_node)
-            if prevents or (culprit.is_certain and not hopeless):
-                gpu = f"{culprit.place.number}: " if one.gpu else ""
-                reasons[culprit.host][f"{name}: {gpu}{one.text}"] = None
+            is_used = one.gpu is None or (one.gpu.local_rank or 0) < plan.layout.ranks_per_node
+            if (one.prevents_ranks and is_used) or (is_certain and not hopeless):
+                gpu = f"{one.gpu.number}: " if one.gpu else ""
+                reasons[host][f"{case.requirement.check}: {gpu}{one.text}"] = None
     for survey in surveys.values() if asked and not hopeless else ():
         if survey.problem:
             reasons[survey.host][f"survey failed: {survey.problem}"] = None

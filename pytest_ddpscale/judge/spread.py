@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -156,10 +155,8 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         return
     limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
     second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
-    strict, names = own.estimated(float(confidences.max()), judged.limit), ("low", "high", "confidences")
-    are_strict, first = confidences > judged.blank.confidence, second.found
-    both = {name: np.where(are_strict, getattr(strict, name), getattr(first, name)) for name in names}
-    second.decide(replace(first, **both))
+    strict = own.estimated(float(confidences.max()), judged.limit)
+    second.decide(second.found.at(strict, confidences > judged.blank.confidence))
     are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
     key = "spread", study.id, judged.case.id, judged.case.peers
     for place in np.flatnonzero(are_looked_at).tolist():
@@ -172,7 +169,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(second.codes[place])
         if code == FAILED:
             if judged.codes[place] == FAILED and not why_not:
-                reason = judged.verdict_on(place).reason
+                reason = judged.told(place)
                 judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
             continue
         if not why_open and found.value > before * (1 + limit):
