@@ -192,6 +192,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
 
 
 def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
+    """What forward times, utilization and telemetry show; the first rule that holds for a place says it."""
     evidence, places, last = judged.evidence, len(own.places), last_round(judged.groups)
     assert isinstance(judged.case, Case)
     pace = own_pace_of(study, evidence, last)
@@ -200,11 +201,8 @@ def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
         return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
     who = [rank for one in judged.groups for rank in one.arms[-1].ranks.places]
     place = np.array([row.get(host, 0) for host, _ in who], np.int64)
-    at, times_s, host = (
-        pace.columns(who),
-        pace.times_s,
-        {name: number for number, name in enumerate(pace.ranks.by_host)},
-    )
+    at, times_s = pace.columns(who), pace.times_s
+    host = {name: number for number, name in enumerate(pace.ranks.by_host)}
     limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes or math.inf
     compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
     nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]
