@@ -483,9 +483,7 @@ def t_quantile(probability: float, degrees: int) -> float:
             term *= math.cos(theta) ** 2 * (2 * k - 1 + odd) / (2 * k + odd)
         return 2 / math.pi * (theta + math.sin(theta) * total) if odd else math.sin(theta) * total
 
-    low, high = 0.0, 1.0
-    while 0.5 + central(high) / 2 < probability:
-        high *= 2
+    low, high = 0.0, 1e9
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if 0.5 + central(middle) / 2 < probability else (low, middle)
