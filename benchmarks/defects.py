@@ -157,8 +157,8 @@ DEFECTS = (
         "judge",
         "intervals have a lower confidence",
         "judge/stats.py",
-        "(penalty - math.log(1 - confidence))",
-        "(penalty - math.log(1 - confidence) / 2)",
+        "(penalty - np.log(1 - confidences))",
+        "(penalty - np.log(1 - confidences) / 2)",
         ("judge", "simulate"),
     ),
     Defect(

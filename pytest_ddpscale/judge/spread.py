@@ -192,6 +192,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
 
 
 def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
+    """What forward times, utilization and telemetry show; the first rule that holds for a place says it."""
     evidence, places, last = judged.evidence, len(own.places), last_round(judged.groups)
     assert isinstance(judged.case, Case)
     pace = own_pace_of(study, evidence, last)
@@ -200,11 +201,8 @@ def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
     place, column = np.nonzero(judged.groups.arms[-1].present.any(axis=0))
     columns = judged.groups.columns[-1][place, column].tolist()
     who = [judged.groups.merged[-1].ranks.places[one] for one in columns]
-    at, times_s, host = (
-        pace.columns(who),
-        pace.times_s,
-        {name: number for number, name in enumerate(pace.ranks.by_host)},
-    )
+    at, times_s = pace.columns(who), pace.times_s
+    host = {name: number for number, name in enumerate(pace.ranks.by_host)}
     limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes or math.inf
     compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
     nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]

@@ -111,7 +111,10 @@ def _with_slow_ranks(
     elif reasons == [verdict.reason]:
         return verdict
     else:  # the median of others lies in the larger group, or between both, of which either may be the normal one
-        found, verdict = group._replace(are_certain=group.ratio < 0), replace(verdict, outcome="inconclusive")
+        found, verdict = (
+            group._replace(are_certain=np.zeros_like(group.are_certain)),
+            replace(verdict, outcome="inconclusive"),
+        )
     return replace(verdict, reason="; ".join(reasons), culprits=tuple(culprits_of(pace.ranks, found)))
 
 

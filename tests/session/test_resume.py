@@ -255,13 +255,13 @@ class TestBegin:
 
     def test_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
         run.note(status="interrupted", noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})
-        for noted in ({"operator": "Bob", "ticket": "T-2", "rack": "B 7"}, {"operator": "Ann"}):
+        for noted in ({"operator": "Bob", "ticket": "T-2", "rack": "B 7"}, {"operator": "Cy"}):
             read_resumption(run).begin(("pytest", "--password", "hunter2"), noted, USED)
         record = run.read_run()
         assert (record.status, record.finished_at) == ("running", None)
         assert [one.status_before for one in record.resumed] == ["interrupted", "running"]
         assert record.resumed[0].argv == ("pytest", "--password", "***")
-        assert record.operators == ("Ann", "Bob")
+        assert record.operators == ("Ann", "Bob", "Cy")
         assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
         assert record.further_notes == {"rack": "B 7"}
 
