@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.stats import estimate, log_evidence
+from pytest_ddpscale.judge.stats import estimate
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.util.arrays import FloatArray
 
 CONFIDENCE = 0.95
 NOISE = 0.003
@@ -70,9 +70,7 @@ def run(logs: FloatArray, confidence: float) -> list[Verdict]:
     limit, going_on = logs.shape[1], np.arange(len(logs))
     found = [verdict_of("inconclusive", str(row), limit) for row in range(len(logs))]
     for rounds in range(FEWEST_ROUNDS, limit + 1):
-        # Only where the bound is outside the interval anything may be decided: the judge is slower to ask.
-        against = log_evidence(logs[going_on, :rounds], np.zeros(len(going_on)))
-        asked = going_on[against >= -np.log(1 - confidence) - 1e-6].tolist()
+        asked = going_on.tolist()
         codes, _ = estimate(np.exp(logs[asked, :rounds]), "factors", confidence, alike=1).against(REQUIREMENT.bound, 1)
         for row, code in zip(asked, codes.tolist(), strict=True):
             if code:

@@ -32,7 +32,7 @@ from functools import partial
 import numpy as np
 from reporting import Share, argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.stats import NEGLIGIBLE_DRIFT, estimate, find_drifts, log_evidence, t_quantile
+from pytest_ddpscale.judge.stats import NEGLIGIBLE_DRIFT, estimate, find_drifts, intervals, t_quantile
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
 
@@ -102,8 +102,8 @@ def verdicts(logs: FloatArray, limit: int) -> FloatArray:
 
 def interval_alone(logs: FloatArray, _: int) -> FloatArray:
     """The confidence sequence, widened by a drift."""
-    is_out = log_evidence(logs, np.zeros(len(logs))) >= -math.log(1 - CONFIDENCE)
-    decided = np.where(is_out, np.where(logs.mean(axis=1) >= 0, 1.0, -1.0), 0.0)
+    _, low, high = intervals(logs, CONFIDENCE)
+    decided = np.where(low >= 0, 1.0, np.where(high <= 0, -1.0, 0.0))
     drifts, gone_on = find_drifts(logs, NEGLIGIBLE_DRIFT)
     return np.where(~np.isnan(drifts) & (gone_on * decided < 0), 0.0, decided)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -14,17 +14,24 @@ from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
 from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
-from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
-from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
 from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
-from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
+from pytest_ddpscale.judge.values import (
+    Missing,
+    groups_of,
+    matching_study,
+    values_of_probe,
+    why_incomplete,
+)
 from pytest_ddpscale.judge.values import values as values_of
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
@@ -38,29 +45,35 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     broke. Each place is judged (`judged`): with several nodes those that fit a requirement, and all GPUs, groups or
     pairs of a probe. Wrong results fail whatever the speed.
     """
-    blank, subject = blank_verdict(case, confidence), case.requirement.definition.subject
+    blank, is_unsupported = blank_verdict(case, confidence), False
     if isinstance(case, Case):
-        return _with_both_throughputs(_judge_training(blank, case, evidence), case)
-    if subject == "probe":
-        return _judge_probe(blank, case, evidence)
-    return judge_check(blank, case, evidence) if subject == "check" else blank
+        study = matching_study(evidence.plan, case.question)
+        verdict, study_id = _judge_training(blank, case, evidence, study), study.id if study else ""
+        # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
+        if evidence.plan.device_type == "cpu" and verdict.interval is not None:
+            verdict = replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY))
+        reference, name = case.reference_samples_per_s, case.requirement.versus
+        if reference is not None and name is not None and verdict.value is not None:
+            both = GenerationComparison(verdict.value * reference, reference, name, case.reference_source)
+            verdict = replace(verdict, compared=both)
+    elif case.probe is not None:
+        verdict, study_id = _judge_probe(blank, case, case.probe, evidence), PROBES
+        is_unsupported = case.probe.name in evidence.unsupported
+    else:
+        is_check = case.requirement.definition.subject == "check"
+        return judge_check(blank, case, evidence) if is_check else blank
+    # An open verdict may be open because --ddp-budget ran out, not because of the machine.
+    is_open = verdict.outcome in ("inconclusive", "not_measured") and not is_unsupported
+    is_over = study_id in evidence.out_of_time
+    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT)) if is_open and is_over else verdict
 
 
-def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
-    study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
-    if study is None:
+def _judge_training(blank: Verdict, case: Case, evidence: Evidence, study: Study | None) -> Verdict:
+    question, requirement = case.question, case.requirement
+    values = values_of(question, evidence) / case.constant
+    if study is None or values.broken is not None:
         assert values.broken is not None
-        return replace(blank, reason=values.broken.text(case.question))
-    verdict = _with_spent_budget(_judge_study(blank, case, evidence, study, values), study.id, evidence.out_of_time)
-    # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
-    is_doubtful = evidence.plan.device_type == "cpu" and verdict.interval is not None
-    return replace(verdict, flags=(*verdict.flags, THIS_LAUNCH_ONLY)) if is_doubtful else verdict
-
-
-def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
-    question, why, requirement = case.question, values.broken, case.requirement
-    if why is not None:
-        return _broken(blank, why, why.text(question), study.id, evidence)
+        return _broken(blank, values.broken, study.id if study else "", evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
@@ -72,7 +85,7 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
     judged = Judged(blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
-    why_not = {name: why.text(question) for name, why in values.missing.items()}
+    why_not = {name: why.text for name, why in values.missing.items()}
     missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = judged.combined(planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
@@ -89,14 +102,11 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
     return judged.with_failed_nodes(verdict, planned) if is_by_node else verdict
 
 
-def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
-    probe, study = case.probe, evidence.plan.probes
-    if probe is None:
-        raise ValueError(f"{case.id} has no probe")
-    values = values_of_probe(probe, evidence)
+def _judge_probe(blank: Verdict, case: NodeCase, probe: Arm, evidence: Evidence) -> Verdict:
+    values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken is not None or study is None:
-        why = values.broken or Missing(Why.NOT_PROBED)
-        verdict = _broken(blank, why, why.text(probe), PROBES, evidence)
+        why = values.broken or Missing("not probed", (probe.name,))
+        verdict = _broken(blank, why, PROBES, evidence)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
@@ -112,15 +122,12 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
             places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
             verdict = with_probe_culprits(verdict, probe, places, judged.codes[there], found, evidence, limit)
     measured = evidence.probed(probe)
-    verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
-    return verdict if probe.name in evidence.unsupported else _with_spent_budget(verdict, PROBES, evidence.out_of_time)
+    return with_wrong_data(verdict, probe, measured) if measured is not None else verdict
 
 
-def _broken(blank: Verdict, why: Missing, reason: str, study_id: str, evidence: Evidence) -> Verdict:
+def _broken(blank: Verdict, why: Missing, study_id: str, evidence: Evidence) -> Verdict:
     """The verdict on what has no values."""
-    return with_gpu_errors(
-        replace(blank, outcome=why.why.outcome, reason=reason, flags=why.why.flags), study_id, evidence
-    )
+    return with_gpu_errors(replace(blank, outcome=why.outcome, reason=why.text, flags=why.flags), study_id, evidence)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
@@ -153,20 +160,3 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN
             judged.reasons[place] = f"{reason}, but on one of {of} {judged.places[place].noun} this may be chance"
-
-
-def _with_both_throughputs(verdict: Verdict, case: Case) -> Verdict:
-    """Add both throughputs to a ratio between generations."""
-    reference, name = case.reference_samples_per_s, case.requirement.versus
-    if reference is None or name is None or verdict.value is None:
-        return verdict
-    return replace(
-        verdict, compared=GenerationComparison(verdict.value * reference, reference, name, case.reference_source)
-    )
-
-
-def _with_spent_budget(verdict: Verdict, study_id: str, out_of_time: Collection[str]) -> Verdict:
-    """Note that an open verdict is open because --ddp-budget ran out, not because of the machine."""
-    if study_id not in out_of_time or verdict.outcome not in ("inconclusive", "not_measured"):
-        return verdict
-    return replace(verdict, notes=(*verdict.notes, BUDGET_SPENT))

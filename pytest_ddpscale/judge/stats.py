@@ -54,7 +54,7 @@ import numpy.typing as npt
 
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 
 # Lag-one correlations between rounds for which the interval is valid.
@@ -273,44 +273,24 @@ def possible_part(low: float, high: float, value: float, possible: tuple[float, 
     return min(max(low, possible[0]), value), max(min(high, possible[1]), value)
 
 
-def intervals(series: FloatArray, confidence: float) -> FloatArray:
+def intervals(series: FloatArray, confidences: FloatArray | float) -> FloatArray:
     """Means, and the smallest and largest mean that is not ruled out, (3, series); NaN if there are too few rounds.
 
-    The means that one correlation does not rule out lie between the two zeros of a parabola: that of the correlation
-    less so many times that of another mean as the evidence needs.
+    The likelihood of each explanation is a sum of squares, a parabola in s = m - mean of the values, to the power of
+    -rounds/2. The means that one correlation does not rule out lie between the two zeros of a parabola: that of the
+    correlation less so many times that of another mean as the evidence needs.
     """
-    centres, residuals = _centred(series)
-    right, other, penalty = _parabolas(residuals)
-    needed = math.exp(2 / series.shape[1] * (penalty - math.log(1 - confidence)))
+    # The mean of equals is exact; sums of squares of nearly equal values would lose precision.
+    centres = series[:, 0] + (series - series[:, :1]).mean(axis=1)
+    right, other, penalty = _parabolas(series - centres[:, np.newaxis])
+    needed = np.exp(2 / series.shape[1] * (penalty - np.log(1 - confidences)))
     a, b, c = np.moveaxis(right - needed * other, 1, 0)
-    if (c <= 0).any():  # the farthest means are not ruled out
-        return np.stack([centres, *np.full((2, len(series)), np.nan)])
     with np.errstate(invalid="ignore"):  # a correlation without zeros rules out all means
         reach = np.sqrt(b**2 - a * c)
     # The mean of the values, s = 0, is never ruled out.
     low, high = np.fmin.reduce((b - reach) / c, initial=0.0), np.fmax.reduce((b + reach) / c, initial=0.0)
-    return np.stack([centres, centres + low, centres + high])
-
-
-def log_evidence(series: FloatArray, means: FloatArray) -> FloatArray:
-    """Natural logarithm of the e-value of each series against its own mean, (series,); -inf if all values equal it.
-
-    The likelihood of each explanation is a sum of squares, a parabola in s = mean - mean of the values, to the power of
-    -rounds/2; the evidence is their ratio.
-    """
-    centres, residuals = _centred(series)
-    *parabolas, penalty = _parabolas(residuals)
-    shifts = means - centres
-    right, other = (p[..., 0, :] - 2 * shifts * p[..., 1, :] + shifts**2 * p[..., 2, :] for p in parabolas)
-    is_told = (other > 0) & (right.min(axis=0) > 0)
-    ratio = np.where(is_told, right.min(axis=0), 1.0) / np.where(is_told, other, 1.0)
-    return np.where(is_told, series.shape[1] / 2 * np.log(ratio) - penalty, -np.inf)
-
-
-def _centred(series: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Means, that of equals exact, and residuals: sums of squares of nearly equal values would lose precision."""
-    centres = series[:, 0] + (series - series[:, :1]).mean(axis=1)
-    return centres, series - centres[:, np.newaxis]
+    is_told = (c > 0).all(axis=0)  # else the farthest means are not ruled out
+    return np.stack([centres, np.where(is_told, centres + low, np.nan), np.where(is_told, centres + high, np.nan)])
 
 
 def _parabolas(residuals: FloatArray) -> tuple[FloatArray, FloatArray, float]:
@@ -429,8 +409,8 @@ def would_last(
     error = noise * math.sqrt(1 / rounds + ahead**2 / squares)
     goes_on = side * (means + slopes * ahead - bound) >= t_quantile(TREND_CONFIDENCE, rounds - 2) * error
     longer = np.column_stack([series, means - side * HICCUP_SDS * series.std(axis=1)])
-    is_excluded = log_evidence(longer, np.full(len(series), bound)) >= -np.log(1 - confidences)
-    is_excluded &= side * (longer.mean(axis=1) - bound) >= 0
+    _, low, high = intervals(longer, confidences)
+    is_excluded = np.where(side > 0, low >= bound, high <= bound)
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
     return np.asarray(is_alike | (goes_on & is_excluded))
@@ -483,9 +463,7 @@ def t_quantile(probability: float, degrees: int) -> float:
             term *= math.cos(theta) ** 2 * (2 * k - 1 + odd) / (2 * k + odd)
         return 2 / math.pi * (theta + math.sin(theta) * total) if odd else math.sin(theta) * total
 
-    low, high = 0.0, 1.0
-    while 0.5 + central(high) / 2 < probability:
-        high *= 2
+    low, high = 0.0, 1e9
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if 0.5 + central(middle) / 2 < probability else (low, middle)

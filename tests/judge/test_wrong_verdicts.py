@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.stats import log_evidence, t_quantile
+from pytest_ddpscale.judge.stats import intervals, t_quantile
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.util.arrays import FloatArray
 from tests.benchmarks.scripts import benchmark
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
@@ -60,8 +60,8 @@ def rounds_of_noise(chance: random.Random, tail: str, correlation: float) -> lis
 
 def e_process(logs: FloatArray) -> FloatArray:
     """The bound is outside of the interval just if there is this much evidence against it."""
-    is_out = log_evidence(logs, np.zeros(len(logs))) >= -math.log(ALPHA)
-    return np.where(is_out, np.where(logs.mean(axis=1) > 0, 1, -1), 0)
+    _, low, high = intervals(logs, 1 - ALPHA)
+    return np.where(low >= 0, 1, np.where(high <= 0, -1, 0))
 
 
 def value_of_round(values: list[float], _: Arm, number: int, __: int) -> float:
