@@ -29,15 +29,6 @@ WHOLE = ""  # the place of all ranks that train an arm together
 _MS_PER_S = 1000.0
 
 
-def hosts_of(columns: Columns, study_id: str) -> list[str]:
-    """Names of all hosts with measurements of a study, in the order of their ranks, which avoids copies of columns."""
-    first: dict[str, int] = {}
-    for ranks in (arm.ranks for arm in columns.of_study(study_id)):
-        for host, at in ranks.by_host.items():
-            first[host] = min(first.get(host, ranks.numbers[at[0]]), ranks.numbers[at[0]])
-    return sorted(first, key=lambda host: first[host])
-
-
 def rounds_begun(columns: Columns, study_id: str) -> set[int]:
     """Numbers of the rounds in which any rank reported on any arm of a study, complete or not."""
     return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
@@ -118,8 +109,8 @@ class Groups:
 def groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout) -> Groups:
     """Complete rounds of arms at the places where they are judged together.
 
-    Each of several nodes is a place if all these arms fit a node; otherwise the only place has the ranks of each arm's
-    group with rank 0.
+    Each of several nodes is a place if all these arms fit a node, in the order of their ranks, which avoids copies;
+    otherwise the only place has the ranks of each arm's group with rank 0.
     """
     key = "groups", study_id, tuple(arms), layout
     return columns.once(key, lambda: _groups(columns, study_id, arms, layout))
@@ -130,11 +121,11 @@ def _groups(columns: Columns, study_id: str, arms: Sequence[Arm], layout: Layout
     if not layout.judged_by_node(arms):
         at = [_with_rank_0(one, arm, layout)[np.newaxis] for one, arm in zip(rounds, arms, strict=True)]
         return Groups((WHOLE,), rounds, at)
-    places = columns.once(("hosts", study_id), lambda: hosts_of(columns, study_id))
-    nowhere = np.zeros(0, np.int64)
-    return Groups(
-        places, rounds, [_padded([one.ranks.by_host.get(host, nowhere) for host in places]) for one in rounds]
-    )
+    ranks = [arm.ranks for arm in columns.of_study(study_id)]
+    first = sorted((int(one.numbers[at[0]]), host) for one in ranks for host, at in one.by_host.items())
+    places, nowhere = [*dict.fromkeys(host for _, host in first)], np.zeros(0, np.int64)
+    at = [_padded([one.ranks.by_host.get(host, nowhere) for host in places]) for one in rounds]
+    return Groups(places, rounds, at)
 
 
 def last_round(found: Groups | None) -> int | None:

@@ -256,6 +256,7 @@ class _GrowingArm:
         self.rows: dict[tuple[int, int], int] = {}  # by round and turn
         self.devices = np.zeros(0, np.int64)  # of each column
         self._numbers = np.zeros(0, np.int64)  # ranks of the columns, ascending
+        self._columns = np.zeros(0, np.int64)  # of each device, -1 without one
         self._ages: dict[int, tuple[float, float]] = {}  # by row
         self._cells: dict[str, Any] = {}  # with one column where all ranks share each row's value
 
@@ -266,11 +267,9 @@ class _GrowingArm:
         if self._ages.get(row, age) < age:
             return False
         self._ages[row] = age
-        is_new = np.isin(devices, self.devices, invert=True)
-        if is_new.any():
-            self._add_columns(np.asarray(block.ranks)[is_new], devices[is_new])
-        size, by_device = len(self.devices), np.argsort(self.devices)
-        columns = by_device[np.searchsorted(self.devices[by_device], devices)]
+        if devices.max() >= len(self._columns) or (self._columns[devices] < 0).any():
+            self._add_columns(np.asarray(block.ranks), devices)
+        columns, size = self._columns[devices], len(self.devices)
         for name in dict.fromkeys([*self._cells, *_CELLS, *block.readings, *block.series]):
             values = block.each(name)
             is_shared = values.strides[0] == 0 and len(columns) == size
@@ -288,9 +287,12 @@ class _GrowingArm:
         return True
 
     def _add_columns(self, ranks: IntArray, devices: IntArray) -> None:
-        numbers = np.concatenate([self._numbers, ranks])
-        order, before = np.argsort(numbers, kind="stable"), len(self.devices)
-        self._numbers, self.devices = numbers[order], np.concatenate([self.devices, devices])[order]
+        is_new, before = np.isin(devices, self.devices, invert=True), len(self.devices)
+        numbers = np.concatenate([self._numbers, ranks[is_new]])
+        order = np.argsort(numbers, kind="stable")
+        self._numbers, self.devices = numbers[order], np.concatenate([self.devices, devices[is_new]])[order]
+        self._columns = np.full(1 + self.devices.max(), -1)
+        self._columns[self.devices] = np.arange(len(order))
         for name, cells in self._cells.items():
             self._cells[name] = self._moved(
                 cells, np.argsort(order)[:before], (len(cells), len(order), *cells.shape[2:])
