@@ -122,11 +122,11 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     for rank in np.flatnonzero(unlike.any(axis=0)).tolist():
         blocks, seeded = unlike[:, rank].tolist()
         whom = "between the ranks" if doubted[rank] else "from most of the ranks"
-        what = [f"parameters differ {whom} that train together in {blocks} block{'s' * (blocks > 1)}"] if blocks else []
-        what += [f"gradients of one seeded step, each computed alone, differ {whom}"] if seeded else []
-        what += ["no result is shared by more than half, so it is unknown which is right"] if doubted[rank] else []
+        what = f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}; " if blocks else ""
+        what += f"gradients of one seeded step, each computed alone, differ {whom}; " if seeded else ""
+        what += "it is unknown which is right" if doubted[rank] else ""
         is_certain = not doubted[rank]
-        found[rank] = Culprit("gpu", (places[rank],), "; ".join(what), is_certain, computed_wrong=True)
+        found[rank] = Culprit("gpu", (places[rank],), what.removesuffix("; "), is_certain, computed_wrong=True)
     return found
 
 

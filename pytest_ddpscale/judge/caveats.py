@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import with_stalled_devices
+from pytest_ddpscale.judge.devices import doubt_stalled_devices
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.rounds import TERA, WHOLE
 from pytest_ddpscale.judge.slow import culprits_of
@@ -159,7 +159,7 @@ def stalled_devices(judged: Judged) -> None:
         rounds = judged.rounds(name)
         arm = rounds.measured
         telemetry = told.of_arm(arm.study, arm.arm, arm.ranks.by_host)
-        judged.take(place, with_stalled_devices(judged.verdict_on(place), rounds, telemetry))
+        doubt_stalled_devices(judged, place, rounds, telemetry)
 
 
 def skipped_steps(judged: Judged) -> None:

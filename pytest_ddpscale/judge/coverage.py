@@ -236,13 +236,12 @@ def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
         }
         is_certain = needed <= len(shown) == len(gangs_on[place.host])
         gangs, errors = len({gang.gang for gang, _ in own}), list(dict.fromkeys(one.error for _, one in own))
-        why = f" (in fewer than {needed} gangs, or not in all that ended so, while peers did the same work: the "
-        why += "software, or the other end of a link, may be at fault)"
-        text = (
-            f"{' and '.join(errors[:2])} ended its rank in {gangs} gang{'s' if gangs > 1 else ''}"
-            f"{', while its peers did the same work without such an error' if is_certain else why}"
-            f"; look for its Xid: `dmesg | grep -i xid` on {place.host}"
-        )
+        text = f"{' and '.join(errors[:2])} ended its rank in {gangs} {'gang' if gangs == 1 else 'gangs'}"
+        if is_certain:
+            text += ", while its peers did the same work without such an error"
+        else:
+            text += " (not certain: the software, or the other end of a link, may be at fault)"
+        text += f"; look for its Xid: `dmesg | grep -i xid` on {place.host}"
         found[Culprit("gpu", (place,), text, is_certain)] = {study for gang, _ in own for study in gang.studies}
     return dict(sorted(found.items(), key=lambda one: not one[0].is_certain))
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.slow import arms_read, pace_arms, study_before
 from pytest_ddpscale.judge.values import matching_study
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
@@ -23,7 +22,6 @@ from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 
@@ -98,32 +96,36 @@ class Decider:
         """Those of the arms that open requirements need; `measured` is the number of measurements of each."""
         cases = self._cases[study_id]
         count = {case.id: sum(measured.get(name, 0) for name in self._arms[case.id]) for case in cases}
+
+        def needed(cases: Sequence[AnyCase]) -> list[str]:
+            names = {name for case in cases for name in self._arms[case.id]}
+            return [name for name in arms if name in names]
+
         asked = [case for case in cases if case.id not in self._decided]
-        needed = self._arms_needed(arms, asked)
         found = self._still_open(asked, evidence)
-        if not asked or self._arms_needed(arms, found) != needed:
+        if not asked or needed(found) != needed(asked):
             again = [case for case in cases if self._decided.get(case.id, count[case.id]) != count[case.id]]
             found += self._still_open(again, evidence)
-        is_open = {case.id for case in found}
-        self._decided |= {case.id: count[case.id] for case in cases if case.id not in is_open}
-        for name in is_open & self._decided.keys():
-            del self._decided[name]
-        return self._arms_needed(arms, found)
-
-    def _arms_needed(self, arms: Sequence[str], cases: Sequence[AnyCase]) -> list[str]:
-        """Those of a study's arms, or probes, that requirements need, in their order."""
-        needed = {name for case in cases for name in self._arms[case.id]}
-        return [name for name in arms if name in needed]
+        self._decided |= count
+        for case in found:
+            del self._decided[case.id]
+        return needed(found)
 
     def _still_open(self, cases: Sequence[AnyCase], evidence: Evidence) -> list[AnyCase]:
         """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain.
 
         A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
         """
-        verdicts = [judge(case, evidence, self._confidence) for case in cases]
-        self._is_explained |= any(_names_a_slow_one(verdict) for verdict in verdicts)
-        found = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict.is_open]
-        return [case for case in found if not (self._is_explained and _is_slowed_by_one(case))]
+        found = []
+        for case in cases:
+            verdict, definition = judge(case, evidence, self._confidence), case.requirement.definition
+            is_rejected = verdict.outcome == "failed" and verdict.severity == "fail"
+            if definition.reads_own_pace and is_rejected and any(one.is_certain for one in verdict.culprits):
+                self._is_explained = True
+            if verdict.is_open:
+                # Uniformity may be open because of another one.
+                found.append((case, definition.slowed_by_one_rank and not definition.reads_own_pace))
+        return [case for case, is_slowed in found if not (self._is_explained and is_slowed)]
 
     def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
         """The plan reduced to the remaining nodes: after a loss nothing can pass, but these can still be judged."""
@@ -140,16 +142,3 @@ def arms_of(case: AnyCase, study: Study | ProbeStudy) -> set[str]:
     if isinstance(case, Case) and isinstance(study, Study):
         return {arm.name for arm in arms_read(case.question, study)}
     return {case.probe.name} if isinstance(case, NodeCase) and case.probe is not None else set()
-
-
-def _names_a_slow_one(verdict: Verdict) -> bool:
-    """Whether it rejects for a GPU or node that is certainly slower than its peers."""
-    is_certain = any(culprit.is_certain for culprit in verdict.culprits)
-    is_rejected = verdict.outcome == "failed" and verdict.severity == "fail"
-    return METRICS[verdict.metric].reads_own_pace and is_rejected and is_certain
-
-
-def _is_slowed_by_one(case: AnyCase) -> bool:
-    """Whether a slow rank alone may be why it is open; uniformity may be open because of another one."""
-    definition = case.requirement.definition
-    return isinstance(case, Case) and definition.slowed_by_one_rank and not definition.reads_own_pace

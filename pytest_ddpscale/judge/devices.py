@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
+from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.judge.stats import OPEN
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import CPU, Culprit
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN, Verdict
+from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -130,22 +131,21 @@ def device_notes(evidence: Evidence) -> list[str]:
     return [*notes, f"power limit below the default: {first_few(capped)}"] if capped else notes
 
 
-def with_stalled_devices(verdict: Verdict, measured: ArmRounds, told: TelemetryColumns) -> Verdict:
-    """Make a pass on device_utilization inconclusive if devices only wait; note a pass on GPUs of unknown power."""
-    if verdict.outcome != "passed":
-        return verdict
+def doubt_stalled_devices(judged: Judged, place: int, measured: ArmRounds, told: TelemetryColumns) -> None:
+    """Open a place that passes on device_utilization if devices only wait; note GPUs of unknown power."""
     if not (stalled := _mostly(told)["stalled"]):
         is_known = ~np.isnan(mean_power_w(told)) & (told.power_limit_w > 0)
         known = {told.place_of(row).identity for row in np.flatnonzero(is_known).tolist()}
         is_ours = measured.present[~measured.measured.single_sample].any(axis=0)  # not imported
         needed = {place.identity for place in measured.ranks.rank_places[is_ours] if place.uuid != CPU}
-        return verdict if needed <= known else replace(verdict, notes=(*verdict.notes, POWER_UNKNOWN))
+        judged.note(place, "" if needed <= known else POWER_UNKNOWN)
+        return
     culprits, reason = [], ""
     for windows in stalled:
-        place, watts = windows.place_of(0), np.nanmedian(mean_power_w(windows))
+        device, watts = windows.place_of(0), np.nanmedian(mean_power_w(windows))
         power = f"{watts:.0f} W of {windows.power_limit_w[0]:.0f} W"
         # Not certain: the GPU may be waiting for a peer.
-        culprits.append(Culprit("gpu", (place,), f"stalled in {len(windows)} rounds: {power}", is_certain=False))
-        reason = reason or f"{place.number} on {place.host} is {_IN_WORDS['stalled']} ({power})"
-    reason = f"{reason}, so its utilization proves nothing"
-    return replace(verdict, outcome="inconclusive", reason=reason, culprits=tuple(culprits))
+        culprits.append(Culprit("gpu", (device,), f"stalled in {len(windows)} rounds: {power}", is_certain=False))
+        reason = reason or f"{device.number} on {device.host} is {_IN_WORDS['stalled']} ({power})"
+    judged.codes[place], judged.culprits[place] = OPEN, tuple(culprits)
+    judged.reasons[place] = f"{reason}, so its utilization proves nothing"

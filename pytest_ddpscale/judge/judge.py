@@ -22,7 +22,6 @@ from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
 from pytest_ddpscale.judge.values import Missing, Values, Why, groups_of, matching_study
 from pytest_ddpscale.judge.values import values as values_of
-from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
@@ -61,8 +60,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence) -> Verdict:
 def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, values: Values[str]) -> Verdict:
     question, why, requirement = case.question, values.broken, case.requirement
     if why is not None:
-        verdict = replace(blank, outcome=why.why.outcome, reason=why.text(question), flags=why.why.flags)
-        return with_gpu_errors(verdict, study.id, evidence)
+        return _broken(blank, why, why.text(question), study.id, evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
@@ -92,17 +90,13 @@ def _judge_study(blank: Verdict, case: Case, evidence: Evidence, study: Study, v
 
 
 def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
-    probe = case.probe
+    probe, study = case.probe, evidence.plan.probes
     if probe is None:
         raise ValueError(f"{case.id} has no probe")
-    values, study = values_of_probe(probe, evidence), evidence.plan.probes
+    values = values_of_probe(probe, evidence)
     if values.broken is not None or study is None:
         why = values.broken or Missing(Why.NOT_PROBED)
-        verdict = with_gpu_errors(
-            replace(blank, outcome=why.why.outcome, reason=why.text(probe), flags=why.why.flags),
-            study.id if study else "",
-            evidence,
-        )
+        verdict = _broken(blank, why, why.text(probe), PROBES, evidence)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
@@ -110,20 +104,23 @@ def _judge_probe(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
             verdict = judge_probe_uniformity(blank, case, values, evidence, due)
         else:
             judged = Judged(blank, case, evidence, values, study.rounds, due)
-            verdict = _judge_bandwidths(judged, case, probe, why_incomplete(probe, values, evidence))
+            planned = len(evidence.plan.layout.groups_of_round(probe))
+            _judge_places(judged, planned)
+            verdict = judged.combined(planned, why_incomplete(probe, values, evidence))
+            limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
+            there = np.flatnonzero(judged.codes != ABSENT)
+            places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
+            verdict = with_probe_culprits(verdict, probe, places, judged.codes[there], found, evidence, limit)
     measured = evidence.probed(probe)
     verdict = with_wrong_data(verdict, probe, measured) if measured is not None else verdict
     return verdict if probe.name in evidence.unsupported else _with_spent_budget(verdict, PROBES, evidence.out_of_time)
 
 
-def _judge_bandwidths(judged: Judged, case: NodeCase, probe: Arm, missing: str) -> Verdict:
-    planned = len(judged.evidence.plan.layout.groups_of_round(probe))
-    _judge_places(judged, planned)
-    verdict = judged.combined(planned, missing)
-    limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
-    there = np.flatnonzero(judged.codes != ABSENT)
-    places, codes, found = [judged.places[at] for at in there.tolist()], judged.codes[there], judged.found.values[there]
-    return with_probe_culprits(verdict, probe, places, codes, found, judged.evidence, limit)
+def _broken(blank: Verdict, why: Missing, reason: str, study_id: str, evidence: Evidence) -> Verdict:
+    """The verdict on what has no values."""
+    return with_gpu_errors(
+        replace(blank, outcome=why.why.outcome, reason=reason, flags=why.why.flags), study_id, evidence
+    )
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
@@ -151,8 +148,7 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
         return
     reasons = {place: judged.told(place) for place in np.flatnonzero(failed).tolist()}
     strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
-    names = "low", "high", "confidences"
-    look(replace(found, **{name: np.where(failed, getattr(strict, name), getattr(found, name)) for name in names}))
+    look(found.at(strict, failed))
     for place, reason in reasons.items():
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN

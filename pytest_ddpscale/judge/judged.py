@@ -8,13 +8,13 @@ only if it also holds at 1 - (1 - confidence) / N (Bonferroni).
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import unless_most_fail
+from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.probes import JudgedPlace
 from pytest_ddpscale.judge.rounds import ArmRounds, Groups
 from pytest_ddpscale.judge.slow import SlowRanks
@@ -62,10 +62,11 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     )
 
 
+@dataclass(eq=False)
 class Judged:
     """A requirement, what was measured for it, and the codes of its places, which doubts set to open.
 
-    Args:
+    Attributes:
         blank: the verdict ``not_measured``.
         case: the requirement, on training or a probe.
         evidence: of the run.
@@ -74,8 +75,6 @@ class Judged:
         due: number of rounds that were begun and timed every arm of the question.
         groups: complete rounds of the arms, by place; empty for a probe.
         peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
-
-    Attributes:
         places: those of the values.
         found: estimates, (places,).
         codes: `PASSED` … `ABSENT`, (places,).
@@ -86,14 +85,20 @@ class Judged:
         against: weak scaling against the slowest GPU.
     """
 
-    def __init__(
-        self, blank: Verdict, case: Case | NodeCase, evidence: Evidence, values: Values[str] | Values[JudgedPlace],
-        limit: int = 0, due: int = 0, groups: Sequence[Groups] = (), peers: SlowRanks | None = None,
-    ) -> None:  # fmt: skip
-        self.blank, self.case, self.evidence, self.values = blank, case, evidence, values
-        self.limit, self.due, self.groups, self.peers = limit, due, groups, peers
-        self.places = [JudgedPlace("node", (), one) if isinstance(one, str) else one for one in values.places]
-        self.decide(values.estimated(blank.confidence, limit))
+    blank: Verdict
+    case: Case | NodeCase
+    evidence: Evidence
+    values: Values[str] | Values[JudgedPlace]
+    limit: int = 0
+    due: int = 0
+    groups: Sequence[Groups] = ()
+    peers: SlowRanks | None = None
+
+    def __post_init__(self) -> None:
+        self.places = [
+            JudgedPlace("node", (), one) if isinstance(one, str) else one for one in self.values.places
+        ]  # fmt: skip
+        self.decide(self.values.estimated(self.blank.confidence, self.limit))
 
     def decide(self, found: Estimated) -> None:
         """Codes of the places by their estimates and the bound alone."""
@@ -124,13 +129,6 @@ class Judged:
             total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
             count[at] = np.bincount(node[is_known], minlength=len(at))
         return total, count
-
-    @property
-    def margins(self) -> FloatArray:
-        """Distance of each value from the bound, positive on the good side; -∞ without a value."""
-        requirement = self.case.requirement
-        better = self.found.values - requirement.bound
-        return np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
 
     def note(self, place: int, text: str) -> None:
         """Add a note on a place, unless it is empty."""
@@ -172,15 +170,6 @@ class Judged:
         """Why a place has its code."""
         return self.reasons.get(place) or self.found.told(place, str(self._why[place]))
 
-    def take(self, place: int, verdict: Verdict) -> None:
-        """Take over a verdict on a place."""
-        self.codes[place], self.reasons[place] = CODES[verdict.outcome], verdict.reason
-        self.flags[place], self.culprits[place] = verdict.flags, verdict.culprits
-        if verdict.against_slowest is not None:
-            self.against[place] = verdict.against_slowest
-        for note in verdict.notes:
-            self.note(place, note)
-
     def combined(self, planned: int, missing: str) -> Verdict:
         """One verdict on all places, at least one of which is measured unless something is missing.
 
@@ -188,37 +177,39 @@ class Judged:
         (and why), ``inconclusive`` if any place is; else ``passed``. Value and interval are those of the worst place
         with that outcome, which it names; rounds the fewest of any place.
         """
-        codes, known = self.codes, self.codes[self.codes != ABSENT]
+        codes, known, requirement = self.codes, self.codes[self.codes != ABSENT], self.case.requirement
         code = FAILED if FAILED in known else IMPOSSIBLE if IMPOSSIBLE in known else ABSENT if missing else known.min()
         may_fail = [
-            place
-            for place in np.flatnonzero(codes == OPEN).tolist()
+            self.places[place]
+            for place in np.flatnonzero((codes == OPEN) & (code in (FAILED, ABSENT))).tolist()
             if {"host-bound", "implausible"}.isdisjoint(self.flags.get(place, ()))
         ]
+        undecided, flags = list[str](), list[Flag]()
+        if may_fail:
+            names, flags = first_few([place.name for place in may_fail]), ["undecided"]
+            undecided = [f"more rounds may fail further {may_fail[0].noun}: undecided on {names}"]
         if code == ABSENT:
-            return self._with_undecided(replace(self.blank, reason=missing), may_fail)
-        deciding = np.flatnonzero(codes == code)
-        worst, at = int(deciding[self.margins[deciding].argmin()]), dict.fromkeys(deciding.tolist())
+            return replace(self.blank, reason=missing, notes=tuple(undecided), flags=tuple(flags))
+        if code == FAILED and (missing or not np.isin(codes, (PASSED, FAILED)).all()):
+            flags = [PARTLY_KNOWN, *flags]
+        deciding, better = np.flatnonzero(codes == code), self.found.values - requirement.bound
+        margins = np.nan_to_num(-better if requirement.definition.upper_bound else better, nan=-np.inf)
+        worst, at = int(deciding[margins[deciding].argmin()]), dict.fromkeys(deciding.tolist())
         notes = [
             note if at.keys() <= those.keys() else f"{first_few([self.places[one].name for one in those])}: {note}"
             for note, those in self.notes.items()
         ]
         verdict = self.verdict_on(worst)
-        flags = tuple(flag for flag in verdict.flags if all(flag in self.flags.get(one, ()) for one in at))
-        verdict = replace(
+        shared = [flag for flag in verdict.flags if all(flag in self.flags.get(one, ()) for one in at)]
+        return replace(
             verdict,
             rounds=int(self.found.rounds[codes != ABSENT].min()),
             reason=self._reason(verdict, worst, [*at], planned),
             place=self.places[worst].name,
-            notes=(*notes, missing) if missing else tuple(notes),
+            notes=(*notes, *([missing] if missing else []), *undecided),
             culprits=tuple(dict.fromkeys(culprit for one in at for culprit in self.culprits.get(one, ()))),
-            flags=flags,
+            flags=(*shared, *flags),
         )
-        if code != FAILED:
-            return verdict
-        if missing or not np.isin(codes, (PASSED, FAILED)).all():
-            verdict = replace(verdict, flags=(*flags, PARTLY_KNOWN))
-        return self._with_undecided(verdict, may_fail)
 
     def _reason(self, worst: Verdict, at: int, deciding: Sequence[int], planned: int) -> str:
         if planned == 1:
@@ -232,54 +223,37 @@ class Judged:
         more = f" ({worst.outcome} too: {first_few(others)})" if others else ""
         return f"{name}, one of {planned} {noun}: {worst.reason}{more}"
 
-    def _with_undecided(self, verdict: Verdict, may_fail: Sequence[int]) -> Verdict:
-        """Note the places that may still fail, of a verdict that can no longer pass."""
-        if not may_fail:
-            return verdict
-        names = first_few([self.places[place].name for place in may_fail])
-        note = f"more rounds may fail further {self.places[may_fail[0]].noun}: undecided on {names}"
-        return replace(verdict, notes=(*verdict.notes, note), flags=(*verdict.flags, "undecided"))
-
     def why_nodes_missing(self, why_not: Mapping[str, str], evidence: Evidence) -> str:
         """Why a requirement cannot pass although no node fails; empty if all planned nodes are measured.
 
         `why_not` says why a node has no values.
         """
         measured = [place.host for place, code in zip(self.places, self.codes, strict=True) if code != ABSENT]
-        planned, hosts = evidence.plan.nodes, [place.host for place in self.places]
+        planned, absent = evidence.plan.nodes, sorted({*evidence.hosts, *why_not} - {*measured})
         if len(measured) >= planned:
             return ""
-        absent = [host for host in hosts if host not in measured]
-        reasons = sorted(set(why_not.values()))
-        if len(hosts) < planned:
-            absent += sorted(set(evidence.hosts) - set(hosts))
         there = f" ({first_few(measured)})" if measured else ""
-        text = f"measured on {len(measured)} of {planned} nodes{there}"
-        if absent:
-            text += f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-        return f"{text}: {'; '.join(reasons)}" if reasons else text
+        lost = f"; {first_few(absent)} {'is' if len(absent) == 1 else 'are'} missing" if absent else ""
+        why = f": {'; '.join(sorted(set(why_not.values())))}" if why_not else ""
+        return f"measured on {len(measured)} of {planned} nodes{there}{lost}{why}"
 
     def with_failed_nodes(self, verdict: Verdict, planned: int) -> Verdict:
         """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
         If most fail alike, none is certain (`unless_most_fail`), but of ranks that disagree: no bound is involved.
         """
-        failed, values = np.flatnonzero(self.codes == FAILED).tolist(), self.found.values
-        is_told_by_ranks = METRICS[verdict.metric].compares_results
+        values, is_told_by_ranks = self.found.values, METRICS[verdict.metric].compares_results
         # Hosts with a certain culprit; for ranks that disagree any culprit will do.
         named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
+        count, medians = int((~np.isnan(values)).sum()) - 1, medians_of_others(values[np.newaxis])[0]
 
         def written(value: float) -> str:
             return percent(value, 1) if verdict.unit == "fraction" else f"{value:.4g} {verdict.unit}"
 
-        culprits = []
-        for node in failed:
-            others = np.delete(values, node)
-            others = others[~np.isnan(others)].tolist()
-            evidence = f"{verdict.metric} {written(float(values[node]))} on this node alone"
-            if others:
-                whom = "the other node" if len(others) == 1 else f"the median of {len(others)} other nodes"
-                evidence += f"; {whom} is {written(statistics.median(others))}"
+        culprits, whom = [], "the other node" if count == 1 else f"the median of {count} other nodes"
+        for node in np.flatnonzero(self.codes == FAILED).tolist():
+            evidence = f"{verdict.metric} {written(values[node])} on this node alone"
+            evidence += f"; {whom} is {written(medians[node])}" if count else ""
             if self.places[node].host not in named:
                 culprits.append(Culprit("node", (Place(self.places[node].host),), evidence))
         if is_told_by_ranks:

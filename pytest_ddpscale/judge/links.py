@@ -111,8 +111,7 @@ def with_slow_node_pairs(verdict: Verdict, evidence: Evidence, explained: Sequen
     faults = [one for one in faults if not explained or any(map(set(one.hosts).issubset, explained))]
     if not faults:
         return verdict
-    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-    reason = f"{verdict.reason}; communication is slow at {_described(faults[0])}{more}"
+    reason = f"{verdict.reason}; communication is slow at {' and '.join(map(_described, faults[:2]))}"
     return replace(verdict, culprits=(*verdict.culprits, *faults), reason=reason)
 
 
@@ -153,16 +152,15 @@ def find_link_faults(rails: Rails, device_type: DeviceType, excused: Set[str] = 
         is_end, ends, words = np.isin(nodes, accused), list[Place](), ""
         may_be = is_end if len(accused) == 2 else is_end | is_good
         mine = np.asarray(is_end.any(axis=1) & may_be.all(axis=1))
-        partners = hosts[np.setdiff1d(nodes[mine], accused)].tolist()
         for node in accused:
             at = rails.ends[mine[of]][rails.nodes[mine[of]] == node]
             slow = np.setdiff1d(at, at[rails.gbps[mine[of]] >= line])  # rails that always are
             only = places[slow].tolist() if len(slow) < len(np.unique(at)) else []
             ends.append(only[0] if len(only) == 1 else Place(hosts[node]))
             words = f"only local rank {' and '.join(str(end.local_rank) for end in only)}: " if only else ""
-        typical, whom = float(np.median(gbps[mine])), " with " + first_few(partners) if partners else ""
-        evidence = f"{words}{typical:.3g} GB/s{whom}, others reach {usual:.3g} GB/s ({mine.sum()} measurements)"
-        return typical, Culprit("node" if partners else "link", (*ends,), evidence)
+        typical = float(np.median(gbps[mine]))
+        evidence = f"{words}{typical:.3g} GB/s, others reach {usual:.3g} GB/s ({mine.sum()} measurements)"
+        return typical, Culprit("link" if len(accused) == 2 else "node", (*ends,), evidence)
 
     found = list[Culprit]()
     for kind in ([(node,) for node in standings.confirmed_nodes], standings.confirmed_links):
@@ -193,12 +191,16 @@ def with_probe_culprits(
         evidence: of the run.
         limit: by which a GPU may be slower than its peers; without it certainty does not depend on them.
     """
-    hosts: list[Hosts] = [tuple(dict.fromkeys(end.host for end in one.ends)) or (one.host,) for one in places]
-    is_between, is_gang = any(len(one) > 1 for one in hosts), any(one.kind == "gang" for one in places)
-    if verdict.outcome in ("failed", "inconclusive") and (is_between or is_gang):
-        failed_links = [hosts[i] for i in np.flatnonzero(codes == FAILED)] if is_between else []
-        verdict = with_slow_node_pairs(verdict, evidence, failed_links)
-    if verdict.outcome != "failed" or is_gang:
+    if verdict.outcome not in ("failed", "inconclusive"):
+        return verdict
+    on_hosts, kind = defaultdict[Hosts, list[int]](list), places[0].kind
+    for i, place in enumerate(places):
+        on_hosts[tuple(dict.fromkeys(end.host for end in place.ends)) or (place.host,)].append(i)
+    is_between = any(len(hosts) > 1 for hosts in on_hosts)
+    if is_between or kind == "gang":
+        failing = [hosts for hosts, at in on_hosts.items() if is_between and (codes[at] == FAILED).any()]
+        verdict = with_slow_node_pairs(verdict, evidence, failing)
+    if verdict.outcome != "failed" or kind == "gang":
         return verdict
     noun, unit = places[0].noun, METRICS[KINDS[probe.operation.kind].metric].unit
     name, others = verdict.id.partition("[")[2].removesuffix("]"), medians_of_others(values[np.newaxis])[0]
@@ -213,21 +215,18 @@ def with_probe_culprits(
 
     culprits, ranks = list[Culprit](), np.array([place.ranks for place in places])
     devices = {rank: end for place in places for rank, end in zip(place.ranks, place.ends, strict=False)}
-    numbers = {there: number for number, there in enumerate(dict.fromkeys(hosts))}
-    at = np.array([numbers[there] for there in hosts])
-    for there, number in numbers.items():
-        mine = np.flatnonzero(at == number)
-        failed = mine[codes[mine] == FAILED]
+    for hosts, at in on_hosts.items():
+        mine = np.array(at)
+        failed, where = mine[codes[mine] == FAILED], tuple(map(Place, hosts))
         if is_between:
-            is_explained = any(set(culprit.hosts).issubset(there) for culprit in verdict.culprits)
-            if len(failed) and not is_explained:
-                ends = places[failed[0]].ends if len(failed) == 1 else tuple(map(Place, there))
-                culprits.append(Culprit("link", ends, told(mine), is_certain=False))
+            if len(failed) and not any(set(culprit.hosts).issubset(hosts) for culprit in verdict.culprits):
+                where = places[failed[0]].ends if len(failed) == 1 else where
+                culprits.append(Culprit("link", where, told(mine), is_certain=False))
             continue
-        if len(numbers) > 1 and len(failed) == len(mine) > 1:
-            culprits.append(Culprit("node", (Place(there[0]),), told(mine)))
+        if len(on_hosts) > 1 and len(failed) == len(mine) > 1:
+            culprits.append(Culprit("node", where, told(mine)))
             continue
-        if places[0].kind == "link":
+        if kind == "link":
             slow = _explaining(ranks[mine], codes[mine])
             failed = failed[~np.isin(ranks[failed], slow).any(axis=1)]
             shared = _shared(ranks[failed].tolist())
@@ -237,11 +236,10 @@ def with_probe_culprits(
                 culprits.append(Culprit("gpu", (devices[end],), text, is_certain=end in slow))
             failed = failed[: 0 if shared else None]
         for i in failed.tolist():
-            place, text = places[i], told(np.array([i]))
-            assert place.kind != "gang", "it is between nodes"
-            is_alike = place.kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit)
-            text += f"; within {100 * (limit or 0):.3g} % of it, so all may be slow" if is_alike else ""
-            culprits.append(Culprit(place.kind, place.ends or (Place(there[0]),), text, is_certain=not is_alike))
+            text, is_alike = told(np.array([i])), False
+            if kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit):
+                text, is_alike = f"{text}; within {100 * limit:.3g} % of it, so all may be slow", True
+            culprits.append(Culprit(kind, places[i].ends or where, text, is_certain=not is_alike))
     if is_between and verdict.culprits:
         return replace(verdict, culprits=(*verdict.culprits, *culprits))
     return unless_most_fail(verdict, culprits, codes, len(evidence.plan.layout.groups_of_round(probe)), noun)
@@ -249,13 +247,16 @@ def with_probe_culprits(
 
 def _explaining(ends: IntArray, codes: IntArray) -> list[int]:
     """Ends that meet the bound with no partner and miss it with most of two or more; of (pairs, 2) of them."""
-    of_pair, whose = (np.full(len(codes), True), codes == FAILED, codes == PASSED), ends.ravel()
-    pairs, failed, passed = (np.bincount(whose, np.repeat(one, 2)) for one in of_pair)
-    found: list[int] = np.flatnonzero((failed > 1) & (2 * failed > pairs) & (passed == 0)).tolist()
+    found = list[int]()
+    for end in np.unique(ends).tolist():
+        own = codes[(ends == end).any(axis=1)]
+        failed = (own == FAILED).sum()
+        if failed > 1 and 2 * failed > len(own) and PASSED not in own:
+            found.append(end)
     return found
 
 
-def _shared(pairs: Sequence[Sequence[T]]) -> set[T]:
+def _shared(pairs: Collection[Sequence[T]]) -> set[T]:
     """The end that all of two or more pairs have, if there is one."""
     return set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
 
@@ -271,7 +272,7 @@ def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict
         return verdict
     operation, ranks, is_alone = probe.operation, probed.ranks, probe.operation.is_single_device
     did, rounds = "computed" if operation.kind == "matmul" else "moved", len(np.unique(probed.numbers))
-    seen, pairs = defaultdict[Culprit, set[int]](set), defaultdict[str, list[tuple[Place, ...]]](list)
+    seen, pairs = defaultdict[Culprit, set[int]](set), defaultdict[str, set[tuple[Place, ...]]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
         ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
@@ -279,13 +280,11 @@ def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict
         accused = [Culprit("gpu", (one,), did if is_alone else "saw", is_alone)]
         if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
             accused = [Culprit("link", ends, did, is_within)]
+            pairs[ends[0].host].add(ends)
         elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
             accused.append(Culprit("node", (Place(one.host),), did))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
-    for culprit in seen:
-        if culprit.kind == "link":
-            pairs[culprit.host].append(culprit.places)
     culprits = dict[Culprit, None]()
     for culprit, wrong in sorted(seen.items(), key=lambda one: one[0].kind == "gpu"):
         text, own = f"{culprit.evidence} wrong data in {len(wrong)} of {rounds} rounds", pairs[culprit.host]

@@ -204,14 +204,11 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
         return verdict
     notes = (
         (verdict.passed, f"{waiver}: not needed"),
-        (verdict.outcome != "failed", f"{waiver}: not applied, because only a failure can be waived"),
+        (verdict.outcome != "failed", f"{waiver}: not applied, only a failure can be waived"),
         (not waiver.holds_on(day), f"waiver by {waiver.who} ended {waiver.until}"),
-        (WRONG_DATA in verdict.flags, f"{waiver}: not applied, because wrong data cannot be waived"),
-        (
-            PARTLY_KNOWN in verdict.flags,
-            f"{waiver}: not applied, because other places were not measured or are undecided",
-        ),
-        (is_between_nodes(case, evidence), f"{waiver}: not applied, because a result between nodes cannot be waived"),
+        (WRONG_DATA in verdict.flags, f"{waiver}: not applied, wrong data cannot be waived"),
+        (PARTLY_KNOWN in verdict.flags, f"{waiver}: not applied, other places are open or not measured"),
+        (is_between_nodes(case, evidence), f"{waiver}: not applied, a result between nodes cannot be waived"),
     )
     note = next((text for holds, text in notes if holds), "")
     return replace(verdict, notes=(*verdict.notes, note)) if note else replace(verdict, waiver=waiver)
@@ -282,11 +279,10 @@ def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], 
     faults = [(one.smallest_fault, one) for one in speeds if one.smallest_fault is not None]
     if any(round(fault, 6) <= LARGEST_UNREMARKED for fault, one in faults if not one.provisional):
         return ""
-    unseen = "how large a loss of all devices alike has to be to be seen in training is not known"
+    unseen = "is not rejected in training, whatever its size"
     if faults:
-        unseen = (
-            f"a loss of all devices alike up to {percent(min(fault for fault, _ in faults))} is not seen in training"
-        )
-    elif not speeds:
-        unseen = "a loss of all devices alike is not rejected in training, whatever its size"
-    return f"no bound close to a published training speed of this GPU: {unseen}; {CALIBRATE}"
+        unseen = f"up to {percent(min(fault for fault, _ in faults))} is not seen in training"
+    elif speeds:
+        unseen = "has to be of an unknown size to be seen in training"
+    of_all = f"a loss of all devices alike {unseen}; {CALIBRATE}"
+    return f"no bound close to a published training speed of this GPU: {of_all}"

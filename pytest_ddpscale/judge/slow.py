@@ -18,6 +18,7 @@ A rank within the limit that stands out is worth a remark: its average is above 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -241,19 +242,16 @@ def culprits_of(
         explain: whether each explains what is missed, (slow,); all do without.
     """
     explain = np.ones(len(found.at), np.bool_) if explain is None else explain
-    rows = range(len(found.at)) if rows is None else rows
-    are_slow = np.isin(np.arange(len(ranks)), found.at)
-    hosts = ranks.hosts[found.at]
-    whole = [host for host, at in ranks.by_host.items() if are_slow[at].all()] if len(ranks.by_host) > 1 else []
-    if len(whole) == len(ranks.by_host):
-        whole = []
-    whole = [host for host in whole if (hosts == host).sum() > 1 and host in hosts[rows]]
-    named = []
+    rows, hosts = range(len(found.at)) if rows is None else rows, ranks.hosts[found.at]
+    slow_on, named_on = Counter(hosts.tolist()), {hosts[row] for row in rows}
+    wholly = [host for host, at in ranks.by_host.items() if slow_on[host] == len(at)]
+    are_all, are_few = len(wholly) == len(ranks.by_host), 2 * len(wholly) < len(ranks.by_host)
+    whole, named = [host for host in wholly if host in named_on and slow_on[host] > 1 and not are_all], []
     for host in whole:
         at = hosts == host
-        ratio, are_some = float(np.median(found.ratio[at])), 2 * len(whole) < len(ranks.by_host)
-        doubt = _doubt(found.are_certain[at].all() and are_some, explain[at].any())
-        evidence = f"all {at.sum()} ranks slow, {ratio:.2f}× the median of their peers{doubt}"
+        ratio = float(np.median(found.ratio[at]))
+        doubt = _doubt(found.are_certain[at].all() and are_few, explain[at].any())
+        evidence = f"all {slow_on[host]} ranks slow, {ratio:.2f}× the median of their peers{doubt}"
         named.append(Culprit("node", (Place(host),), evidence, not doubt, slowdown=ratio))
     named.sort(key=lambda one: -(one.slowdown or 0))
     for row in rows:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -122,8 +122,7 @@ def _read(groups: Groups, pace: OwnPace, known: FloatArray, case: Case) -> Read:
     return Read(measured.numbers, np.where(is_known, values, np.nan), None)
 
 
-@dataclass(frozen=True, eq=False)
-class _Shown:
+class _Shown(NamedTuple):
     """What the forward times of all ranks show of each place, (places,).
 
     Attributes:
@@ -156,17 +155,13 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         return
     limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
     second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
-    strict, names = own.estimated(float(confidences.max()), judged.limit), ("low", "high", "confidences")
-    are_strict, first = confidences > judged.blank.confidence, second.found
-    both = {name: np.where(are_strict, getattr(strict, name), getattr(first, name)) for name in names}
-    second.decide(replace(first, **both))
+    strict = own.estimated(float(confidences.max()), judged.limit)
+    second.decide(second.found.at(strict, confidences > judged.blank.confidence))
     are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
+    key = "spread", study.id, judged.case.id, judged.case.peers
     for place in np.flatnonzero(are_looked_at).tolist():
-        before, found, shown = (
-            float(judged.found.values[place]),
-            second.verdict_on(place),
-            _shown(judged, study, own),
-        )
+        before, found = float(judged.found.values[place]), second.verdict_on(place)
+        shown = judged.evidence.once(key, lambda: _find(judged, study, own))
         if found.value is None:
             continue
         why_not, why_open, behind = shown.why_not[place], shown.why_open[place], float(shown.behind[place])
@@ -174,7 +169,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(second.codes[place])
         if code == FAILED:
             if judged.codes[place] == FAILED and not why_not:
-                reason = judged.verdict_on(place).reason
+                reason = judged.told(place)
                 judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
             continue
         if not why_open and found.value > before * (1 + limit):
@@ -196,15 +191,10 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
             )
 
 
-def _shown(judged: Judged, study: Study, own: Values[str]) -> _Shown:
-    evidence, last = judged.evidence, last_round(judged.groups)
-    key = "spread", study.id, judged.case.id, judged.case.peers
-    return evidence.once(key, lambda: _find(judged, study, own, own_pace_of(study, evidence, last), last))
-
-
-def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace | None, last: int | None) -> _Shown:
-    evidence, places = judged.evidence, len(own.places)
+def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
+    evidence, places, last = judged.evidence, len(own.places), last_round(judged.groups)
     assert isinstance(judged.case, Case)
+    pace = own_pace_of(study, evidence, last)
     row = {place: number for number, place in enumerate(own.places)}
     if pace is None:
         return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
@@ -149,6 +149,11 @@ class Estimated:
         """Whether an interval is too wide to be told."""
         return np.asarray((self.scale == "factors") & ~self.are_single & (self.high > WIDEST * self.values))
 
+    def at(self, strict: Estimated, where: BoolArray) -> Estimated:
+        """With the intervals of another confidence in some series, (series,)."""
+        names = "low", "high", "confidences"
+        return replace(self, **{name: np.where(where, getattr(strict, name), getattr(self, name)) for name in names})
+
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and why: keys of `REASONS`.
 
@@ -161,24 +166,17 @@ class Estimated:
             least: the least value that is possible.
         """
         keeps = side * (self.values - bound) >= 0
-        above, by_factors = keeps == (side > 0), self.scale == "factors"
+        sides, to = np.where(keeps, side, -side), np.log if self.scale == "factors" else np.asarray
         good, bad = (self.low >= bound, self.high < bound) if side > 0 else (self.high <= bound, self.low > bound)
-        distance = (
-            bound * np.where(above, FAR - 1, 1 - 1 / FAR) if not by_factors else np.full(len(keeps), math.log(FAR))
-        )
-        found = np.stack([self.are_single, np.zeros(len(keeps), np.bool_)])
+        lasts, is_far = self.are_single, np.zeros(len(keeps), np.bool_)
         with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
         for count in np.unique(self.rounds[with_interval]).tolist():
             rows = np.flatnonzero(with_interval & (self.rounds == count))
-            series, on_scale = self.series[rows, :count], bound
-            if by_factors:
-                series, on_scale = np.log(series), math.log(bound)
-            sides = np.where(above[rows], 1, -1)
-            found[:, rows] = would_last(
-                series, self.limit, on_scale, sides, self.confidences[rows], distance[rows]
-            )  # fmt: skip
-        is_decided = (good | bad) & found[0]
-        is_far = found[1] & ~is_decided & (bound > 0)
+            series, own = to(self.series[rows, :count]), sides[rows]
+            lasts[rows] = would_last(series, self.limit, float(to(bound)), own, self.confidences[rows])
+            is_far[rows] = (bound > 0) & are_beyond(series, self.limit, to(bound * FAR ** own.astype(np.float64)), own)
+        is_decided = (good | bad) & lasts
+        is_far &= ~is_decided
         why = np.select(
             [((self.rounds > 0) & np.isnan(self.values)) | (self.series < least).any(axis=1),
              (self.rounds < FEWEST_ROUNDS) & ~self.are_single, np.isnan(self.low), is_far, is_decided & keeps,
@@ -409,12 +407,11 @@ def widening(correlations: FloatArray, rounds: int, alike: int = 1) -> FloatArra
 
 
 def would_last(
-    series: FloatArray, limit: int, bound: float, side: IntArray, confidences: FloatArray, distance: FloatArray
-) -> tuple[BoolArray, BoolArray]:
-    """Whether verdicts would survive a trend within the noise to the last round, and one odd round; and which series
-    are far from the bound: in each round, and if a drift went on to the last one.
+    series: FloatArray, limit: int, bound: float, side: IntArray, confidences: FloatArray
+) -> BoolArray:  # fmt: skip
+    """Whether verdicts would survive a trend within the noise to the last round, and one odd round.
 
-    Series without variation always survive. Far holds whatever the interval is, which correlation may make wide.
+    Series without variation always do.
 
     Args:
         series: (series, rounds), at least three rounds.
@@ -422,23 +419,32 @@ def would_last(
         bound: on the scale of the series.
         side: 1 if values lie above the bound, -1 below, (series,).
         confidences: of the interval that excludes the bound, also after one more round, (series,).
-        distance: from which on a round is far, (series,).
     """
-    rounds, (means, slopes, noise, _) = series.shape[1], fit_lines(series)
-    # Sum of squares of the centred round numbers; distance of the last round from their centre.
-    squares, ahead = rounds * (rounds**2 - 1) / 12, max(limit, rounds) - 1 - (rounds - 1) / 2
-    ends = side * (means + slopes * ahead - bound)
-    is_far = (side[:, np.newaxis] * (series - bound)).min(axis=1) >= distance
-    is_far &= np.isnan(find_drifts(series)[0]) | (ends >= distance)
+    rounds = series.shape[1]
     if rounds >= limit:
-        return np.ones(len(series), np.bool_), is_far
-    goes_on = ends >= t_quantile(TREND_CONFIDENCE, rounds - 2) * noise * math.sqrt(1 / rounds + ahead**2 / squares)
+        return np.ones(len(series), np.bool_)
+    # Sum of squares of the centred round numbers; distance of the last round from their centre.
+    squares, ahead = rounds * (rounds**2 - 1) / 12, limit - 1 - (rounds - 1) / 2
+    means, slopes, noise, _ = fit_lines(series)
+    error = noise * math.sqrt(1 / rounds + ahead**2 / squares)
+    goes_on = side * (means + slopes * ahead - bound) >= t_quantile(TREND_CONFIDENCE, rounds - 2) * error
     longer = np.column_stack([series, means - side * HICCUP_SDS * series.std(axis=1)])
     is_excluded = log_evidence(longer, np.full(len(series), bound)) >= -np.log(1 - confidences)
     is_excluded &= side * (longer.mean(axis=1) - bound) >= 0
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
-    return np.asarray(is_alike | (goes_on & is_excluded)), is_far
+    return np.asarray(is_alike | (goes_on & is_excluded))
+
+
+def are_beyond(series: FloatArray, limit: int, lines: FloatArray, side: IntArray) -> BoolArray:
+    """Whether each round of a series lies on that side of a line, and so would a drift that went on to the last round.
+
+    That holds whatever the interval is, which correlation may make arbitrarily wide.
+    """
+    means, slopes, _, _ = fit_lines(series)
+    ends = means + slopes * (max(limit, series.shape[1]) - 1 - (series.shape[1] - 1) / 2)
+    is_near = (side[:, np.newaxis] * (series - lines[:, np.newaxis]) < 0).any(axis=1)
+    return np.asarray(~is_near & (np.isnan(find_drifts(series)[0]) | (side * (ends - lines) >= 0)))
 
 
 class Estimate(NamedTuple):

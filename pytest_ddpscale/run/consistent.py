@@ -71,7 +71,7 @@ def refuse_contradictions(
         elif isinstance(one, Unsupported) and one.study == PROBES:
             unable.setdefault(one.arm, set()).update(one.ranks)
     layouts, measured = dict[int, Layout](), studies_measured(records)
-    first = dict[object, int]()  # line of what there is once; gang of a study; launch of a gang
+    first = dict[object, int]()  # line of what there is once; gang of a study
 
     def refuse(line: int, one: AnyRecord) -> None:
         said: list[Any] = [getattr(one, part, 0) for part in ("study", "arm", "round", "turn")]
@@ -104,14 +104,11 @@ def refuse_contradictions(
         if isinstance(one, GangRecord):
             layouts[one.gang] = _layout_of(one, plan)
         elif isinstance(one, OfRanks):
-            # Others may have other software, devices or memory placement. A study whose gang ended is measured from its
-            # first round again, or not at all. Studies that fit a node may lack lost nodes.
-            layout, launch = layouts[one.gang], plan.launch_of(study)
-            if layout.nodes < plan.nodes and not plan.fits_nodes(study):
+            layout = layouts[one.gang]
+            if layout.nodes < plan.nodes and not plan.fits_nodes(study):  # those that fit may lack lost nodes
                 raise _not_planned(f"{study} on {layout.nodes} hosts", plan.nodes)
-            if (earlier := first.setdefault(one.gang, launch)) != launch:
-                found = f"has {study}, of launch {launch}, measured by gang {one.gang}"
-                raise ValueError(f"{found}, which measured launch {earlier}")
+        # Others may have other software, devices or memory placement. A study whose gang ended is measured from its
+        # first round again, or not at all.
         if isinstance(one, Block | SeededSteps | OfTraining):
             earlier = first.setdefault(study, one.gang)
             if earlier != one.gang:

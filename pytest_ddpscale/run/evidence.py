@@ -193,9 +193,10 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
                     key = block.study, block.arm, name
                     first.setdefault(key, (places[block.gang][rank].host, rank, why))
                     lacking[key] += 1
-    surveys = surveys_of(said[Survey])
-    # A gang that ended before it was announced had GPUs as surveyed.
-    surveyed = [gpu.on(one.host) for one in surveys.values() for gpu in one.gpus if gpu.local_rank is not None]
+    surveys, of_errors = surveys_of(said[Survey]), dict[Place, None]()
+    if said[GpuErrors]:  # a gang that ended before it was announced had GPUs as surveyed
+        seen = (gpu.on(one.host) for one in surveys.values() for gpu in one.gpus)
+        of_errors = dict.fromkeys(chain((at for at in seen if at.local_rank is not None), *places.values()))
     return Evidence(
         plan,
         columns,
@@ -213,7 +214,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         profiles=tuple({(one.study, one.arm): one for one in said[ArmProfile]}.values()),
         unread=[Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
         gpu_errors=said[GpuErrors],
-        ranks_of_errors=list(dict.fromkeys([*surveyed, *chain(*places.values())])) if said[GpuErrors] else (),
+        ranks_of_errors=list(of_errors),
         gangs=gangs.values(),
     )
 
@@ -241,9 +242,6 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     starts = [one.id for one in records if isinstance(one, RunStart)]
     if starts and starts != [record.id]:
         raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
-    ids = [study.id for study in (*plan.timed, *plan.training_runs)]
-    if len(set(ids)) != len(ids):
-        raise broken_file(run.plan_json, "has two studies with the same id")
     gangs = gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
     refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)

@@ -166,15 +166,9 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
         if not self.resumed:
             return []
-        first = self.thresholds.digests if self.thresholds else ""
         notes = [f"measured in {len(self.resumed) + 1} sessions: resumed {', '.join(one.at for one in self.resumed)}"]
-        anew = [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]
-        if anew:
-            earlier = "measured again when resumed (earlier attempts: superseded.jsonl)"
-            notes.append(f"{earlier}: {', '.join(anew)}")
-        if thresholds_digests != first:
-            notes.append(
-                f"judged by another thresholds file (sha256 {thresholds_digests[:12]}) than at the start "
-                f"(sha256 {first[:12]}), whose bounds decided when studies ended"
-            )
+        if anew := [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]:
+            notes.append(f"measured again when resumed (earlier attempts: superseded.jsonl): {', '.join(anew)}")
+        if self.thresholds is None or thresholds_digests != self.thresholds.digests:
+            notes.append("judged by another thresholds file than at the start, whose bounds decided when studies ended")
         return notes

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.stats import (
     CORRELATIONS,
+    are_beyond,
     estimate,
     estimate_of,
     find_drifts,
@@ -197,9 +198,9 @@ NEAR[3] = -30
 def test_a_verdict_lasts_and_is_far(
     side: int, values: FloatArray, limit: int, bound: float, lasts: bool, far: bool
 ) -> None:
-    series, distance = side * values[np.newaxis], np.array([0.5])
-    found = would_last(series, limit, side * bound, np.array([side]), np.array([CONFIDENCE]), distance)
-    assert [bool(one[0]) for one in found] == [lasts, far]
+    series, sides, line = side * values[np.newaxis], np.array([side]), np.array([side * (bound + 0.5)])
+    assert would_last(series, limit, side * bound, sides, np.array([CONFIDENCE])).tolist() == [lasts]
+    assert are_beyond(series, limit, line, sides).tolist() == [far]
 
 
 @rows("scale", ["factors", "differences"])

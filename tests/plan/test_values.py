@@ -61,10 +61,6 @@ def read(thing: Any, **changes: object) -> Any:
     return read_as(type(thing), as_json(thing) | changes)
 
 
-def without(thing: Any, key: str) -> str:
-    return refused(read_as, type(thing), {name: value for name, value in as_json(thing).items() if name != key})
-
-
 def refused(make: Callable[..., object], *arguments: object) -> str:
     try:
         return f"no refusal: {make(*arguments)}"

@@ -151,7 +151,8 @@ def write_run(path: Path, thresholds: Path, series: Sequence[Series] = MEASURED_
     plan = _plan(series, sku)
     run.write_json(run.plan_json, plan)
     used = hashlib.sha256(thresholds.read_bytes()).hexdigest()
-    begin(run, sku, thresholds={"path": str(thresholds), "sha256": used}, status="finished")
+    ended = {"status": "finished", "finished_at": "2026-01-31T12:10:00+00:00"}
+    begin(run, sku, thresholds={"path": str(thresholds), "sha256": used}, **ended)
     measured = [measurement for one in series for measurement in _measurements(one)]
     run.append_records([gang_of(measured), *blocks_of(measured)])
     run.append_records([StudyEnd(study.id, "rounds") for study in plan.studies])

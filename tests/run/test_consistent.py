@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import NO_CHECKSUM, step_bytes
@@ -36,8 +35,6 @@ from tests.run.sound_run import (
     without,
 )  # fmt: skip
 
-LAUNCHED = replace(STUDY, arms=STUDY.arms[2:], launch=2)  # arms in which no ranks take turns
-TWO_LAUNCHES = replace(PLAN, studies=(STUDY, LAUNCHED), launches=2)
 ONE_NODE = replace(PLAN, nodes=1, ranks_per_node=None, pairs=None)
 LAST = f"round_end weak/resnet152-fp16 {ROUNDS - 1}"
 TURNS = "timed send-recv-256mib@3 0"  # of three GPUs on a node
@@ -62,21 +59,6 @@ def moved(words: str) -> Change:
 
 def second_gang(lines: Lines) -> Lines:
     return [line | {"gang": 1} for line in lines if line["kind"] == "gang"]
-
-
-def launched_again(gang: int) -> Change:
-    """The study again as another launch, measured by a gang of that number."""
-
-    def change(lines: Lines) -> Lines:
-        changes: dict[str, Any] = {"study": LAUNCHED.id, "gang": gang, "arms": ARMS[2:]}
-        anew = [
-            line | {name: value for name, value in changes.items() if name in line}
-            for line in lines
-            if line.get("study") == STUDY.id and line.get("arm") not in ARMS[:2]
-        ]
-        return [*lines, *(second_gang(lines) if gang else ()), *anew]
-
-    return change
 
 
 COPIED = {
@@ -153,15 +135,14 @@ def test_the_first_of_two_does_not_count_either(tmp_path: Path, change: Change, 
 
 
 @rows(
-    ("change", "plan", "found"),
+    ("plan", "found"),
     [
-        (list, replace(PLAN, device_type="cpu"), "has ranks on 'GPU-0', but plan.json plans for cpu"),
-        (list, ONE_NODE, "has 4 ranks on 2 hosts, but plan.json plans for 4 on 1"),
-        (launched_again(0), TWO_LAUNCHES, "of launch 2, measured by gang 0, which measured launch 1"),
+        (replace(PLAN, device_type="cpu"), "has ranks on 'GPU-0', but plan.json plans for cpu"),
+        (ONE_NODE, "has 4 ranks on 2 hosts, but plan.json plans for 4 on 1"),
     ],
 )
-def test_a_run_of_another_plan_is_refused(tmp_path: Path, change: Change, plan: Plan, found: str) -> None:
-    assert found in refusal(tmp_path, change, plan)
+def test_a_run_of_another_plan_is_refused(tmp_path: Path, plan: Plan, found: str) -> None:
+    assert found in refusal(tmp_path, list, plan)
 
 
 @rows(
@@ -220,10 +201,6 @@ def test_a_sound_run_is_evidence(tmp_path: Path) -> None:
     assert len(evidence.transports) == GPUS
     assert evidence.telemetry
     assert not evidence.unread
-
-
-def test_launches_of_other_processes_are_evidence(tmp_path: Path) -> None:
-    assert read(tmp_path, launched_again(1), TWO_LAUNCHES, is_watched=False).errors == {}
 
 
 def test_published_results_are_evidence(tmp_path: Path) -> None:

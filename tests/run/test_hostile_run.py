@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.evidence import read_evidence
-from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES, RunLock
+from pytest_ddpscale.run.run_directory import MOST_LINE_BYTES
 from pytest_ddpscale.run.verdicts import read_judgement
 from tests.rows import rows
 from tests.run.sound_run import STUDY, changed, read, refusal, write
@@ -47,15 +47,6 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
     os.truncate(run.measurements_jsonl, 2**40)
     with pytest.raises(RunDirectoryError, match=f"line 1 is longer than {MOST_LINE_BYTES // 2**20} MiB"):
         read_evidence(run)
-
-
-def test_a_lock_that_is_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
-    run, precious = write(tmp_path), tmp_path / "precious"
-    precious.write_text("content")
-    (run.path / "run.lock").symlink_to(precious)
-    with pytest.raises(RunDirectoryError):
-        RunLock.acquire(run.path)
-    assert precious.read_text() == "content"
 
 
 @rows(

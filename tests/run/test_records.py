@@ -184,13 +184,11 @@ def waits(seconds: float) -> dict[str, Any]:
         (BLOCK, {"count": [4, 4, 4]}, "48 bytes of step_s; expected 4 for each of 3 x 4"),
         (BLOCK, {"seconds": [4.0, 4.0, 0.0]}, "Expected `float` > 0.0 - at `$.seconds[2]`"),
         (BLOCK, {"seconds": [4.0, 4.0]}, "seconds has 2 values; expected 3, one for each rank"),
-        (BLOCK, {"seconds": 5e-324}, "are inf samples per second"),
-        (BLOCK, {"seconds": [1.0, 1.0, 1e-7]}, "seconds=1e-07 are 1.28e+09 samples per second"),
+        (BLOCK, {"seconds": 5e-324}, "has inf samples per second"),
+        (BLOCK, {"seconds": [1.0, 1.0, 1e-7]}, "has 1.28e+09 samples per second"),
         (BLOCK, {"work": 0}, "Expected `float` > 0.0"),
         (BLOCK, {"work": 1e15}, "samples per second; expected at most 1e+09"),
         (BLOCK, {"work": 1e20, "arm": "matmul-bf16"}, "per second; expected at most 1e+18"),
-        (BLOCK, {"began_unix_s": -1.0}, "Expected `float` >= 0.0"),
-        (BLOCK, {"series": {"step_s": [1.0, 2.0]}}, "Expected `bytes`, got `array` - at `$.series[...]`"),
         (BLOCK, {"series": {"waited_s": "AACAPw=="}}, "4 bytes of waited_s; expected 4 for each of 3 x 4"),
         (BLOCK, {"series": {"paused_s": "AACAPw=="}}, "unknown name 'paused_s'; expected one of step_s, waited_s"),
         (BLOCK, waits(float("nan")), "a wait for data (waited_s) is negative or not finite"),
@@ -200,47 +198,32 @@ def waits(seconds: float) -> dict[str, Any]:
         read_as("energy_j", [1, 2, 3, 4], "has 4 values; expected 3"),
         read_as("peak_memory_bytes", 2**50),
         read_as("skipped_steps", [0, None, 1]),
-        read_as("skipped_steps", 0.5),
         read_as("is_correct", 1, "of a rank is out of range; expected 0 to 1 (true or false)"),
         read_as("is_correct", [True, None, True]),
-        (BLOCK, {"readings": {"energy_j": [1.0, 2**53 + 1, 1.0]}}, "Expected `int` <="),
         (BLOCK, {"readings": {"mood": 1}}, "unknown name 'mood'; expected one of utilization, energy_j"),
         (BLOCK, {"unread": {"colour": "none"}}, "unknown name 'colour'; expected one of utilization, energy_j"),
         (BLOCK, {"unread": {"forward_s": ["", "why"]}}, "forward_s has 2 values; expected 3"),
-        (BLOCK, {"unread": {"forward_s": "x" * 1001}}, "length <= 1000"),
         (BLOCK, {"digests": "c0ffee"}, "at `$.digests`"),
         (BLOCK, {"digests": "0" * 32}, "digests has 32 digits; expected 16 for each of 3 ranks"),
         (BLOCK, {"ranks": []}, "Expected `array` of length >= 1"),
         (BLOCK, {"ranks": [0, 1, 1]}, "ranks has 3 values; expected each rank once"),
         (BLOCK, {"ranks": [0, 1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (BLOCK, {"gang": 1}, "gang 1 was not announced before"),
-        (BLOCK, {"kind": "timde"}, "Invalid value 'timde' - at `$.kind`"),
         (BLOCK, {"colour": "red"}, "unknown field `colour`"),
-        (END, {"reason": "done"}, "Invalid enum value 'done' - at `$.reason`"),
         (GANG, {"gang": 0}, "a second gang 0"),
         (GANG, {"ranks": [{"place": {"host": "n", "uuid": "GPU-0"}}]}, "place has no local rank or no device (uuid)"),
         (GANG, {"ranks": [{"place": {"host": "n", "local_rank": 0}}]}, "device (uuid) - at `$.ranks[0]`"),
-        (TRANSPORT, {"ranks": [RANK | {"channels": {"P2P/CUMEM": 24, "SHM": -1}}]}, "Expected `int` >= 0"),
         (TELEMETRY, {"ended_unix_s": 1000.0}, "a window ends before it began"),
         (TELEMETRY, {"energy_j": [1.0]}, "energy_j has 1 values; expected 2"),
         (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
         (TELEMETRY, {"ranks": [1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (PROFILE, {"rank": 4}, "rank 4 is named, but gang 0 has 4 ranks"),
-        (PROFILE, {"steps": [PROFILE["steps"][0] | {"step_ms": -1.0}]}, ">= 0"),
         (PROFILE, {"problem": "none"}, "expected one of the two"),
-        (PROFILE, {"buckets": [{"bytes": 0, "begins_ms": 1, "took_ms": 1, "hidden_ms": 1}]}, ">= 1"),
-        (NODE, {"host": 3}, "Expected `str`, got `int` - at `$.host`"),
-        (NODE, {"gpus": [NODE["gpus"][0] | {"ecc_uncorrected": "0"}]}, "at `$.gpus[0].ecc_uncorrected`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(line: dict[str, Any], changes: dict[str, Any], found: str) -> None:
     read(line)
     assert found in refusal(line | changes)
-
-
-@rows("key", sorted({*BLOCK} - {"turn", "groups", "readings", "series", "digests"}))
-def test_a_missing_field_is_refused(key: str) -> None:
-    assert f"missing required field `{key}`" in refusal({name: value for name, value in BLOCK.items() if name != key})
 
 
 @rows(

@@ -112,7 +112,7 @@ class TestEnds:
         (
             [{}, {}],
             "cd",
-            ["measured in 3 sessions: resumed AT, AT", "another thresholds file (sha256 cdcdcdcdcdcd) than at the "],
+            ["measured in 3 sessions: resumed AT, AT", "judged by another thresholds file than at the start"],
         ),
     ],
 )
