@@ -33,9 +33,9 @@ from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.simulate.faults import Faults, InjectedFault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster

@@ -19,10 +19,10 @@ from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
 from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun

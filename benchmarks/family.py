@@ -24,9 +24,9 @@ from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.judge.stats import estimate
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Requirement, Source
+from pytest_ddpscale.util.arrays import FloatArray
 
 CONFIDENCE = 0.95
 NOISE = 0.003

@@ -14,10 +14,10 @@ from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
+from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.run.telemetry import telemetry_columns_of
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun

@@ -11,10 +11,9 @@ import numpy as np
 from pytest_ddpscale.judge.caveats import ON_NUMBERS
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.judged import Judged, blank_verdict
-from pytest_ddpscale.judge.probes import probed_values
-from pytest_ddpscale.judge.rounds import WHOLE
+from pytest_ddpscale.judge.metrics import WHOLE
 from pytest_ddpscale.judge.stats import PASSED
-from pytest_ddpscale.judge.values import groups_of, matching_study, why_no_study
+from pytest_ddpscale.judge.values import groups_of, matching_study, probed_values, why_no_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence
@@ -55,7 +54,7 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return why_no_study(evidence.plan, case.question).text(case.question)
+        return why_no_study(evidence.plan, case.question).text
     return "not measured, or not usable by the judge"
 
 
@@ -82,7 +81,7 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
         return {}
     found = groups_of(case.question, study, evidence)
     judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, values, groups=found)
-    hosts = list(found[0].arms[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places
+    hosts = list(found.merged[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places
     return {
         host: one
         for host, one in zip(hosts, _usable(judged, values.places, study.rounds), strict=False)

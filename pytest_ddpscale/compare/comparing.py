@@ -231,7 +231,7 @@ def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) ->
     question = Question(THROUGHPUT_PER_GPU, study.workload, size, one_gpu=_one_gpu(study))
     found, worst = values(question, run.evidence), worst_value(question, run.evidence, confidence)
     if found.broken is not None or worst is None:
-        return _Reached(why_not=found.broken.text(question) if found.broken else "no complete round")
+        return _Reached(why_not=found.broken.text if found.broken else "no complete round")
     why_not = "" if worst.interval else f"{int(found.rounds().max())} rounds are too few"
     return _Reached(worst.value, worst.interval, worst.place, why_not=why_not)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 from pytest_ddpscale.compare.value_change import ValueChange, change_between
-from pytest_ddpscale.judge.metrics import percentile
 from pytest_ddpscale.judge.stats import Estimate, estimate_of
 
 PERCENTS_OF_DIFF = (75, 95)
@@ -151,7 +152,7 @@ def _size(
 ) -> ComparedSize:
     percentiles = []
     for per_cent in PERCENTS_OF_DIFF:
-        a_s, b_s = (percentile(one.measurements, per_cent) for one in (baseline, test))
+        a_s, b_s = (float(np.percentile(one.measurements, per_cent)) for one in (baseline, test))
         percentiles.append(StepPercentile(per_cent, a_s, b_s, batch / a_s, batch / b_s, (a_s - b_s) / a_s))
     of = "rounds" if baseline.steps_per_round and test.steps_per_round else "steps"
     numbers = len(baseline.separate_s), len(test.separate_s)

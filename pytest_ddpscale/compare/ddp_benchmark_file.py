@@ -17,8 +17,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from pytest_ddpscale.errors import ResultFileError
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.strict_json import Positive, parse_strict_json
+from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import read_regular
 

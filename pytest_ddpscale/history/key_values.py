@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_ddpscale.judge.probes import probed_values
-from pytest_ddpscale.judge.rounds import groups
+from pytest_ddpscale.judge.metrics import groups
 from pytest_ddpscale.judge.rows import digest_of
+from pytest_ddpscale.judge.values import probed_values
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.columns import ArmColumns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.table import ArmRounds
 
 _CPU = "cpu"
 
@@ -173,17 +173,17 @@ def _gpu_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> 
 
 def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) -> Iterator[KeyValue]:
     """Values of each node under DDP, at the pace of its slowest rank, for which all wait."""
-    for alike in groups(evidence.columns, study.id, [arm], evidence.plan.layout):
-        for place in range(len(alike.places)):
-            [rounds] = alike.at(place)
-            ours = rounds.of(~rounds.measured.single_sample)
-            value = _median(ours.samples_per_s_per_gpu.tolist())
-            hosts = list(ours.ranks.by_host)
-            if value is not None and len(hosts) == 1:
-                yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
+    found = groups(evidence.columns, study.id, [arm], evidence.plan.layout)
+    for place in range(len(found.places)):
+        [rounds] = found.at(place)
+        ours = rounds.of(~rounds.single_sample)
+        value = _median(ours.samples_per_s_per_gpu.tolist())
+        hosts = list(ours.ranks.by_host)
+        if value is not None and len(hosts) == 1:
+            yield _throughput(study, arm, definition, value, (hosts[0], None, None), arm.world_size)
 
 
-def _of_probe(plan: Plan, probe: Arm, measured: ArmColumns) -> Iterator[KeyValue]:
+def _of_probe(plan: Plan, probe: Arm, measured: ArmRounds) -> Iterator[KeyValue]:
     """Values in a probe of each GPU, or of the slowest group or pair of ranks of each node.
 
     Rounds with a wrong result are left out, and so are groups that span nodes, because no single node owns them.

@@ -14,15 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import NO_MEASUREMENTS
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.util.listing import first_few
 
 
@@ -93,14 +92,14 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     """
     places = {step.rank: place for place, step in evidence.seeded_steps.get(study.id, {}).items()}
     of_arms = [
-        (arm, evidence.columns.arms.get((study.id, arm.name), NO_MEASUREMENTS))
+        (arm, evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS))
         for arm in study.arms
         if arm.kind == "ddp" and arm.world_size > 1
     ]
     for _, measured in of_arms:
         places |= dict(zip(measured.ranks.numbers.tolist(), measured.ranks.rank_places, strict=True))
     size = 1 + max(places, default=-1)
-    own, unlike = _numbered(evidence.seeded_checksums(study.id), range(size)), np.zeros((2, size), np.int64)
+    own, unlike = numbered(evidence.seeded_checksums(study.id), range(size)), np.zeros((2, size), np.int64)
     is_odd, is_open = _unlike_most(own[own > 0])
     unlike[1, own > 0], doubted = is_odd & (not is_open), np.zeros(size, np.bool_)
     for arm, measured in sorted(of_arms, key=lambda one: -one[0].world_size):
@@ -130,24 +129,25 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     return found
 
 
-def agreeing_share(rows: ArmRounds, seeded: Mapping[int, str]) -> FloatArray:
-    """Share of ranks in the largest group with equal parameters and an equal seeded step, (rounds,).
+def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
+    """Share of ranks in the largest group with equal parameters and an equal seeded step, (rounds, …).
 
     1 if all agree. Two ranks that differ are two groups of one, neither a majority: 0.5. NaN if any rank lacks a
-    checksum of either kind: an unknown result does not count as agreement.
+    checksum of either kind: an unknown result does not count as agreement. `own` has a number for each rank's result of
+    the seeded step: `numbered`.
     """
-    own = _numbered(seeded, rows.ranks.numbers.tolist())[rows.measured.rank_of_cell]
-    results, there = np.stack([rows.measured.digest, own]), rows.present
-    found = np.where(((results == 0) & there).any(axis=(0, 2)), np.nan, 1.0)
-    first = there.argmax(axis=1)[:, np.newaxis] if there.shape[1] else np.zeros((len(rows), 0), np.int64)
-    differs = (results != np.take_along_axis(results, first[np.newaxis], axis=2)).any(axis=0) & there
-    for row in np.flatnonzero(differs.any(axis=1) & ~np.isnan(found)).tolist():
-        counts = np.unique(results[:, row, there[row]], axis=1, return_counts=True)[1]
-        found[row] = counts.max() / counts.sum()
+    results, there = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)]), rows.present
+    is_unknown = ((results == 0) & there).any(axis=(0, -1)) | ~there.any(axis=-1)
+    found = np.where(is_unknown, np.nan, 1.0)
+    first = there.argmax(axis=-1)[np.newaxis, ..., np.newaxis] if there.size else np.zeros((1, *there.shape), np.int64)
+    differs = (results != np.take_along_axis(results, first, axis=-1)).any(axis=0) & there
+    for at in map(tuple, np.argwhere(differs.any(axis=-1) & ~is_unknown).tolist()):
+        counts = np.unique(np.stack([of[at][there[at]] for of in results]), axis=1, return_counts=True)[1]
+        found[at] = counts.max() / counts.sum()
     return found
 
 
-def _numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
+def numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
     """Equal numbers for equal results of the seeded step, 0 for none, (ranks,)."""
     results = np.array([seeded.get(rank, "") for rank in ranks], np.str_)
     return np.where(results == "", 0, 1 + np.unique(results, return_inverse=True)[1])

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.devices import doubt_stalled_devices
 from pytest_ddpscale.judge.judged import Judged
-from pytest_ddpscale.judge.rounds import TERA, WHOLE
+from pytest_ddpscale.judge.metrics import TERA, WHOLE
 from pytest_ddpscale.judge.slow import culprits_of
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, PASSED
 from pytest_ddpscale.plan.metric_catalogue import (
@@ -95,18 +95,15 @@ def impossible_pace(judged: Judged) -> None:
     case, evidence = judged.case, judged.evidence
     if not isinstance(case, Case):
         return
-    row, why = {place: number for number, place in enumerate(judged.values.places)}, dict[int, str]()
-    for one in judged.groups:
-        for rounds in one.arms:
-            arm = rounds.measured
-            flops = evidence.flops_per_sample.get(arm.study)
-            most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
-            paces = np.zeros(len(one.places))
-            np.maximum.at(paces, arm.node, np.max(np.where(arm.present, arm.per_second, 0.0), axis=1, initial=0.0))
-            for number in np.flatnonzero(paces > most).tolist():
-                place, pace = row[one.places[number]], f"{paces[number]:.4g} {evidence.plan.samples}/s"
-                why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
-    judged.open(np.isin(np.arange(len(row)), [*why]), why.__getitem__, "implausible")
+    why = dict[int, str]()
+    for arm in judged.groups.arms if judged.groups else ():
+        flops = evidence.flops_per_sample.get(arm.study)
+        most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
+        paces = np.fmax.reduce(arm.per_second, axis=(0, 2), initial=0.0)
+        for place in np.flatnonzero(paces > most).tolist():
+            pace = f"{paces[place]:.4g} {evidence.plan.samples}/s"
+            why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
+    judged.open(np.isin(np.arange(len(judged.values.places)), [*why]), why.__getitem__, "implausible")
 
 
 def _most_samples_per_s(
@@ -134,7 +131,7 @@ def host_bound(judged: Judged) -> None:
     case, is_cuda = judged.case, judged.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return
-    total, count = judged.sums(lambda rounds: rounds.utilization)
+    total, count = judged.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
     busy, batch = total / np.where(count > 0, count, np.nan), case.workload.global_batch_size
     judged.open(
         busy < HOST_BOUND_UTILIZATION,
@@ -157,17 +154,16 @@ def stalled_devices(judged: Judged) -> None:
             judged.note(place, "" if judged.evidence.plan.device_type == "cpu" else POWER_UNKNOWN)
             continue
         rounds = judged.rounds(name)
-        arm = rounds.measured
-        telemetry = told.of_arm(arm.study, arm.arm, arm.ranks.by_host)
+        telemetry = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
         doubt_stalled_devices(judged, place, rounds, telemetry)
 
 
 def skipped_steps(judged: Judged) -> None:
     """Fp16 loss scaling skipped steps, which are cheaper; a few are noted, many make a pass inconclusive."""
-    skipped, _ = judged.sums(lambda rounds: np.nansum(rounds.measured.reading("skipped_steps"), axis=1))
+    skipped, _ = judged.sums(lambda rounds: np.nansum(rounds.reading("skipped_steps"), axis=-1))
     if not skipped.any():
         return
-    steps, _ = judged.sums(lambda rounds: rounds.measured.count.sum(axis=1))
+    steps, _ = judged.sums(lambda rounds: rounds.count.sum(axis=-1, dtype=np.float64))
     notes = {
         place: f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
         for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist()

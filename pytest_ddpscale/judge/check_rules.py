@@ -116,7 +116,7 @@ def _on_node(
         why_none = survey.driver_problem or "no NVIDIA driver is loaded"
     if len(places) < asked:
         text = f"{len(places)} GPUs are visible; expected {asked}{'' if places else f': {why_none}'}"
-        yield "gpus", fault(text, prevents_ranks=len(answer) < asked)
+        yield "gpus", fault(text, prevents_ranks=True)
     if of_sku < installed:
         yield "gpus", fault(f"the driver has {of_sku} GPUs of this SKU; expected {installed}")
     for number, why in [(gpu.index, gpu.problem) for gpu in survey.gpus if gpu.problem and not gpu.is_visible]:
@@ -369,7 +369,7 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
     """
     for after in evidence.post_mortems:
         before = evidence.surveys.get(after.host)
-        if before is None or before.problem or _why_silent(after):
+        if before is None or _why_silent(after):
             continue
         known, listed = {gpu.uuid for gpu in before.gpus}, {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
         if {gpu.uuid for gpu in after.gpus} <= {"", *known}:

@@ -31,14 +31,14 @@ from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags, lasting_faults
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.column_record import BoolArray, IntArray
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 from pytest_ddpscale.util.listing import first_few
 
 # Below this utilization a GPU, and with it its link, may be saving power.

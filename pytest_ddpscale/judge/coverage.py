@@ -15,7 +15,6 @@ import numpy as np
 from pytest_ddpscale.judge.links import node_pairs, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
     PAIRS,
@@ -32,6 +31,7 @@ from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
+from pytest_ddpscale.util.arrays import IntArray
 
 _Block = tuple[str, str]  # study and arm
 _OF_GPUS = PROBES, TRAINING, INFERENCE

@@ -17,11 +17,11 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import Columns, GrowingColumns
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
+from pytest_ddpscale.run.table import Columns, GrowingColumns
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.peers import median_over_rounds
-from pytest_ddpscale.judge.rounds import ArmRounds
 from pytest_ddpscale.judge.stats import OPEN
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import CPU, Culprit
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.telemetry import TelemetryColumns
 from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -136,7 +136,7 @@ def doubt_stalled_devices(judged: Judged, place: int, measured: ArmRounds, told:
     if not (stalled := _mostly(told)["stalled"]):
         is_known = ~np.isnan(mean_power_w(told)) & (told.power_limit_w > 0)
         known = {told.place_of(row).identity for row in np.flatnonzero(is_known).tolist()}
-        is_ours = measured.present[~measured.measured.single_sample].any(axis=0)  # not imported
+        is_ours = measured.present[~measured.single_sample].any(axis=0)  # not imported
         needed = {place.identity for place in measured.ranks.rank_places[is_ours] if place.uuid != CPU}
         judged.note(place, "" if needed <= known else POWER_UNKNOWN)
         return

@@ -14,18 +14,18 @@ from pytest_ddpscale.judge.checks import judge_check
 from pytest_ddpscale.judge.coverage import with_gpu_errors
 from pytest_ddpscale.judge.judged import CODES, Judged, blank_verdict
 from pytest_ddpscale.judge.links import with_probe_culprits, with_wrong_data
-from pytest_ddpscale.judge.probes import values_of_probe, why_incomplete
-from pytest_ddpscale.judge.rounds import WHOLE, ArmRounds, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
 from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
-from pytest_ddpscale.judge.values import Missing, Why, groups_of, matching_study
+from pytest_ddpscale.judge.values import Missing, groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import BUDGET_SPENT, THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
@@ -67,7 +67,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence, study: Study
     values = values_of(question, evidence) / case.constant
     if study is None or values.broken is not None:
         assert values.broken is not None
-        return _broken(blank, values.broken, values.broken.text(question), study.id if study else "", evidence)
+        return _broken(blank, values.broken, study.id if study else "", evidence)
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
@@ -79,7 +79,7 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence, study: Study
     judged = Judged(blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
-    why_not = {name: why.text(question) for name, why in values.missing.items()}
+    why_not = {name: why.text for name, why in values.missing.items()}
     missing = judged.why_nodes_missing(why_not, evidence) if is_by_node else why_not.get(WHOLE, "")
     verdict = judged.combined(planned, missing)
     if verdict.outcome != "not_measured" or is_by_node:
@@ -99,8 +99,8 @@ def _judge_training(blank: Verdict, case: Case, evidence: Evidence, study: Study
 def _judge_probe(blank: Verdict, case: NodeCase, probe: Arm, evidence: Evidence) -> Verdict:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken is not None or study is None:
-        why = values.broken or Missing(Why.NOT_PROBED)
-        verdict = _broken(blank, why, why.text(probe), PROBES, evidence)
+        why = values.broken or Missing("not probed", (probe.name,))
+        verdict = _broken(blank, why, PROBES, evidence)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
@@ -119,11 +119,9 @@ def _judge_probe(blank: Verdict, case: NodeCase, probe: Arm, evidence: Evidence)
     return with_wrong_data(verdict, probe, measured) if measured is not None else verdict
 
 
-def _broken(blank: Verdict, why: Missing, reason: str, study_id: str, evidence: Evidence) -> Verdict:
+def _broken(blank: Verdict, why: Missing, study_id: str, evidence: Evidence) -> Verdict:
     """The verdict on what has no values."""
-    return with_gpu_errors(
-        replace(blank, outcome=why.why.outcome, reason=reason, flags=why.why.flags), study_id, evidence
-    )
+    return with_gpu_errors(replace(blank, outcome=why.outcome, reason=why.text, flags=why.flags), study_id, evidence)
 
 
 def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import unless_most_fail
+from pytest_ddpscale.judge.metrics import Groups
 from pytest_ddpscale.judge.peers import medians_of_others
-from pytest_ddpscale.judge.probes import JudgedPlace
-from pytest_ddpscale.judge.rounds import ArmRounds, Groups
 from pytest_ddpscale.judge.slow import SlowRanks
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.values import JudgedPlace, Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, AgainstSlowest, Culprit, Flag, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -73,7 +73,7 @@ class Judged:
         values: of its question or probe.
         limit: largest number of rounds; 0 if no more will come.
         due: number of rounds that were begun and timed every arm of the question.
-        groups: complete rounds of the arms, by place; empty for a probe.
+        groups: complete rounds of the arms, by place; None for a probe.
         peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
         places: those of the values.
         found: estimates, (places,).
@@ -91,7 +91,7 @@ class Judged:
     values: Values[str] | Values[JudgedPlace]
     limit: int = 0
     due: int = 0
-    groups: Sequence[Groups] = ()
+    groups: Groups | None = None
     peers: SlowRanks | None = None
 
     def __post_init__(self) -> None:
@@ -115,20 +115,16 @@ class Judged:
 
     def rounds(self, place: str) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
-        one = next(one for one in self.groups if place in one.places)
-        return one.at(one.places.index(place))[-1]
+        assert self.groups is not None
+        return self.groups.at(self.groups.places.index(place))[-1]
 
     def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
-        row = {place: number for number, place in enumerate(self.values.places)}
-        total, count = np.zeros((2, len(row)))
-        for one in self.groups:
-            rows, at = one.arms[-1], [row[place] for place in one.places]
-            values = np.asarray(of_rounds(rows), np.float64)
-            is_known, node = ~np.isnan(values), rows.measured.node
-            total[at] = np.bincount(node[is_known], values[is_known], minlength=len(at))
-            count[at] = np.bincount(node[is_known], minlength=len(at))
-        return total, count
+        if self.groups is None:
+            return np.zeros(len(self.values.places)), np.zeros(len(self.values.places))
+        values = of_rounds(self.groups.arms[-1])
+        total = sum(np.nan_to_num(values), np.zeros(values.shape[1]))  # one after the other, so that 9 × 0.9 is 8.1
+        return total, (~np.isnan(values)).sum(axis=0, dtype=np.float64)
 
     def note(self, place: int, text: str) -> None:
         """Add a note on a place, unless it is empty."""

@@ -26,25 +26,24 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from pytest_ddpscale.judge.agreement import unless_most_fail
+from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.peers import medians_of_others
-from pytest_ddpscale.judge.rounds import GIGA
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, PairResult, Standings, are_stalled
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.run.columns import NO_MEASUREMENTS, ArmColumns
+from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.rank_columns import ObjectArray
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 from pytest_ddpscale.util.listing import first_few
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.judge.probes import JudgedPlace
+    from pytest_ddpscale.judge.values import JudgedPlace
 
 T = TypeVar("T")
 Hosts: TypeAlias = tuple[str, ...]
@@ -74,10 +73,10 @@ class Rails(NamedTuple):
 
 def rails_of(evidence: Evidence) -> Rails:
     """The measured rails between nodes, round by round."""
-    return evidence.once("rails", lambda: _rails(next(iter(evidence.pairs), NO_MEASUREMENTS)))
+    return evidence.once("rails", lambda: _rails(next(iter(evidence.pairs), NO_ROUNDS)))
 
 
-def _rails(measured: ArmColumns) -> Rails:
+def _rails(measured: ArmRounds) -> Rails:
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
     hosts, node = np.unique(who.hosts, return_inverse=True)
     row, rank = np.nonzero(measured.present)
@@ -261,7 +260,7 @@ def _shared(pairs: Collection[Sequence[T]]) -> set[T]:
     return set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
 
 
-def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmColumns) -> Verdict:
+def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmRounds) -> Verdict:
     """The verdict on speed, failed if any result was wrong, in complete rounds or not.
 
     A device that works alone is at fault; of several links of a node that have an end in common, that. In a collective
@@ -314,7 +313,7 @@ def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[str]:
     return [f"wrong data in the probe {probed.arm}, {_seen(probed)}" for probed in wrong]
 
 
-def _seen(probed: ArmColumns) -> str:
+def _seen(probed: ArmRounds) -> str:
     """``as seen by GPU 2 of n0 (2 of 8 rounds)``."""
     rows, columns = np.nonzero(probed.wrong)
     names = [f"{one.number} of {one.host}" for one in dict.fromkeys(probed.ranks.rank_places[columns])]

@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.stats import find_drifts, t_quantile
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
 # Converts the median absolute deviation of normal noise to its standard deviation: 1 / Φ⁻¹(3/4).
 MAD_TO_STDEV = 1.4826

@@ -26,6 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from pytest_ddpscale.judge.links import with_slow_node_pairs
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.peers import (
     MINIMUM_ROUNDS,
     WATCHED_SHARE,
@@ -36,19 +37,18 @@ from pytest_ddpscale.judge.peers import (
     medians_of_others,
     of_enough_rounds,
 )
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.rank_columns import NOBODY, RankColumns
-from pytest_ddpscale.run.readings import FORWARD_S
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -103,7 +103,7 @@ class OwnPace:
         return np.stack([median_over_rounds(self.times_s[:, at].T) for at in by_host], axis=1)
 
 
-NO_PACE = OwnPace(Arm("each", 2, 1), NOBODY, np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.bool_))
+NO_PACE = OwnPace(Arm("each", 2, 1), NO_ROUNDS.ranks, np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.bool_))
 
 
 def own_pace_s(rounds: ArmRounds) -> FloatArray:
@@ -111,11 +111,11 @@ def own_pace_s(rounds: ArmRounds) -> FloatArray:
 
     NaN if it is unknown or the rank was absent; a pass takes time, so 0 means unknown.
     """
-    if rounds.measured.arm.startswith(("each@", "infer@")):
+    if rounds.arm.startswith(("each@", "infer@")):
         return rounds.mean_step_s
-    forward_s = rounds.measured.reading(FORWARD_S)
+    forward_s = rounds.reading(FORWARD_S)
     known = rounds.present & (forward_s > 0)
-    return np.where(known, forward_s, np.nan) / np.where(known, rounds.measured.count, 1)
+    return np.where(known, forward_s, np.nan) / np.where(known, rounds.count, 1)
 
 
 def pace_in(study: Study, arm: Arm, evidence: Evidence, last: int | None = None) -> OwnPace:
@@ -123,10 +123,10 @@ def pace_in(study: Study, arm: Arm, evidence: Evidence, last: int | None = None)
 
     Ranks that train together count in complete rounds; of those that train alone each counts by itself.
     """
-    measured = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS.measured)
+    measured = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS)
     if arm.compares_ranks:
         are_beside = measured.present.sum(axis=1) > 1
-        rounds = ArmRounds(measured.of(measured.is_of_work(arm.batch_size) & are_beside))
+        rounds = measured.of(measured.is_of_work(arm.batch_size) & are_beside)
     else:
         rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
     if last is not None and len(rounds):
@@ -326,7 +326,7 @@ def with_culprits(verdict: Verdict, case: Case, slow: SlowRanks, find_rounds: Ca
 
 def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
     """Devices less busy than the bound, and clearly than their peers, who keep it: else the host may hold up all."""
-    busy = measured.measured.reading("utilization")
+    busy = measured.reading("utilization")
     own, peers = (median_over_rounds(one) for one in (busy, medians_of_others(busy)))
     compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
     for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():

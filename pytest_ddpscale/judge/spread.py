@@ -28,7 +28,7 @@ import numpy as np
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION
 from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
 from pytest_ddpscale.judge.judged import Judged
-from pytest_ddpscale.judge.metrics import Arms, Read
+from pytest_ddpscale.judge.metrics import Arms, Groups, last_round
 from pytest_ddpscale.judge.peers import (
     compare,
     find_slow_at_times,
@@ -37,16 +37,15 @@ from pytest_ddpscale.judge.peers import (
     of_enough_rounds,
     relative_logs,
 )
-from pytest_ddpscale.judge.rounds import Groups, last_round
 from pytest_ddpscale.judge.slow import OwnPace, own_pace_of, own_pace_s, pace_in, study_before
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
-from pytest_ddpscale.judge.values import Values, groups_of, table_of
+from pytest_ddpscale.judge.values import Values, groups_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import AgainstSlowest
 from pytest_ddpscale.thresholds.cases import Case
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
 _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that compute alone
@@ -77,8 +76,8 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
     if pace is None:
         return None
     known = evidence.once(("known before", study.id), lambda: _known_before(pace, before, evidence))
-    found = [(one, _read(one, pace, known, case)) for one in groups_of(case.question, study, evidence)]
-    numbers, samples, errors = table_of(values.places, found)
+    numbers, samples = _read(groups_of(case.question, study, evidence), pace, known, case)
+    errors = np.full(len(samples), np.nan)
     return Values(values.scale, values.places, numbers, samples, {}, values.broken, errors)
 
 
@@ -100,26 +99,27 @@ def _known_before(pace: OwnPace, before: Study | None, evidence: Evidence) -> Fl
     return means
 
 
-def _read(groups: Groups, pace: OwnPace, known: FloatArray, case: Case) -> Read:
+def _read(groups: Groups, pace: OwnPace, known: FloatArray, case: Case) -> tuple[IntArray, FloatArray]:
+    """Numbers of the rounds, and values, (places, rounds)."""
     arms = Arms(groups.arms[-1], groups.arms[0], case.world_size).paired
-    measured, baseline = arms.measured, arms.baseline
-    rows = np.arange(len(measured))
-    if not len(rows):
-        return Read(measured.numbers, np.zeros(0), None)
-    own_s, cells = own_pace_s(measured), measured.measured.rank_of_cell
+    measured, baseline, places = arms.measured, arms.baseline, [one.ranks.places for one in groups.merged]
+    if not measured.seconds.size:
+        return measured.numbers, np.full((len(groups.places), len(measured)), np.nan)
+    own_s, at = own_pace_s(measured), groups.columns[-1]
     known = np.concatenate([known, np.full((len(known), 1), np.nan)], axis=1)  # of ranks without any
-    begun = np.searchsorted(pace.numbers, measured.numbers // len(groups.places))
-    before = known[begun[:, np.newaxis], pace.columns(measured.ranks.places)[cells]]
+    before = known[np.searchsorted(pace.numbers, measured.numbers)][:, pace.columns(places[-1])[at]]
     before = np.where(np.isnan(own_s) | np.isnan(before), -np.inf, before)
-    slowest = before.argmax(axis=1)
-    there = {place: number for number, place in enumerate(measured.ranks.places)}
-    of_baseline = np.array([there.get(place, -1) for place in baseline.ranks.places], np.int64)
-    turns = of_baseline[baseline.measured.rank_of_cell[rows, baseline.slowest]]
-    is_turn = cells == turns[:, np.newaxis]
+    slowest = before.argmax(axis=-1)[..., np.newaxis]
+    column = {place: number for number, place in enumerate(places[-1])}
+    of_baseline = np.array([column.get(place, -1) for place in places[0]], np.int64)[groups.columns[0]]
+    turns = np.where(baseline.present, of_baseline, -1).max(axis=-1, initial=-1)[..., np.newaxis]
+    is_turn = at == np.where(turns < 0, -2, turns)
     values = measured.samples_per_s_per_gpu / baseline.samples_per_s_per_gpu
-    values = values * own_s[rows, slowest] / own_s[rows, is_turn.argmax(axis=1)]
-    is_known = np.isfinite(before[rows, slowest]) & is_turn.any(axis=1)
-    return Read(measured.numbers, np.where(is_known, values, np.nan), None)
+    of_slowest, of_turn = (
+        np.take_along_axis(own_s, one, axis=-1)[..., 0] for one in (slowest, is_turn.argmax(axis=-1)[..., np.newaxis])
+    )
+    is_known = np.isfinite(before.max(axis=-1)) & is_turn.any(axis=-1)
+    return measured.numbers, np.ascontiguousarray(np.where(is_known, values * of_slowest / of_turn, np.nan).T)
 
 
 class _Shown(NamedTuple):
@@ -192,19 +192,17 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
 
 
 def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
+    """What forward times, utilization and telemetry show; the first rule that holds for a place says it."""
     evidence, places, last = judged.evidence, len(own.places), last_round(judged.groups)
     assert isinstance(judged.case, Case)
     pace = own_pace_of(study, evidence, last)
-    row = {place: number for number, place in enumerate(own.places)}
-    if pace is None:
+    if pace is None or judged.groups is None:
         return _Shown(["no own pace was read"] * places, [""] * places, [""] * places, np.zeros(places))
-    who = [rank for one in judged.groups for rank in one.arms[-1].ranks.places]
-    place = np.array([row.get(host, 0) for host, _ in who], np.int64)
-    at, times_s, host = (
-        pace.columns(who),
-        pace.times_s,
-        {name: number for number, name in enumerate(pace.ranks.by_host)},
-    )
+    place, column = np.nonzero(judged.groups.arms[-1].present.any(axis=0))
+    columns = judged.groups.columns[-1][place, column].tolist()
+    who = [judged.groups.merged[-1].ranks.places[one] for one in columns]
+    at, times_s = pace.columns(who), pace.times_s
+    host = {name: number for number, name in enumerate(pace.ranks.by_host)}
     limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes or math.inf
     compared, group = compare(times_s, limit), find_slow_group(of_enough_rounds(times_s), limit)
     nodes, node = compare(pace.of_nodes_s, nodes_limit), [host.get(name, 0) for name, _ in who]
@@ -224,7 +222,7 @@ def _find(judged: Judged, study: Study, own: Values[str]) -> _Shown:
         alone = pace_in(study, arm, evidence, last)
         most_alone = most_of(compare(alone.times_s, limit).ratio, alone)
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
-    (total, count), is_told = judged.sums(lambda one: one.utilization), ~np.isnan(most)
+    (total, count), is_told = judged.sums(lambda one: one.least(one.reading("utilization"))), ~np.isnan(most)
     is_busy_known = (count >= SHARE_OF_ROUNDS * judged.values.rounds()) & (count > 0)
     rules = [
         (is_told & (len(pace.ranks) < FEWEST_RANKS), "its GPUs have too few peers"),

@@ -54,7 +54,7 @@ import numpy.typing as npt
 
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 
 # Lag-one correlations between rounds for which the interval is valid.

@@ -29,19 +29,18 @@ from pytest_ddpscale.judge.peers import (
     medians_of_others,
     of_enough_rounds,
 )
-from pytest_ddpscale.judge.probes import JudgedPlace, why_incomplete
 from pytest_ddpscale.judge.slow import OwnPace, arms_read, culprits_of, groups_text, pace_in
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.values import JudgedPlace, Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
+from pytest_ddpscale.util.arrays import IntArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -112,7 +111,10 @@ def _with_slow_ranks(
     elif reasons == [verdict.reason]:
         return verdict
     else:  # the median of others lies in the larger group, or between both, of which either may be the normal one
-        found, verdict = group._replace(are_certain=group.ratio < 0), replace(verdict, outcome="inconclusive")
+        found, verdict = (
+            group._replace(are_certain=np.zeros_like(group.are_certain)),
+            replace(verdict, outcome="inconclusive"),
+        )
     return replace(verdict, reason="; ".join(reasons), culprits=tuple(culprits_of(pace.ranks, found)))
 
 

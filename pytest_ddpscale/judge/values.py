@@ -1,75 +1,95 @@
 """The values that answer a question: one for each place and round; and why a place has none.
 
-A place is a node, if each of several nodes answers by itself, or all ranks together (`WHOLE`); of a probe it is a
-device, a group of ranks or a pair of them.
+A place is a node, if each of several nodes answers by itself, or all ranks together (`WHOLE`). A probe's bound applies
+to each device, group of ranks that communicate, or pair of ranks. Bandwidths follow nccl-tests
+(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): with S bytes in t seconds among n ranks the bus bandwidth, which is
+comparable with that of the hardware for any n, is
+
+    all-reduce                   S/t · 2(n - 1)/n
+    all-gather, reduce-scatter   S/t · (n - 1)/n, with S the whole buffer: gathered, or before it is scattered
+    all-to-all                   S/t · (n - 1)/n, with S all bytes that a rank sends, including those to itself
+    broadcast, reduce            S/t
+    send-recv                    S/t, with S the bytes that each end sends
+
+nccl-tests takes the mean time of all ranks; here the slowest rank's time counts, because the aim is to find a bad one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
-from pytest_ddpscale.judge.metrics import Arms, Read, Slowness, read, slowness_of
+from pytest_ddpscale.judge.agreement import numbered
+from pytest_ddpscale.judge.metrics import (
+    GIGA,
+    TERA,
+    VALUE_OF,
+    WHOLE,
+    Arms,
+    Groups,
+    errors_of,
+    groups,
+    last_round,
+    slowness_of,
+)
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.rounds import WHOLE, Groups, groups, hosts_of, last_round
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
 from pytest_ddpscale.judge.stats import Estimated, estimate, possible_part
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.layout import Layout, Ranks
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
 from pytest_ddpscale.run.verdicts import Flag
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
+from pytest_ddpscale.util.listing import first_few
 
 P = TypeVar("P", bound=Hashable)
+# A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
+_ALIGNMENT_BYTES = 256
+# Why something has no values.
+_SENTENCES = {
+    "not planned": "{} was not measured in this run",
+    "not probed": "{} was not probed in this run",
+    "planned differently": "measured differently: {}",
+    "broke": "{}",
+    "interrupted": "{}",
+    "one node": "needs at least 2 nodes to spread ranks over; this run had one",
+    "no round": "no complete round of {}",
+    "no baseline": "{} has no complete round of the arm {} to compare with",
+    "not read": "{} could not be read on every rank{}",
+    "unsupported": "{} could not be done: {}",
+}
 
 
-class Why(Enum):
-    """Why something has no values: the outcome of its verdict, and the sentence."""
+class Missing(NamedTuple):
+    """Why a place, or a whole study, has no values: a code with its arguments."""
 
-    NOT_PLANNED = "not_measured", "{scaling} scaling of {workload} was not measured in this run"
-    PLANNED_DIFFERENTLY = "not_measured", "measured differently: {details}"
-    BROKE = "error", "{details}"
-    INTERRUPTED = "not_measured", "{details}"
-    ONE_NODE = "not_measured", "needs at least 2 nodes to spread ranks over; this run had one"
-    NO_ROUND = "not_measured", "no complete round of {ranks} ranks in {details}"
-    NO_BASELINE = "not_measured", "{details} has no complete round of the arm {baseline} to compare with"
-    NOT_READ = "not_measured", "{metric} could not be read on every rank{details}"
-    NOT_PROBED = "not_measured", "{probe} was not probed in this run"
-    NO_PROBED_ROUND = "not_measured", "no complete round of {probe}"
-    UNSUPPORTED = "not_measured", "{probe} could not be done: {details}"
+    why: str
+    args: tuple[object, ...] = ()
 
-    def __init__(self, outcome: Literal["not_measured", "error"], sentence: str) -> None:
-        self.outcome: Literal["not_measured", "error"] = outcome
-        self.sentence = sentence
+    @property
+    def outcome(self) -> Literal["not_measured", "error"]:
+        """Outcome of its verdict."""
+        return "error" if self.why == "broke" else "not_measured"
 
     @property
     def flags(self) -> tuple[Flag, ...]:
         """Flags of its verdict."""
-        return ("interrupted",) if self is Why.INTERRUPTED else ()
+        return ("interrupted",) if self.why == "interrupted" else ()
 
-
-class Missing(NamedTuple):
-    """Why a place, or a whole study, has no values; `details` are what the run recorded about it, or the study."""
-
-    why: Why
-    details: str = ""
-
-    def text(self, question: Question | Arm) -> str:
+    @property
+    def text(self) -> str:
         """The sentence."""
-        if isinstance(question, Arm):
-            return self.why.sentence.format(details=self.details, probe=question.name)
-        return self.why.sentence.format(
-            details=self.details, scaling=question.metric.scaling, workload=question.workload.name,
-            ranks=question.world_size, baseline=question.baseline.name if question.baseline else "",
-            metric=question.metric.name,
-        )  # fmt: skip
+        return _SENTENCES[self.why].format(*self.args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,41 +149,41 @@ def values(question: Question, evidence: Evidence) -> Values[str]:
     """
     study = matching_study(evidence.plan, question)
     if study is None:
-        why = why_no_study(evidence.plan, question)
-        return Values(question.metric.scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, why, np.zeros(0))
+        return _nothing(question.metric.scale, why_no_study(evidence.plan, question))
     return evidence.once(("values", question, study.id), lambda: _of_study(question, study, evidence))
 
 
+def _nothing(scale: Scale, why: Missing) -> Values[Any]:
+    return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, why, np.zeros(0))
+
+
 def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[str]:
-    found = groups_of(question, study, evidence)
-    columns, slowness = evidence.columns, _slowness(question, study, evidence, found)
-    is_by_node = evidence.plan.layout.judged_by_node(question.arms)
-    places = hosts_of(columns, study.id) if is_by_node else [WHOLE]
-    flops, checksums = evidence.flops_per_sample.get(study.id), evidence.seeded_checksums(study.id)
-    of_each = []
-    for one in () if question.metric.reads_own_pace else found:
-        baseline = one.arms[0] if question.baseline else None
-        arms = Arms(one.arms[-1], baseline, question.world_size, slowness, flops, checksums)
-        of_each.append((one, read(question.metric, arms)))
-    numbers, samples, errors = table_of(places, of_each)
-    if question.metric.reads_own_pace:
-        numbers, samples = _over_peers(question, study, evidence, places)
+    found, metric = groups_of(question, study, evidence), question.metric
+    arms = Arms(
+        found.arms[-1], found.arms[0] if question.baseline else None, question.world_size,
+        _slowness(question, study, evidence, found), evidence.flops_per_sample.get(study.id),
+    ).paired  # fmt: skip
+    if metric.compares_results:
+        ranks = found.merged[-1].ranks.numbers.tolist()
+        arms = replace(arms, seeded=numbered(evidence.seeded_checksums(study.id), ranks)[found.columns[-1]])
+    if metric.reads_own_pace:
+        numbers, samples = _over_peers(question, study, evidence, found.places)
+    else:
+        numbers, samples = arms.measured.numbers, np.ascontiguousarray(VALUE_OF[metric.name](arms).T)
     missing = {}
-    nothing = np.flatnonzero(np.isnan(samples).all(axis=1)).tolist()
-    if nothing:
-        with_rounds = [
-            {one.places[place] for one in found for place in np.unique(one.arms[arm].measured.node).tolist()}
-            for arm in (-1, 0)
-        ]
-        for place in (places[row] for row in nothing):
-            measured, compared = (place in those for those in with_rounds)
-            why = Why.NOT_READ if measured and compared else Why.NO_BASELINE if measured else Why.NO_ROUND
-            hosts = hosts_of(columns, study.id) if place == WHOLE else [place]
-            details = _why_unread(question, study.id, evidence, hosts) if why is Why.NOT_READ else study.id
-            missing[place] = Missing(why, details)
+    for at in np.flatnonzero(np.isnan(samples).all(axis=1)).tolist():
+        measured, compared = (found.arms[arm].present[:, at].any() for arm in (-1, 0))
+        if not measured:
+            why = Missing("no round", (f"{question.world_size} ranks in {study.id}",))
+        elif not compared:
+            why = Missing("no baseline", (study.id, question.baseline.name if question.baseline else ""))
+        else:
+            hosts = found.merged[-1].ranks.by_host.keys() if found.places[at] == WHOLE else [found.places[at]]
+            why = Missing("not read", (metric.name, _why_unread(question, study.id, evidence, [*hosts])))
+        missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
-    broken = why_broken(study.id, evidence) or (Missing(Why.ONE_NODE) if is_one_node else None)
-    return Values(question.metric.scale, places, numbers, samples, missing, broken, errors)
+    broken = why_broken(study.id, evidence) or (Missing("one node") if is_one_node else None)
+    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors_of(metric, arms))
 
 
 def _over_peers(
@@ -202,42 +222,28 @@ def _why_unread(question: Question, study_id: str, evidence: Evidence, hosts: Se
     return ""
 
 
-def groups_of(question: Question, study: Study, evidence: Evidence) -> list[Groups]:
+def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
     """The complete rounds of the question's arms, the measured one last."""
     return groups(evidence.columns, study.id, question.arms, evidence.plan.layout)
 
 
-def table_of(places: Sequence[str], found: Sequence[tuple[Groups, Read]]) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Numbers of the rounds, values (places, rounds), and errors (places,)."""
-    split = [np.divmod(rows.numbers, len(one.places)) for one, rows in found]
-    numbers = np.unique(np.concatenate([np.zeros(0, np.int64), *(rounds for rounds, _ in split)]))
-    table, errors = np.full((len(places), len(numbers)), np.nan), np.full(len(places), np.nan)
-    row = {place: number for number, place in enumerate(places)}
-    for (one, rows), (rounds, nodes) in zip(found, split, strict=True):
-        at = np.array([row[place] for place in one.places], np.int64)[nodes]
-        table[at, np.searchsorted(numbers, rounds)] = rows.values
-        if rows.errors is not None:
-            errors[at] = rows.errors
-    return numbers, table, errors
-
-
-def _slowness(question: Question, study: Study, evidence: Evidence, found: Sequence[Groups]) -> Slowness:
-    """Slowness of the ranks if they take turns in the baseline: among their own host's, or among those compared."""
+def _slowness(question: Question, study: Study, evidence: Evidence, found: Groups) -> FloatArray | float:
+    """Slowness of the baseline's ranks if they take turns: among their own host's, or among those compared."""
     if question.metric.baseline != "alone" or question.world_size == 1:
-        return {}
-    last = last_round(found)
-    pace = own_pace_of(study, evidence, last)
-    each = SlowRanks(study, evidence, None).pace.of_whole_rounds() if pace is None else pace
-    if evidence.plan.layout.judged_by_node(question.arms):
-        return evidence.once(("slowness", study.id, last), lambda: slowness_of(each, within_hosts=True))
-    return slowness_of(each.on_hosts(found[0].arms[-1].ranks.by_host))
+        return 1.0
+    last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
+    pace = own_pace_of(study, evidence, last) or SlowRanks(study, evidence, None).pace.of_whole_rounds()
+    pace = pace if is_by_node else pace.on_hosts(found.merged[-1].ranks.by_host)
+    key = "slowness", study.id, last, is_by_node, pace.ranks.numbers.tobytes()
+    factors = evidence.once(key, lambda: slowness_of(pace.ranks, pace.times_s, within_hosts=is_by_node))
+    return np.array([factors.get(place, 1.0) for place in found.merged[0].ranks.places])[found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Missing | None:
     """Why a measured study does not count; None if it does."""
     if study_id in evidence.errors:
-        return Missing(Why.BROKE, evidence.errors[study_id])
-    return Missing(Why.INTERRUPTED, evidence.interrupted[study_id]) if study_id in evidence.interrupted else None
+        return Missing("broke", (evidence.errors[study_id],))
+    return Missing("interrupted", (evidence.interrupted[study_id],)) if study_id in evidence.interrupted else None
 
 
 def samples_of(question: Question, evidence: Evidence) -> FloatArray:
@@ -312,8 +318,8 @@ def why_no_study(plan: Plan, question: Question) -> Missing:
         # Probably meant to be the same: equal name, or equal model and precision.
         models = [(one.family.model, one.precision) for one in (near, workload)]
         if near.name == workload.name or models[0] == models[1]:
-            return Missing(Why.PLANNED_DIFFERENTLY, "; ".join(_differences(scaling, near, workload)))
-    return Missing(Why.NOT_PLANNED)
+            return Missing("planned differently", ("; ".join(_differences(scaling, near, workload)),))
+    return Missing("not planned", (f"{scaling} scaling of {workload.name}",))
 
 
 def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
@@ -321,3 +327,141 @@ def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
     left_out = ("name", "global_batch_size" if scaling == "weak" else "batch_size")
     both = one.differences(other).items()
     return [f"{field} {found}, required {required}" for field, (found, required) in both if field not in left_out]
+
+
+class JudgedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
+    """The place that a value belongs to.
+
+    Attributes:
+        kind: ``gpu``: one device. ``node``: all or a group of the ranks of one host. ``gang``: a group of ranks of
+            several. ``link``: a pair of ranks.
+        ranks: global ranks that measure a probe together, in order.
+        host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
+        ends: the device, or those of both ranks of a link; none of a group.
+    """
+
+    kind: Literal["gpu", "node", "gang", "link"]
+    ranks: Ranks
+    host: str
+    ends: tuple[Place, ...] = ()
+
+    @property
+    def is_between_nodes(self) -> bool:
+        """Whether it is a link between two nodes."""
+        return any(end.host != self.host for end in self.ends)
+
+    @property
+    def name(self) -> str:
+        """``GPU 3 of n1``, ``CPU rank 3 of n1``, ``n1``, ``ranks 0 to 15`` or ``GPUs 2 and 5 of n1``."""
+        if self.kind == "node":
+            return self.host
+        if self.kind == "gang":
+            return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
+        if self.kind == "gpu":
+            return f"{self.ends[0].number} of {self.host}"
+        (device, _, number), (_, _, other) = (end.number.rpartition(" ") for end in self.ends)
+        if self.is_between_nodes:
+            return f"{device} {number} of {self.host} and {other} of {self.ends[1].host}"
+        return f"{device}s {number} and {other} of {self.host}"
+
+    @property
+    def noun(self) -> str:
+        """Plural noun for its kind."""
+        return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
+
+
+def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
+    """Values of a probe, in its metric's unit, at the places that took part. Raises as `Layout.crews`."""
+    study = evidence.plan.probes
+    if study is None or probe not in study.arms:
+        return _nothing("factors", Missing("not probed", (probe.name,)))
+    found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
+    why = _why_unprobed(probe, evidence)
+    missing = {found.places[place]: why for place in np.flatnonzero(found.rounds() == 0).tolist()}
+    return replace(found, missing=missing, broken=why_broken(study.id, evidence))
+
+
+def _why_unprobed(probe: Arm, evidence: Evidence) -> Missing:
+    reason = evidence.unsupported.get(probe.name)
+    return Missing("unsupported", (probe.name, reason)) if reason is not None else Missing("no round", (probe.name,))
+
+
+def probed_values(probed: ArmRounds | None, probe: Arm, layout: Layout) -> Values[JudgedPlace]:
+    """Values in measurements of a probe, None if there are none; ranks outside the layout are ignored.
+
+    The slowest rank sets the value. Rounds in which a rank of the place is missing are left out, because its speed is
+    unknown, and so are measurements with another message or matrix size than the probe's name has. Raises as
+    `Layout.crews`.
+    """
+    probed = NO_ROUNDS if probed is None else probed
+    form = "single device" if probe.operation.is_single_device else probe.operation.kind
+    key = form, probe.world_size, layout  # probes of a form have the same places, whatever else they ask
+    places, ends = probed.ranks.once(key, lambda: _places_there(probed.ranks, probe, layout))
+    message, flops = probe.operation.message_bytes, probe.operation.named_flops
+    counts = probed.present
+    if message is not None:
+        counts = counts & (np.abs(probed.work - message) <= _ALIGNMENT_BYTES * probe.world_size)
+    if flops is not None:
+        counts = counts & (probed.work == flops)
+    reached = np.where(counts, probed.per_second * unit_factor(probe), np.nan)
+    numbers, rounds = np.unique(probed.numbers, return_inverse=True)
+    values = np.full((len(places), len(numbers)), np.nan)
+    for turn in np.unique(probed.turn):
+        rows, mine = np.flatnonzero(probed.turn == turn), np.arange(len(places))
+        groups = probed.groups[rows]
+        if (groups == groups[:1]).all():  # look only at those whose turn it is
+            mine = np.flatnonzero((groups[0][ends] == groups[0][ends[:, :1]]).all(axis=1))
+        together = (groups[:, ends[mine]] == groups[:, ends[mine, :1]]).all(axis=2)
+        slowest = np.where(together, reached[rows][:, ends[mine]].min(axis=2), np.nan)  # NaN if any is
+        cells = np.ix_(mine, rounds[rows])
+        values[cells] = np.fmax(values[cells], slowest.T)
+    return Values("factors", places, numbers, values, {}, None, np.full(len(places), np.nan))
+
+
+def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> str:
+    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
+    expected, rounds = evidence.plan.layout.groups_of_round(probe), values.rounds().tolist()
+    there = [place for place, count in zip(values.places, rounds, strict=True) if count]
+    if not there or probe.name in evidence.unsupported:
+        return _why_unprobed(probe, evidence).text
+    if len(there) == len(expected):
+        return ""
+    seen = {place.ranks for place in there}
+    at = {rank: place for gang in evidence.gangs for rank, place in enumerate(gang.places)}
+    absent = [ranks for ranks in expected if ranks not in seen]
+    names = [
+        place_of(probe, ranks, [at[rank] for rank in ranks]).name if ranks[-1] in at
+        else f"rank {' to '.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}"
+        for ranks in absent
+    ]  # fmt: skip
+    text = f"measured on {len(there)} of {len(expected)} {there[0].noun}; {first_few([*dict.fromkeys(names)])} missing"
+    unseen = sorted(set(evidence.hosts).difference(*(probed.ranks.by_host for probed in evidence.probes)))
+    return text + (f" (no results from {first_few(unseen)})" if unseen else "")
+
+
+def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[JudgedPlace], IntArray]:
+    """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
+    expected = layout.groups_of_round(probe)
+    if not len(who):
+        return [], np.zeros((0, 1), np.int64)
+    ranks = np.array(expected, np.int64)
+    at = np.minimum(np.searchsorted(who.numbers, ranks), len(who) - 1)
+    at_all = (who.numbers[at] == ranks).all(axis=1)
+    there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
+    ends = who.rank_places
+    return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
+
+
+def place_of(probe: Arm, ranks: Ranks, ends: Sequence[Place]) -> JudgedPlace:
+    """The place that these ranks, which are at `ends`, form."""
+    is_device, host = probe.operation.is_single_device, ends[0].host
+    if is_device or probe.operation.kind == "send-recv":
+        return JudgedPlace("gpu" if is_device else "link", ranks, host, (*ends,))
+    return JudgedPlace("node" if all(end.host == host for end in ends) else "gang", ranks, host)
+
+
+def unit_factor(probe: Arm) -> float:
+    """Factor from work per second to the metric's unit, TFLOPS for a matmul and GB/s for others."""
+    if probe.operation.precision is not None:
+        return 1 / TERA
+    return probe.operation.bus_factor(probe.world_size) / GIGA

@@ -7,10 +7,18 @@ import statistics
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import PERCENTS, step_time_percentiles_ms
-from pytest_ddpscale.judge.rounds import GIB, ArmRounds, merged
+from pytest_ddpscale.judge.metrics import (
+    GIB,
+    PERCENTS,
+    memory_spread,
+    merged,
+    peak_memory_bytes,
+    step_time_percentiles_ms,
+    waited_s_per_step,
+)
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.tables import Table, table
 
@@ -38,10 +46,10 @@ def breakdown(evidence: Evidence) -> Table:
 def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
     speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
-    waited_s = rounds.waited_s_per_step
-    peaks = [gib for gib in (rounds.peak_memory_bytes / GIB).tolist() if not math.isnan(gib)]
-    spreads = [spread for spread in rounds.memory_spread.tolist() if not math.isnan(spread)]
-    skipped = int(np.nansum(rounds.measured.reading("skipped_steps")))
+    waited_s = waited_s_per_step(rounds)
+    peaks = [gib for gib in (peak_memory_bytes(rounds) / GIB).tolist() if not math.isnan(gib)]
+    spreads = [spread for spread in memory_spread(rounds).tolist() if not math.isnan(spread)]
+    skipped = int(np.nansum(rounds.reading("skipped_steps")))
     return (
         str(len(rounds)),
         f"{speed:.1f}",

@@ -10,11 +10,11 @@ from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.tables import html, table
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.values import worst_value
 from pytest_ddpscale.plan.arm import USUAL, Arm, OneGpu
 from pytest_ddpscale.plan.layout import Layout

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpscale.judge.rounds import ArmRounds
+from pytest_ddpscale.run.table import ArmRounds
 
 SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
 GOOD_EFFICIENCY = 0.9
@@ -33,8 +33,8 @@ class MeasuredSize:
 def energy_j_per_sample(groups: ArmRounds) -> float | None:
     """Joules per image over all blocks of an arm; None if unknown."""
     cells = groups.present
-    energy = float(groups.measured.reading("energy_j")[cells].sum())
-    images = float((groups.measured.work * groups.measured.count)[cells].sum())
+    energy = float(groups.reading("energy_j")[cells].sum())
+    images = float((groups.work * groups.count)[cells].sum())
     return energy / images if math.isfinite(energy) and energy > 0 else None
 
 

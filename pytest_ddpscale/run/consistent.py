@@ -21,18 +21,16 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
-from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import IntArray
+from pytest_ddpscale.run.block import STEP_S, Block, Unsupported
 from pytest_ddpscale.run.place import CPU
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.rank_columns import Index
-from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
 from pytest_ddpscale.run.run_directory import BROKEN, RunDirectory
 from pytest_ddpscale.run.run_record import studies_measured
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedRun
+from pytest_ddpscale.util.arrays import Index, IntArray
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.

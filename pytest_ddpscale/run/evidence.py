@@ -14,11 +14,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.rank_columns import Keeping
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     GangRecord,
@@ -35,6 +33,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
+from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.training_record import RunRecords, trained_runs
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
@@ -118,16 +117,16 @@ class Evidence(Keeping):
         return next((gang.ranks[0].environment for gang in self.gangs), {})
 
     @property
-    def probes(self) -> Sequence[ArmColumns]:
+    def probes(self) -> Sequence[ArmRounds]:
         """Measurements of each probe."""
         return list(self.columns.of_study(PROBES))
 
-    def probed(self, probe: Arm) -> ArmColumns | None:
+    def probed(self, probe: Arm) -> ArmRounds | None:
         """Measurements of one probe; None if there are none."""
         return self.columns.arms.get((PROBES, probe.name))
 
     @property
-    def pairs(self) -> Sequence[ArmColumns]:
+    def pairs(self) -> Sequence[ArmRounds]:
         """Measurements between pairs of nodes, if they were measured to find a slow node or link."""
         return list(self.columns.of_study(PAIRS))
 

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import as_json
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
     GangRecord,
@@ -27,7 +26,7 @@ from pytest_ddpscale.run.records import (
     WarmUp,
     WorkloadFlops,
 )
-from pytest_ddpscale.run.strict_json import Record, decode
+from pytest_ddpscale.run.strict_json import Record, as_json, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun

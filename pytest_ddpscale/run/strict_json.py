@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from pytest_ddpscale.util.printable import printable_line
@@ -18,6 +19,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 UnixSeconds = Annotated[float, Meta(ge=0, le=7.3e9)]  # until the year 2201; a larger one is of a broken clock or file
 T = TypeVar("T")
+R = TypeVar("R", bound="Record")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -107,3 +109,33 @@ def refuse_other_lengths(columns: Iterable[tuple[str, Any]], count: int) -> None
     for name, found in columns:
         if isinstance(found, Sized) and not isinstance(found, str | dict) and len(found) != count:
             raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")
+
+
+def joined(kind: type[R], parts: Sequence[Record], **common: Any) -> R:
+    """Join the parts of ranks to one record: a column for each field that the parts have, perhaps in the singular.
+
+    Args:
+        kind: of the record; its `joins` has how a column is made that is not a plain one.
+        parts: of all ranks, in order.
+        common: what is the same for all ranks, or known to rank 0 only.
+    """
+    of_rank = parts[0].__struct_fields__
+    for name in kind.__struct_fields__:
+        field = name if name in of_rank else name.removesuffix("s")
+        if name not in common and field in of_rank:
+            values = [getattr(part, field) for part in parts]
+            common[name] = tuple(values) if name == "ranks" else kind.joins.get(name, column)(values)
+    return kind(**common)
+
+
+def as_json(value: Any) -> Any:
+    """A column in JSON types: msgspec's hook for unknown types.
+
+    Raises:
+        NotImplementedError: the value is not a column; msgspec expects this exception for unsupported types.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} in a record")
+    return value.tolist()  # NaN becomes null

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import numpy as np
 from msgspec import Meta, field
 
-from pytest_ddpscale.run.column_record import BoolArray, FloatArray, IntArray
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.rank_columns import Index
 from pytest_ddpscale.run.records import GangRecord, Joules, Ranks, Share
 from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, refuse_other_lengths
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray
 
 T = TypeVar("T")
 if TYPE_CHECKING:  # most code has the readings of one GPU; columns are read with `each`

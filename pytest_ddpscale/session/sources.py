@@ -154,8 +154,8 @@ class Subject:
 
     def evidence_of_nothing(self, plan: Plan | None = None) -> Evidence:
         """Evidence of a run, planned or not, of which nothing was measured."""
-        from pytest_ddpscale.run.columns import Columns
         from pytest_ddpscale.run.evidence import Evidence
+        from pytest_ddpscale.run.table import Columns
 
         return Evidence(plan or Plan(self.sku, self.device_type, ()), Columns(), {})
 

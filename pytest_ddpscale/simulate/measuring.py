@@ -15,8 +15,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S, STARTUP_S
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
-from pytest_ddpscale.run.block import Block, joined_checksums
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.block import STEP_S, Block, joined_checksums
 from pytest_ddpscale.run.records import RoundEnd, SeededStep, SeededSteps, StudyStart, WorkloadFlops
 from pytest_ddpscale.simulate.allreduce import LinkShares
 from pytest_ddpscale.simulate.faults import Faults, Moment

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_ddpscale.judge.probes import unit_factor
-from pytest_ddpscale.judge.rounds import GIGA
+from pytest_ddpscale.judge.metrics import GIGA
+from pytest_ddpscale.judge.values import unit_factor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import OVERHEAD_PER_BLOCK_S
 from pytest_ddpscale.plan.layout import Layout
@@ -25,8 +25,7 @@ from pytest_ddpscale.plan.pairing import (
     next_round,
 )
 from pytest_ddpscale.plan.study import ProbeStudy
-from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.block import STEP_S, Block
 from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.simulate.allreduce import all_reduce_s
 from pytest_ddpscale.simulate.faults import Moment

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.probes import JudgedPlace, values_of_probe
-from pytest_ddpscale.judge.rounds import GIGA
+from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.values import JudgedPlace, Values, values_of_probe
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, Operation
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.util.arrays import FloatArray
 
 _FP32_BYTES = 4
 # For these operations, nccl-tests' `count` column has the elements of one rank, because ranks share the message.

@@ -11,8 +11,8 @@ from pytest_ddpscale.judge.metrics import paces
 from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
+from pytest_ddpscale.util.arrays import FloatArray
 
 # Arms in which one process divides a batch.
 WAYS: Mapping[str, str] = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}

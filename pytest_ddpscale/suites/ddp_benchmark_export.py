@@ -15,12 +15,13 @@ from pytest_ddpscale.compare.ddp_benchmark_file import (
     DdpBenchmarkResult,
     ddp_benchmark_json,
 )
-from pytest_ddpscale.judge.rounds import ArmRounds, groups
+from pytest_ddpscale.judge.metrics import groups
 from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Variant
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.suites.suite import MeasuredSuite
 
 
@@ -66,7 +67,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
         if arm.kind == "ddp" and arm.variant != variant:
             continue
         found = groups(evidence.columns, study.id, [arm], evidence.plan.layout)
-        result = _result(found[0].at(0)[0]) if found else None
+        result = _result(found.at(0)[0]) if found.places else None
         if result is None and arm.kind == "alone":
             return None
         results += [] if result is None else [result]
@@ -75,7 +76,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
 
 def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:
     """Steps of each rank, from the rounds in which all ranks kept equally many; None without such rounds."""
-    steps_s, counts = measured.measured.of_steps(STEP_S).astype(np.float64), []
+    steps_s, counts = measured.of_steps(STEP_S).astype(np.float64), []
     of_rounds = []
     for row, there in enumerate(measured.present):
         of_ranks = [one[~np.isnan(one)] for one in steps_s[row, there]]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from pytest_ddpscale.compare.ddp_benchmark_file import (
     DdpBenchmark,
     DdpBenchmarkFile,
     read_ddp_benchmark,
     size_name,
 )
-from pytest_ddpscale.judge.metrics import percentile
 from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
@@ -47,4 +48,4 @@ def benchmark_rows(benchmark: DdpBenchmark, gpus_per_machine: int) -> Iterator[B
     for number, result in enumerate(benchmark.result):
         gpus = len(result.ranks)
         name = size_name(gpus, gpus_per_machine) if number else NO_DDP
-        yield BenchmarkRow(gpus, name, {one: percentile(result.measurements, one) for one in PERCENTS})
+        yield BenchmarkRow(gpus, name, {one: float(np.percentile(result.measurements, one)) for one in PERCENTS})

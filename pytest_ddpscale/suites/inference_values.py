@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytest_ddpscale.judge.rounds import ArmRounds, merged
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES, INFERENCE_THROUGHPUT, Metric
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
+from pytest_ddpscale.util.arrays import FloatArray
 
 # Share of the highest measured throughput at which a larger batch is no longer worth its latency.
 SATURATED = 0.95
@@ -110,11 +111,11 @@ def _arm(measured: MeasuredSuite, study: Study, arm: Arm) -> InferredArm | None:
         return _found(samples_of(Question(one, study.workload, arm.world_size), evidence), confidence)
 
     rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
-    samples_per_s, total = metric(INFERENCE_THROUGHPUT), _found(np.nansum(rounds.samples_per_s, axis=1), confidence)
+    samples_per_s, total = metric(INFERENCE_THROUGHPUT), _found(np.nansum(rounds.per_second, axis=1), confidence)
     latencies = {per_cent: found for per_cent, one in INFERENCE_LATENCIES.items() if (found := metric(one)) is not None}
     if samples_per_s is None or total is None or len(latencies) < len(INFERENCE_LATENCIES):
         return None
-    passes = int(np.median(rounds.measured.count[rounds.present]))
+    passes = int(np.median(rounds.count[rounds.present]))
     return InferredArm(arm.world_size, samples_per_s, total, latencies, passes)
 
 
@@ -134,8 +135,8 @@ def kept_at_once(alone: ArmRounds, together: ArmRounds) -> FloatArray:
     if not pairs or not len(numbers):
         return np.zeros(0)
     of_one, of_all = (np.array(columns) for columns in zip(*pairs, strict=True))
-    one = alone.samples_per_s[np.isin(alone.numbers, numbers)][:, of_one]
-    with_all = together.samples_per_s[np.isin(together.numbers, numbers)][:, of_all]
+    one = alone.per_second[np.isin(alone.numbers, numbers)][:, of_one]
+    with_all = together.per_second[np.isin(together.numbers, numbers)][:, of_all]
     logs = np.log(with_all / one)
     there = ~np.isnan(logs)
     known = there.any(axis=1)

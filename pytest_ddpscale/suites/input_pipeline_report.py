@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import throughput
-from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.metrics import merged, throughput, waited_s_per_step
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
@@ -77,7 +76,7 @@ def loaded_arms(measured: MeasuredSuite) -> list[LoadedArm]:
 def _seconds(measured: MeasuredSuite, study: Study, arm: Arm) -> tuple[float | None, float]:
     """Seconds waited and total seconds of a step."""
     rounds = merged(measured.evidence.columns, study.id, arm, measured.evidence.plan.layout)
-    waited = rounds.waited_s_per_step
+    waited = waited_s_per_step(rounds)
     return None if np.isnan(waited).any() else float(waited.mean()), float(rounds.step_s.mean())
 
 

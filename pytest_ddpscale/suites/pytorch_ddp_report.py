@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pytest_ddpscale.compare.ddp_benchmark_file import size_name
-from pytest_ddpscale.judge.metrics import step_time_percentiles_ms, throughput
-from pytest_ddpscale.judge.rounds import merged
+from pytest_ddpscale.judge.metrics import merged, step_time_percentiles_ms, throughput
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Variant
 from pytest_ddpscale.plan.study import Study

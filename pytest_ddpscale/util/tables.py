@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from types import MappingProxyType
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -179,10 +180,13 @@ def _html_row(row: Sequence[str], kinds: Sequence[str]) -> str:
 
 
 def _csv_cell(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return _csv_text(cell) if cell else cell
+    return str(cell).lower() if isinstance(cell, bool) else cell
+
+
+@lru_cache(maxsize=2**12)  # of millions of cells most say the same
+def _csv_text(text: str) -> str:
     """Prefix text that looks like a formula with an apostrophe, which keeps it text."""
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    if not isinstance(cell, str):
-        return cell
-    line = one_line(cell)
+    line = one_line(text)
     return f"'{line}" if line.startswith(_FORMULA_STARTS) else line

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from pytest_ddpscale.run.readings import FORWARD_S
+from pytest_ddpscale.run.block import FORWARD_S
 
 
 @dataclass(frozen=True)

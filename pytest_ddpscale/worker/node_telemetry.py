@@ -10,9 +10,8 @@ import msgspec
 
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.rank_folder import RecordSink
-from pytest_ddpscale.run.strict_json import Record, each
+from pytest_ddpscale.run.strict_json import Record, each, joined
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.worker.control import Control

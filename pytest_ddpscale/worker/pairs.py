@@ -22,10 +22,9 @@ from pytest_ddpscale.plan.pairing import (
     is_undecided,
     next_round,
 )
-from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
-from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.block import STEP_S, Block, RankBlock, step_bytes
 from pytest_ddpscale.run.records import EndReason
+from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.worker.control import host_name
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.rank_context import RankContext

@@ -16,9 +16,7 @@ from torch.distributed import PrefixStore
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
-from pytest_ddpscale.run.block import Block, RankBlock, step_bytes
-from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.readings import READINGS, STEP_S, WAITED_S
+from pytest_ddpscale.run.block import READINGS, STEP_S, WAITED_S, Block, RankBlock, step_bytes
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
@@ -33,6 +31,7 @@ from pytest_ddpscale.run.records import (
     StudyStart,
     WarmUp,
 )
+from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.run.profile_record import ProfiledBucket, ProfiledStep
+from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.worker.step_names import STEP
 
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -10,10 +10,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.culprits import gpu, node

@@ -8,8 +8,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.readings import STEP_S
+from pytest_ddpscale.run.block import STEP_S, Block
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory

@@ -11,13 +11,12 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy
-from pytest_ddpscale.run.block import Block, step_bytes
-from pytest_ddpscale.run.columns import ArmColumns, Columns, columns_of
+from pytest_ddpscale.run.block import STEP_S, Block, step_bytes
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.readings import STEP_S
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.strict_json import column
+from pytest_ddpscale.run.table import ArmRounds, Columns, columns_of
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.measurements import ProbeMeasurement
@@ -125,7 +124,7 @@ def pair_evidence(records: Iterable[AnyRecord]) -> Evidence:
 
 def with_columns(evidence: Evidence, *others: Columns) -> Evidence:
     """With further measurements."""
-    arms: dict[tuple[str, str], ArmColumns] = dict(evidence.columns.arms)
+    arms: dict[tuple[str, str], ArmRounds] = dict(evidence.columns.arms)
     for one in others:
         arms |= one.arms
     return replace(evidence, columns=Columns(arms))

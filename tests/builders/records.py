@@ -11,9 +11,8 @@ from msgspec.structs import force_setattr
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES
-from pytest_ddpscale.run.block import Block, joined_checksums, step_bytes
+from pytest_ddpscale.run.block import STEP_S, WAITED_S, Block, joined_checksums, step_bytes
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.readings import STEP_S, WAITED_S
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.strict_json import column

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_ddpscale.run import columns
+from pytest_ddpscale.run import table
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.table import Columns
 from tests.builders.measurements import Measurement
 from tests.builders.records import block_of, gang_of
 
@@ -21,4 +21,4 @@ def columns_of(measurements: Iterable[Measurement]) -> Columns:
         inorder = [sorted(own, key=lambda one: one.started_unix_s) for own in by_rank.values()]
         repeats = range(max(map(len, inorder)))
         made += [block_of([own[i] for own in inorder if i < len(own)], checked=False) for i in reversed(repeats)]
-    return columns.columns_of(made, [gang_of(found)])
+    return table.columns_of(made, [gang_of(found)])

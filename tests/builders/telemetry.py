@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_ddpscale.judge import devices
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.strict_json import Count, each
+from pytest_ddpscale.run.strict_json import Count, each, joined
 from pytest_ddpscale.run.telemetry import (
     READINGS,
     GpuReadings,

@@ -9,10 +9,10 @@ from typing import Any
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster

@@ -13,9 +13,9 @@ from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns,
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import columns_of
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
+from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun

@@ -21,7 +21,6 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import (
     RoundEnd,
@@ -33,6 +32,7 @@ from pytest_ddpscale.run.records import (
 )
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.run.table import Columns
 from tests.builders.measurements import measurements_in
 from tests.forks.launcher import forked_here
 

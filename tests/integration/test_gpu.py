@@ -11,10 +11,10 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.words import Precision
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment
 

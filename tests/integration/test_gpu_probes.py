@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import value_of

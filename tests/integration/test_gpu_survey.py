@@ -11,10 +11,10 @@ import pytest
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.hardware import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.telemetry import TelemetryBlock, telemetry_columns_of
 from pytest_ddpscale.thresholds.model import Sku
 from tests.builders.judged import CONFIDENCE, check_case

@@ -14,10 +14,10 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended
+from pytest_ddpscale.run.table import Columns
 from tests.builders.measurements import Measurement, measurements_in
 from tests.nccl_rules import test_gangs
 from tests.nccl_rules.checking import violations

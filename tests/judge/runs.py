@@ -53,10 +53,10 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
+from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 from pytest_ddpscale.run.verdicts import Verdict

@@ -62,12 +62,12 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import Pace
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.cause import causes
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
 from pytest_ddpscale.session.sources import Site, Subject
 from pytest_ddpscale.settings import Settings

@@ -15,7 +15,7 @@ from pytest_ddpscale.judge.peers import (
     compare,
     medians_of_others,
 )
-from pytest_ddpscale.run.column_record import FloatArray
+from pytest_ddpscale.util.arrays import FloatArray
 from tests.rows import rows
 
 # Few different values, so that ties are common.

@@ -26,8 +26,8 @@ from pytest_ddpscale.judge.stats import (
 )
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.column_record import FloatArray
 from pytest_ddpscale.simulate.round_noise import RoundNoise
+from pytest_ddpscale.util.arrays import FloatArray
 from tests.builders.judged import CONFIDENCE
 from tests.rows import rows
 

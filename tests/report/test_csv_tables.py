@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from pytest_ddpscale.history.key_values import key_values_of
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Variant
+from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Judgement
@@ -38,17 +40,32 @@ def test_hostile_text_makes_no_row() -> None:
     assert len(rows(judgement)) == len(judgement.verdicts)
 
 
+def test_requirements_of_another_form_cost_no_verdict_its_row() -> None:
+    judgement = replace(JUDGEMENT, requirements=({"workload": 3},), requirements_sha256="")
+    assert [one["requirement"] for one in rows(judgement)] == [one.id for one in JUDGEMENT.verdicts]
+
+
 def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
     """The one that decides a requirement with the same number, and of what was measured as the history knows it."""
     plan = replace(probe_plan(MATMUL, ranks_per_node=2), sku=SKU, studies=(STUDY,))
     probed = probe_columns_of(measure_probe(plan, MATMUL, steady(700.0, {(1,): 600.0})))
     evidence = with_columns(Evidence(plan, columns_of(measurements("n0", [100.0, 80.0])), {}), probed)
     verdict = judge(probe_case(MATMUL, 650.0), evidence, CONFIDENCE)
-    decides, *others = rows(replace(JUDGEMENT, verdicts=(verdict,)), evidence)
+    judgement = replace(JUDGEMENT, verdicts=(verdict,))
+    decides, *others = rows(judgement, evidence)
     assert (decides["requirement"], decides["outcome"], decides["code"]) == (verdict.id, "failed", "below-bound")
     own = [one for one in others if one["arm"] == MATMUL.name]
     assert [one["value"] for one in own if one["place"] == decides["place"]] == [decides["value"]]
-    of_gpus = [one for one in key_values_of(evidence) if one.gpu_uuid]
-    found = {(one["metric"], one["workload"], one["gpu_uuid"], one["measured"]) for one in others}
-    assert found == {(one.metric, one.subject, one.gpu_uuid, one.definition) for one in of_gpus}
+    images = replace(STUDY, workload=replace(STUDY.workload, data=ImageFolderData("/images")))
+    other = replace(STUDY, arms=tuple(replace(arm, variant=Variant(precision="fp32")) for arm in STUDY.arms))
+    paces = measurements("n0", [100.0, 80.0])
+    for study, trained in (
+        (STUDY, paces), (images, paces), (other, [replace(one, arm=f"{one.arm}+precision=fp32") for one in paces]),
+    ):  # fmt: skip
+        seen = with_columns(Evidence(replace(plan, studies=(study,)), columns_of(trained), {}), probed)
+        of_gpus = [one for one in key_values_of(seen) if one.gpu_uuid]
+        keys = "metric", "workload", "world_size", "gpu_uuid", "measured"
+        told = {tuple(one[key] for key in keys) for one in rows(judgement, seen)[1:]}
+        assert told == {(one.metric, one.subject, str(one.world_size), one.gpu_uuid, one.definition) for one in of_gpus}
     assert {one["requirement"] + one["outcome"] + one["code"] for one in others} == {""}
+    assert all(float(one["low"]) <= float(one["value"]) <= float(one["high"]) for one in own)

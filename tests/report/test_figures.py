@@ -17,9 +17,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.figures.of_run import Figure, figures, write_pngs
 from pytest_ddpscale.report.figures.step_bars import MOST_BARS
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.culprits import gpu, node
 from tests.builders.judged import evidence_of_plan

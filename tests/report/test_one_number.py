@@ -14,6 +14,7 @@ from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.judgements import JUDGEMENT, RUN
@@ -29,7 +30,8 @@ EVIDENCE = nodes_evidence(PLAN, measure_nodes(PLAN, slow_rank(2, 1)))
 
 
 def judged() -> Judgement:
-    return replace(JUDGEMENT, verdicts=tuple(judge(case, EVIDENCE, CONFIDENCE) for case in CASES))
+    verdicts = tuple(judge(case, EVIDENCE, CONFIDENCE) for case in CASES)
+    return replace(JUDGEMENT, verdicts=verdicts, requirements=json_of(CASES), requirements_sha256="")
 
 
 def drawn(judgement: Judgement) -> dict[str, Figure]:
@@ -41,8 +43,11 @@ def test_every_view_has_the_number_of_the_verdict() -> None:
     judgement = judged()
     values = {one.id: one.value or 0.0 for one in judgement.verdicts}
     written = list(csv.DictReader(io.StringIO(render_values(judgement, EVIDENCE))))
-    told = {row["requirement"]: float(row["value"]) for row in written if row["requirement"]}
+    told = {row["requirement"]: float(row["value"]) for row in written if row["outcome"]}
     assert told == pytest.approx(values)
+    of_two = [row for row in written if row["requirement"] == EFFICIENCY[2].id]
+    assert [(row["place"], row["outcome"]) for row in of_two] == [("n2", "failed"), ("n0", ""), ("n1", ""), ("n3", "")]
+    assert min(of_two, key=lambda row: float(row["value"]))["place"] == "n2"
     efficiency = {size: values[case.id] for size, case in EFFICIENCY.items()}
     throughput = {size: values[case.id] for size, case in THROUGHPUT.items()}
     found = drawn(judgement)

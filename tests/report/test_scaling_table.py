@@ -101,7 +101,7 @@ def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
     assert {one.metric for one in found} == set(told)
     for one in found:
         study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
-        assert told[one.metric](sizes[study][one.world_size]) == one.value
+        assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)
     main(["scaling", two_nodes, "--format", "json"])
     assert json.loads(capsys.readouterr().out) == json.loads(with_verdicts)
 

@@ -9,11 +9,11 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.run.columns import Columns, columns_of
 from pytest_ddpscale.run.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import SeededStep
+from pytest_ddpscale.run.table import Columns, columns_of
 from tests.builders.records import gang_on, steady_block
 from tests.rows import rows
 from tests.run.sound_run import PLAN, STUDY, Change, absent, after, changed, read, refusal, unable, without, write
@@ -90,10 +90,11 @@ def test_the_latest_profiles_of_planned_arms_are_evidence(tmp_path: Path) -> Non
         read_evidence(run)
 
 
-def test_a_rank_that_is_elsewhere_in_another_gang_contradicts_itself() -> None:
+def test_a_device_keeps_its_column_in_a_later_gang() -> None:
     blocks = [steady_block("weak/r", Arm("ddp", 2, 4), number, (0, 1), 100.0, gang=number) for number in range(2)]
-    with pytest.raises(ValueError, match="rank 0 was measured in two places by gangs 0, 1"):
-        columns_of(blocks, [gang_on(["n0"], 2, "GPU-{}"), gang_on(["n0"], 2, "GPU-1{}", 1)])
+    [arm] = columns_of(blocks, [gang_on(["n0", "n1"], 1), gang_on(["n1", "n2"], 1, number=1)]).arms.values()
+    assert list(arm.ranks.by_host) == ["n0", "n1", "n2"]
+    assert arm.present.sum(axis=0).tolist() == [1, 2, 1]
 
 
 def test_ranks_that_run_out_of_memory_in_a_later_round_keep_what_they_measured(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, Block, RankBlock, step_bytes
-from pytest_ddpscale.run.column_record import joined
-from pytest_ddpscale.run.columns import Columns
+from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, READINGS, SERIES, Block, RankBlock, step_bytes
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.readings import READINGS, SERIES
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.run.survey_record import (
     GpuProcess,
     InfiniBandPort,
@@ -28,6 +26,7 @@ from pytest_ddpscale.run.survey_record import (
     read_survey,
     surveys_of,
 )
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from tests.builders.profiles import profile

@@ -51,7 +51,8 @@ def opened(tmp_path: Path, machine: Callable[..., None]) -> Open:
             options = {"ddp_gpus_per_node": "2", "ddp_rounds": str(FEWEST_ROUNDS), **options}
         options.setdefault("gpu_sku", "cpu")
         options.setdefault("ddp_run_dir", str(tmp_path / "run"))
-        site = Site(settings_from(options, {}, {}), tmp_path, tmp_path, ("pytest",), collect_only=collect_only)
+        argv = "pytest", "--password", "hunter2"
+        site = Site(settings_from(options, {}, {}), tmp_path, tmp_path, argv, collect_only=collect_only)
         return AcceptanceSession(find_source(site))
 
     return open_it

@@ -27,6 +27,7 @@ class TestMeasuring:
         assert measuring.run.read_plan() == measuring.source.plan
         record, thresholds = measuring.run.read_run(), measuring.source.subject.thresholds
         assert (record.sku, record.status, record.finished_at) == (measuring.source.subject.sku, "running", None)
+        assert record.argv == ("pytest", "--password", "***")
         assert record.thresholds is not None
         assert record.thresholds.digests == thresholds.digests
         assert record.versions["pytest_ddpscale"] == __version__

@@ -15,7 +15,6 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
@@ -23,6 +22,7 @@ from pytest_ddpscale.run.records import EndReason, GpuErrors, RankGpuError, Stud
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_record import ended
+from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
@@ -255,13 +255,13 @@ class TestBegin:
 
     def test_says_when_by_whom_and_from_what(self, run: RunDirectory) -> None:
         run.note(status="interrupted", noted={"operator": "Ann", "site": "Hall 1", "ticket": "T-1"})
-        for noted in ({"operator": "Bob", "ticket": "T-2", "rack": "B 7"}, {"operator": "Ann"}):
+        for noted in ({"operator": "Bob", "ticket": "T-2", "rack": "B 7"}, {"operator": "Cy"}):
             read_resumption(run).begin(("pytest", "--password", "hunter2"), noted, USED)
         record = run.read_run()
         assert (record.status, record.finished_at) == ("running", None)
         assert [one.status_before for one in record.resumed] == ["interrupted", "running"]
         assert record.resumed[0].argv == ("pytest", "--password", "***")
-        assert record.operators == ("Ann", "Bob")
+        assert record.operators == ("Ann", "Bob", "Cy")
         assert record.noted == {"operator": "Ann", "site": "Hall 1", "ticket": "T-2", "rack": "B 7"}
         assert record.further_notes == {"rack": "B 7"}
 

@@ -14,7 +14,6 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import (
@@ -26,6 +25,7 @@ from pytest_ddpscale.run.records import (
     WorkloadFlops,
 )
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray, Noise

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.columns import Columns
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
+from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
 from pytest_ddpscale.suites.suite_views import text_lines

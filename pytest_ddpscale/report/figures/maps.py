@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import slowness_of
-from pytest_ddpscale.judge.probes import values_of_probe
 from pytest_ddpscale.judge.slow import pace_in
+from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.drawing import INK, NARROW, PAPER, SMALL, Drawing, Sheet, bare_number, drawable
 from pytest_ddpscale.report.text import one_line, shorten
-from pytest_ddpscale.run.column_record import FloatArray, IntArray
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
 from pytest_ddpscale.util.tables import Table, table
@@ -156,7 +156,7 @@ def slowness_by_gpu(evidence: Evidence) -> GpuValues:
         for arm in (one for one in study.arms if one.kind == "each"):
             pace = pace_in(study, arm, evidence).of_whole_rounds()
             names = {place.of_rank: place.number for place in pace.ranks.rank_places}
-            for (host, local_rank), factor in slowness_of(pace).items():
+            for (host, local_rank), factor in slowness_of(pace.ranks, pace.times_s).items():
                 if math.isfinite(factor):
                     gpu = host, names[host, local_rank]
                     found[gpu] = max(factor, found.get(gpu, 0.0))

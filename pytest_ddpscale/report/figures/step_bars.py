@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from pytest_ddpscale.judge.devices import IDLE
-from pytest_ddpscale.judge.rounds import NO_ROUNDS, ArmRounds, merged
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.figures.bars import BarRow, bars
 from pytest_ddpscale.report.figures.drawing import BAD, INK, SERIES, Drawing
-from pytest_ddpscale.run.column_record import FloatArray
-from pytest_ddpscale.run.columns import ArmColumns, Columns
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns
+from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
 
@@ -75,8 +75,8 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
     said = [number_text(step_s * 1000, "ms")]
-    busy = trained.measured.reading("utilization")
-    power = trained.measured.reading("energy_j") / trained.measured.seconds
+    busy = trained.reading("utilization")
+    power = trained.reading("energy_j") / trained.seconds
     if not np.isnan(busy).all():
         said.append(f"{percent(_median(busy))} busy")
     if not np.isnan(power).all():
@@ -117,7 +117,7 @@ def _least_busy(columns: Columns, plan: Plan) -> dict[Place, tuple[float, str]]:
     return dict(sorted(lowest.items(), key=lambda one: (by_number(one[0].host), one[0].local_rank)))
 
 
-def _busy(measured: ArmColumns) -> FloatArray:
+def _busy(measured: ArmRounds) -> FloatArray:
     """Median utilization of each rank over the rounds, NaN if it could not be read; imported values have no rounds."""
     values = measured.of(~measured.single_sample).reading("utilization")
     known = (~np.isnan(values)).any(axis=0)

@@ -9,10 +9,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.column_record import joined
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, RoundEnd
-from pytest_ddpscale.run.strict_json import column
+from pytest_ddpscale.run.strict_json import column, joined
 from pytest_ddpscale.worker.node_telemetry import TimedWindow
 from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order

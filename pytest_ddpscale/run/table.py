@@ -1,0 +1,379 @@
+"""Measurements in memory: for each arm of each study an array per quantity, (rows, ranks).
+
+A row is a round, or a turn within a round. A column is a device with its rank, also if a later gang numbers it anew.
+Where a rank was absent, times and readings are NaN and counts 0. Nodes and groups are some of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pytest_ddpscale.run.block import FORWARD_S, Block
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray, ObjectArray, StepArray
+
+T = TypeVar("T")
+# Quantities that every block has.
+_CELLS = {"groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "digest": "i8"}
+_FEWEST_ROWS = 8  # for which arrays are laid out; the fewest rounds
+
+
+class Keeping:
+    """Keeps what was derived from it."""
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, find_out: Callable[[], T]) -> T:
+        """A derived value that many readers need, computed on first access of its unique key."""
+        if key not in self._kept:
+            self._kept[key] = find_out()
+        found: T = self._kept[key]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class RankColumns(Keeping):
+    """The rank of each column.
+
+    Attributes:
+        numbers: global ranks, ascending, (ranks,).
+        rank_places: where they are, (ranks,).
+    """
+
+    numbers: IntArray
+    rank_places: ObjectArray
+
+    def __len__(self) -> int:
+        """Number of ranks."""
+        return len(self.numbers)
+
+    def of(self, columns: Index) -> RankColumns:
+        """Some of the ranks."""
+        return RankColumns(self.numbers[columns], self.rank_places[columns])
+
+    def who(self, column: int) -> tuple[int, Place]:
+        """Number and place of one rank."""
+        return int(self.numbers[column]), self.rank_places[column]
+
+    @cached_property
+    def hosts(self) -> ObjectArray:
+        """Name of each rank's host, (ranks,)."""
+        return np.array([place.host for place in self.rank_places], np.object_)
+
+    @cached_property
+    def gpus(self) -> list[tuple[str, str]]:
+        """Host of each rank, and UUID of its GPU, or ``cpu``."""
+        return [(place.host, place.uuid) for place in self.rank_places]
+
+    @cached_property
+    def places(self) -> list[tuple[str, int]]:
+        """Host and local rank of each rank, which stay the same when a relaunch renumbers ranks."""
+        return [place.of_rank for place in self.rank_places]
+
+    @cached_property
+    def by_host(self) -> Mapping[str, IntArray]:
+        """Columns of each host, by host name."""
+        found: dict[str, list[int]] = {}
+        for column, place in enumerate(self.rank_places):
+            found.setdefault(place.host, []).append(column)
+        return {host: np.array(columns) for host, columns in sorted(found.items())}
+
+
+@dataclass(frozen=True, eq=False)
+class ArmRounds:
+    """Measurements of one arm of one study.
+
+    Cells are (rows, ranks), or (rows, places, ranks of a place): `at`. What is said of all ranks is then said of those
+    of each place.
+
+    Attributes:
+        study: its id.
+        arm: its name.
+        numbers: of the rounds, ascending, (rows,).
+        turn: of the groups that take turns within a round, ascending in each round, (rows,).
+        ranks: rank of each column.
+        groups: number of the group that the rank worked with.
+        count: steps, iterations or messages in the block.
+        work: of one of them: samples, floating-point operations or bytes.
+        seconds: duration of the block; NaN if the rank was absent.
+        digest: of the parameters' bits; equal numbers mean equal bits, 0 means none.
+        readings: those that any rank has, by name, NaN where one is unknown. Series have seconds of each step, NaN
+            after a block's last step, (…, ranks, most steps).
+    """
+
+    study: str
+    arm: str
+    numbers: IntArray
+    turn: IntArray
+    ranks: RankColumns
+    groups: IntArray
+    count: IntArray
+    work: FloatArray
+    seconds: FloatArray
+    digest: IntArray
+    readings: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.numbers)
+
+    @cached_property
+    def present(self) -> BoolArray:
+        """Whether a rank took part."""
+        return ~np.isnan(self.seconds)
+
+    def reading(self, name: str) -> FloatArray:
+        """A reading, NaN where it is unknown."""
+        found: FloatArray | None = self.readings.get(name)
+        return np.broadcast_to(np.nan, self.seconds.shape) if found is None else found
+
+    def of_steps(self, name: str) -> StepArray:
+        """A series, (…, ranks, most steps), which are none if it is absent."""
+        found: StepArray | None = self.readings.get(name)
+        return np.zeros((*self.seconds.shape, 0), np.float32) if found is None else found
+
+    @property
+    def single_sample(self) -> BoolArray:
+        """Whether a row is the long sample of an imported result, with the spread of its steps, (rows,)."""
+        return np.asarray((self.reading("single_sample") == 1).any(axis=-1))
+
+    def is_of_work(self, work: float) -> BoolArray:
+        """Whether all present ranks of a row did this work in each step, (rows,)."""
+        return np.asarray(~(self.present & (self.work != work)).any(axis=-1))
+
+    @property
+    def wrong(self) -> BoolArray:
+        """Where a probe's result is wrong, or not said to be right."""
+        return np.asarray(self.present & (self.reading("is_correct") != 1))
+
+    @property
+    def per_second(self) -> FloatArray:
+        """Work done per second; NaN where a rank was absent."""
+        return self.work * self.count / self.seconds
+
+    @cached_property
+    def mean_step_s(self) -> FloatArray:
+        """Mean step time of each rank's block, in seconds; NaN where it was absent."""
+        return self.seconds / np.maximum(self.count, 1)
+
+    @property
+    def step_s(self) -> FloatArray:
+        """Mean step time of the slowest rank, in seconds; under DDP it sets the pace, (rows,)."""
+        return self.most(self.mean_step_s)
+
+    @cached_property
+    def samples_per_s_per_gpu(self) -> FloatArray:
+        """Work per second and rank, at the slowest rank's pace, (rows,)."""
+        return self.least(self.per_second)
+
+    def most(self, cells: FloatArray) -> FloatArray:
+        """The largest of all ranks; NaN if that of any present rank is unknown, or none is present, (rows,)."""
+        is_unknown = (np.isnan(cells) & self.present).any(axis=-1)
+        return np.where(is_unknown, np.nan, np.fmax.reduce(cells, axis=-1, initial=np.nan))
+
+    def least(self, cells: FloatArray) -> FloatArray:
+        """The smallest, as `most` is the largest."""
+        return -self.most(-cells)
+
+    def only(self, cells: BoolArray) -> ArmRounds:
+        """The same with only these cells present."""
+        here = self.present & cells
+
+        def kept(values: Any) -> Any:
+            of_values = here if values.ndim == here.ndim else here[..., np.newaxis]
+            return np.where(of_values, values, values.dtype.type(_nothing(values)))
+
+        return self if (here == self.present).all() else self._changed(kept)
+
+    def of(self, rows: Index, columns: Index = slice(None)) -> ArmRounds:
+        """Some rows of some ranks."""
+        times = {"numbers": self.numbers[rows], "turn": self.turn[rows]}
+        return self._changed(lambda values: values[rows][:, columns], ranks=self.ranks.of(columns), **times)
+
+    def there(self) -> ArmRounds:
+        """Without rows and ranks of which nothing is present."""
+        rows, columns = (np.asarray(self.present.any(axis=axis)) for axis in (1, 0))
+        return self if rows.all() and columns.all() else self.of(rows, columns)
+
+    def at(self, columns: IntArray) -> ArmRounds:
+        """Ranks side by side: cells are (rows, places, ranks of a place), absent where a place has fewer.
+
+        Args:
+            columns: those of each place, -1 where it has fewer, (places, most ranks of one).
+        """
+        index, shape = as_slice(columns.ravel()), columns.shape
+        found = self._changed(lambda values: values[:, index].reshape(len(values), *shape, *values.shape[2:]))
+        return found.only(np.broadcast_to(columns >= 0, found.seconds.shape))
+
+    def _changed(self, change: Callable[[Any], Any], **others: Any) -> ArmRounds:
+        """`change` makes each quantity of a rank and row; `others` has what is not of these."""
+        cells = {name: change(getattr(self, name)) for name in _CELLS}
+        return replace(self, **cells, readings={name: change(one) for name, one in self.readings.items()}, **others)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns(Keeping):
+    """All measurements in rounds.
+
+    Attributes:
+        arms: by study and name of the arm, in the order of their first measurements.
+    """
+
+    arms: Mapping[tuple[str, str], ArmRounds] = field(default_factory=dict)
+
+    def of_study(self, study_id: str) -> Iterator[ArmRounds]:
+        """All arms of a study."""
+        return (arm for (study, _), arm in self.arms.items() if study == study_id)
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """Names of all hosts that measured anything."""
+        return frozenset(host for arm in self.arms.values() for host in arm.ranks.by_host)
+
+    @cached_property
+    def devices(self) -> frozenset[str]:
+        """All devices that measured anything."""
+        return frozenset(device for arm in self.arms.values() for _, device in arm.ranks.gpus)
+
+
+_NO_NUMBERS, _NO_RANKS = np.zeros(0, np.int64), RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_))
+_NO_CELLS: Any = {name: np.zeros((0, 0), kind) for name, kind in _CELLS.items()}
+NO_ROUNDS = ArmRounds("", "", _NO_NUMBERS, _NO_NUMBERS, _NO_RANKS, **_NO_CELLS, readings={})
+
+
+class _GrowingArm:
+    """Arrays of one arm with room for more rows, which doubles when it is full."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], int] = {}  # by round and turn
+        self.devices = np.zeros(0, np.int64)  # of each column
+        self._numbers = np.zeros(0, np.int64)  # ranks of the columns, ascending
+        self._ages: dict[int, tuple[float, float]] = {}  # by row
+        self._cells: dict[str, Any] = {}  # with one column where all ranks share each row's value
+
+    def add(self, block: Block, devices: IntArray) -> bool:
+        """Add a block of ranks on these devices. If one was measured twice, the earlier counts, in any order."""
+        row = self.rows.setdefault((block.round, block.turn), len(self.rows))
+        age = float(np.min(block.began_unix_s)), float(np.max(block.seconds))
+        if self._ages.get(row, age) < age:
+            return False
+        self._ages[row] = age
+        is_new = np.isin(devices, self.devices, invert=True)
+        if is_new.any():
+            self._add_columns(np.asarray(block.ranks)[is_new], devices[is_new])
+        size, by_device = len(self.devices), np.argsort(self.devices)
+        columns = by_device[np.searchsorted(self.devices[by_device], devices)]
+        for name in dict.fromkeys([*self._cells, *_CELLS, *block.readings, *block.series]):
+            values = block.each(name)
+            is_shared = values.strides[0] == 0 and len(columns) == size
+            kind = np.float32 if name == FORWARD_S else values.dtype
+            empty = np.zeros((0, 1 if is_shared else size, *(0,) * (values.ndim - 1)), kind)
+            cells = self._cells.get(name, empty)
+            rows = max(_FEWEST_ROWS, 2 * len(cells)) if row >= len(cells) else len(cells)
+            steps = [max(cells.shape[2], values.shape[1])] if values.ndim > 1 else []
+            shape = max(rows, row + 1), 1 if is_shared and cells.shape[1] == 1 else size, *steps
+            if cells.shape != shape:
+                cells = self._cells[name] = self._moved(cells, slice(None), shape)
+            cells[row] = _nothing(cells)
+            index = row, slice(None) if is_shared else columns, *map(slice, values.shape[1:])
+            cells[index] = values[:1] if is_shared else values
+        return True
+
+    def _add_columns(self, ranks: IntArray, devices: IntArray) -> None:
+        numbers = np.concatenate([self._numbers, ranks])
+        order, before = np.argsort(numbers, kind="stable"), len(self.devices)
+        self._numbers, self.devices = numbers[order], np.concatenate([self.devices, devices])[order]
+        for name, cells in self._cells.items():
+            self._cells[name] = self._moved(
+                cells, np.argsort(order)[:before], (len(cells), len(order), *cells.shape[2:])
+            )
+
+    def _moved(self, cells: Any, columns: Index, shape: Sequence[int]) -> Any:
+        """The cells, which go to these columns, in a larger array."""
+        found = np.empty(shape, cells.dtype)
+        found[: len(self.rows)] = _nothing(cells)
+        index: Any = slice(len(cells)), columns, *map(slice, cells.shape[2:])
+        found[index] = cells
+        return found
+
+    def rounds(self, study: str, arm: str, ranks_of: Callable[[IntArray, IntArray], RankColumns]) -> ArmRounds:
+        """All that was added."""
+        times = sorted(self.rows)
+        at, (numbers, turns) = as_slice(np.array([self.rows[time] for time in times])), np.array(times).T
+        shape = len(times), len(self.devices)
+        readings: dict[str, Any] = {
+            name: np.broadcast_to(values[at], (*shape, *values.shape[2:])) for name, values in self._cells.items()
+        }
+        cells = {name: readings.pop(name) for name in _CELLS}
+        return ArmRounds(study, arm, numbers, turns, ranks_of(self._numbers, self.devices), **cells, readings=readings)
+
+
+class GrowingColumns:
+    """Columns to which blocks are added during the measurement, without laying out earlier ones again."""
+
+    def __init__(self) -> None:
+        self._devices: dict[Place, int] = {}  # number of each
+        self._devices_of: dict[int, IntArray] = {}  # of the ranks of each gang
+        self._ranks: dict[bytes, RankColumns] = {}  # those of several arms, with all that was derived from them
+        self._arms: dict[tuple[str, str], _GrowingArm] = {}
+        self._laid_out: dict[tuple[str, str], ArmRounds] = {}
+
+    def add_gang(self, gang: GangRecord) -> None:
+        """Add the ranks of a launch, before their measurements."""
+        numbers = [self._devices.setdefault(place, len(self._devices)) for place in gang.places]
+        self._devices_of[gang.gang] = np.array(numbers, np.int64)
+
+    def add(self, block: Block) -> None:
+        """Add a block."""
+        name = block.study, block.arm
+        if self._arms.setdefault(name, _GrowingArm()).add(block, self._devices_of[block.gang][block.ranks]):
+            self._laid_out.pop(name, None)
+
+    def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
+        """All added arms, or those given by study and name."""
+        wanted = [name for name in self._arms if arms is None or name in arms]
+        for name in wanted:
+            if name not in self._laid_out:
+                self._laid_out[name] = self._arms[name].rounds(*name, self._ranks_of)
+        return Columns({name: self._laid_out[name] for name in wanted})
+
+    def _ranks_of(self, numbers: IntArray, devices: IntArray) -> RankColumns:
+        key = numbers.tobytes() + devices.tobytes()
+        if key not in self._ranks:
+            places = np.fromiter(self._devices, np.object_)
+            self._ranks[key] = RankColumns(numbers, places[devices])
+        return self._ranks[key]
+
+    def rounds_begun(self, study_id: str) -> int:
+        """Number of rounds of a study with any measurement."""
+        return len({number for (study, _), arm in self._arms.items() if study == study_id for number, _ in arm.rows})
+
+
+def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
+    """The columns of blocks, which may be in any order, and of the gangs that measured them."""
+    growing = GrowingColumns()
+    for gang in gangs:
+        growing.add_gang(gang)
+    for block in blocks:
+        growing.add(block)
+    return growing.columns()
+
+
+def as_slice(index: IntArray) -> slice | IntArray:
+    """Consecutive columns or rows as a slice, which needs no copy; others unchanged."""
+    if len(index) and index[0] >= 0 and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+def _nothing(cells: Any) -> float:
+    """What stands where a rank was absent."""
+    return np.nan if cells.dtype.kind == "f" else 0
