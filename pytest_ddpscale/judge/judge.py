@@ -19,13 +19,7 @@ from pytest_ddpscale.judge.slow import SlowRanks, arms_read, with_culprits
 from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import judge_probe_uniformity, judge_uniformity
-from pytest_ddpscale.judge.values import (
-    Missing,
-    groups_of,
-    matching_study,
-    values_of_probe,
-    why_incomplete,
-)
+from pytest_ddpscale.judge.values import Missing, groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS

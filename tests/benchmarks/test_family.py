@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pytest_ddpscale.judge.judged import OUTCOMES
+from pytest_ddpscale.judge.stats import estimate
 from tests.benchmarks.scripts import benchmark
 
 family = benchmark("family")
@@ -21,8 +23,9 @@ def test_a_requirement_is_decided_as_the_judge_decides_it_at_its_last_look() -> 
     missed = np.array([[-4], [-2], [-1], [1], [2], [4]])
     logs = family.NOISE * (family.noise(np.random.default_rng(2), 6, 32, 0.0, 0.0) + missed)
     for row, verdict in enumerate(family.run(logs, 0.95)):
-        again = family.judged(logs[row, : verdict.rounds], "", 0.95)
-        assert (verdict.outcome, verdict.rounds) == (again.outcome, again.rounds)
+        for rounds in range(8, verdict.rounds + 1):
+            (code,), _ = estimate(np.exp(logs[row : row + 1, :rounds]), "factors", 0.95).against(1.0, 1)
+            assert OUTCOMES[code] == (verdict.outcome if rounds == verdict.rounds else "inconclusive")
 
 
 def test_a_machine_on_all_its_bounds_is_rejected_more_often_the_less_its_requirements_err_together() -> None:

@@ -279,6 +279,30 @@ class TestHearing:
         assert not decider.needed_arms(WEAK)
 
 
+@rows(
+    ("is_open", "severity", "needed"),
+    [
+        (make_case("throughput_per_gpu", 100.0, world_size=8), "fail", []),
+        (make_case("throughput_per_gpu", 100.0, world_size=8), "warn", ["ddp@8"]),  # the slow rank rejects nothing
+        (make_case("ddp_overhead", 0.5), "fail", ["alone", "ddp@1"]),  # which no slow rank explains
+    ],
+)
+def test_what_a_named_slow_rank_may_explain_needs_no_more_rounds(
+    is_open: Case, severity: str, needed: list[str]
+) -> None:
+    cases = make_case("rank_uniformity", 1.05, world_size=8, severity=severity), is_open
+    plan = plan_of(cases)
+    decider = Decider(plan, cases, CONFIDENCE)
+
+    def pace(arm: Arm, number: int, rank: int) -> float:
+        level = ALONE_SAMPLES_PER_S if arm.kind == "alone" else restless(arm, number, rank)
+        return level * (0.7 if rank == 3 else 1.0)
+
+    for record in records(plan, WEAK, range(FEWEST_ROUNDS), pace):
+        decider.hear(record)
+    assert decider.needed_arms(WEAK) == needed
+
+
 class TestArmsThatAreNoLongerNeeded:
     def test_all_arms_are_needed_until_something_can_be_decided(self) -> None:
         plan = plan_of([EFFICIENCY])
