@@ -119,16 +119,10 @@ class Values(Generic[P]):
         """Relative to a constant of the SKU."""
         return self if constant == 1 else replace(self, samples=self.samples / constant)
 
-    def of(self, place: int) -> FloatArray:
-        """The known values of a place, given by its index, in the order of the rounds."""
-        values = self.samples[place]
-        known: FloatArray = values[~np.isnan(values)]
-        return known
-
     def items(self) -> Iterator[tuple[P, FloatArray]]:
-        """Places that have values, with them."""
+        """Places that have values, with those that are known, in the order of the rounds."""
         for place in np.flatnonzero(self.rounds()).tolist():
-            yield self.places[place], self.of(place)
+            yield self.places[place], self.samples[place][~np.isnan(self.samples[place])]
 
     def rounds(self) -> IntArray:
         """Number of known values of each place, (places,)."""
