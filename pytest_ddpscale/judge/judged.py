@@ -238,6 +238,8 @@ class Judged:
 
         If most fail alike, none is certain (`unless_most_fail`), but of ranks that disagree: no bound is involved.
         """
+        if FAILED not in self.codes:
+            return verdict
         values, is_told_by_ranks = self.found.values, METRICS[verdict.metric].compares_results
         # Hosts with a certain culprit; for ranks that disagree any culprit will do.
         named = {c.host for c in verdict.culprits if c.is_certain or is_told_by_ranks}
