@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from pytest_ddpscale.run.records import (
     WarmUp,
     WorkloadFlops,
 )
-from pytest_ddpscale.run.strict_json import Record, as_json, decode
+from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun
@@ -38,7 +39,22 @@ OfDevices = TelemetryBlock | ArmProfile  # beside blocks
 OfGangs = OfRanks | OfTraining | OfDevices
 AnyRecord = RunStart | GangRecord | Lost | GpuErrors | Survey | PostMortem | OfStudies | OfGangs | StudyMemory
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-_encode = msgspec.json.Encoder(enc_hook=as_json).encode
+
+
+def _as_json(value: Any) -> Any:
+    """A column in JSON types: msgspec's hook for unknown types.
+
+    Raises:
+        NotImplementedError: the value is not a column; msgspec expects this exception for unsupported types.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} in a record")
+    return value.tolist()  # NaN becomes null
+
+
+_encode = msgspec.json.Encoder(enc_hook=_as_json).encode
 
 
 class RecordReader:

@@ -9,7 +9,6 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from pytest_ddpscale.util.printable import printable_line
@@ -126,16 +125,3 @@ def joined(kind: type[R], parts: Sequence[Record], **common: Any) -> R:
             values = [getattr(part, field) for part in parts]
             common[name] = tuple(values) if name == "ranks" else kind.joins.get(name, column)(values)
     return kind(**common)
-
-
-def as_json(value: Any) -> Any:
-    """A column in JSON types: msgspec's hook for unknown types.
-
-    Raises:
-        NotImplementedError: the value is not a column; msgspec expects this exception for unsupported types.
-    """
-    if isinstance(value, np.generic):
-        return value.item()
-    if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"{type(value).__name__} in a record")
-    return value.tolist()  # NaN becomes null

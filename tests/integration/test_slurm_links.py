@@ -32,7 +32,7 @@ def names(nodes: int) -> list[str]:
 
 def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
     assert culprit["kind"] == "node"
-    assert "GB/s with " in culprit["evidence"]
+    assert "GB/s, others reach " in culprit["evidence"]
     partners = {host for one in pair_evidence(ran.run.read_records()).pairs for host in one.ranks.by_host}
     assert partners == set(names(nodes))
 

@@ -53,4 +53,3 @@ def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> No
     verdict = judge(case, read_evidence(run), 0.95)
     assert [culprit.place.index for culprit in verdict.culprits] == [SLOW_RANK], verdict
     assert "the time of its only peer" in verdict.culprits[0].evidence
-    assert "above the floor of 1 img/s" in verdict.culprits[0].evidence

@@ -65,7 +65,7 @@ SCENARIOS = {
         32,
         tuple(f"slow-gpu:{rank}:1.2" for rank in range(8, 16)),
     ),
-    "a slow link": Scenario("REJECTED: node simulated-2: 16 of its 16 pairs fail", 32, ("slow-link:2:0.3",)),
+    "a slow link": Scenario("REJECTED: node simulated-2: 5.93 GB/s, others reach 19.8", 32, ("slow-link:2:0.3",)),
     "a corrupt GPU": Scenario("REJECTED: wrong data: GPU 5 (SIM-5) on simulated-0: ", faults=("corrupt-rank:5",)),
     "a missing GPU": Scenario(
         "INCOMPLETE: GPU 5 (SIM-5) on simulated-0: not measured in 31 rounds of its peers (8 of 8 undecided)",

@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "a run where verdicts should go": (measured, f"{JUDGE} --ddp-run-dir=measured", ("measured: already holds a run",)),
     "verdicts where verdicts should go": (
         with_file("opinion/verdicts.json", "{}"), f"{JUDGE} --ddp-run-dir=opinion",
-        ("opinion: already holds verdicts", "a new or empty directory"),
+        ("opinion: is not empty", "a new or empty directory"),
     ),
     "more ranks than cores": (
         as_it_is, f"--gpu-sku=cpu --ddp-world-sizes=1,{CORES + 1}",
