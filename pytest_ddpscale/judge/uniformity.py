@@ -71,8 +71,9 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     compared = compare(pace.of_nodes_s if is_of_nodes else pace.times_s, limit)
     verdict = verdict_on_places(blank, compared, names, noun, missing, limit)
     least = int(compared.rounds[compared.rounds > 0].min(initial=due))
-    if verdict.outcome == "passed":  # a node has its median without a lost GPU, too, which may be the slow one
-        least = min(least, int((~np.isnan(pace.times_s)).sum(axis=0).min()))
+    of_gpus = (~np.isnan(pace.times_s)).sum(axis=0)  # in turn, perhaps
+    if verdict.outcome == "passed" and of_gpus.min() < of_gpus.max() - 1:
+        least = min(least, int(of_gpus.min()))  # a node has its median without a lost GPU, which may be the slow one
     if verdict.outcome in ("passed", "failed") and least < due:
         reason = f"only {least} of {due} rounds are complete; the others could change the result"
         return replace(verdict, outcome="inconclusive", reason=reason)
