@@ -18,10 +18,10 @@ from pytest_ddpscale.judge.metrics import Groups
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.slow import SlowRanks
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
-from pytest_ddpscale.judge.values import JudgedPlace, Values
+from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import JudgedPlace, Place
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, AgainstSlowest, Culprit, Flag, Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,14 +36,11 @@ from pytest_ddpscale.plan.pairing import SLOW_SHARES, PairResult, Standings, are
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 from pytest_ddpscale.util.listing import first_few
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.judge.values import JudgedPlace
 
 T = TypeVar("T")
 Hosts: TypeAlias = tuple[str, ...]

@@ -31,13 +31,13 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.slow import OwnPace, arms_read, culprits_of, groups_text, pace_in
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
-from pytest_ddpscale.judge.values import JudgedPlace, Values, why_incomplete
+from pytest_ddpscale.judge.values import Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.arrays import IntArray

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
+
+from pytest_ddpscale.plan.layout import Ranks
 from pytest_ddpscale.run.strict_json import Count, Record
 
 CPU = "cpu"
@@ -119,3 +122,44 @@ class Culprit:
     def identity(self) -> tuple[object, ...]:
         """Equal for culprits that are the same GPU, node or link: GPUs go by UUID, whatever their numbers."""
         return self.kind, *(place.identity for place in self.places)
+
+
+class JudgedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked up: faster than a dataclass
+    """The place that a value belongs to.
+
+    Attributes:
+        kind: ``gpu``: one device. ``node``: all or a group of the ranks of one host. ``gang``: a group of ranks of
+            several. ``link``: a pair of ranks.
+        ranks: global ranks that measure a probe together, in order.
+        host: host of the device or the group; for a gang that of its first rank, for a link that of the lower rank.
+        ends: the device, or those of both ranks of a link; none of a group.
+    """
+
+    kind: Literal["gpu", "node", "gang", "link"]
+    ranks: Ranks
+    host: str
+    ends: tuple[Place, ...] = ()
+
+    @property
+    def is_between_nodes(self) -> bool:
+        """Whether it is a link between two nodes."""
+        return any(end.host != self.host for end in self.ends)
+
+    @property
+    def name(self) -> str:
+        """``GPU 3 of n1``, ``CPU rank 3 of n1``, ``n1``, ``ranks 0 to 15`` or ``GPUs 2 and 5 of n1``."""
+        if self.kind == "node":
+            return self.host
+        if self.kind == "gang":
+            return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
+        if self.kind == "gpu":
+            return f"{self.ends[0].number} of {self.host}"
+        (device, _, number), (_, _, other) = (end.number.rpartition(" ") for end in self.ends)
+        if self.is_between_nodes:
+            return f"{device} {number} of {self.host} and {other} of {self.ends[1].host}"
+        return f"{device}s {number} and {other} of {self.host}"
+
+    @property
+    def noun(self) -> str:
+        """Plural noun for its kind."""
+        return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
