@@ -372,7 +372,8 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
         if before is None or _why_silent(after):
             continue
         known, listed = {gpu.uuid for gpu in before.gpus}, {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
-        if {gpu.uuid for gpu in after.gpus} <= {"", *known}:
+        # One that gave no UUID before may give it now.
+        if len({gpu.uuid for gpu in after.gpus} - {"", *known}) <= sum(not gpu.uuid for gpu in before.gpus):
             for gpu, place in gpu_places(before):
                 if not gpu.problem:
                     yield place, gpu, listed.get(gpu.uuid) or listed.get(gpu.index)

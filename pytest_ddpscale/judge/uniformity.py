@@ -69,11 +69,13 @@ def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidenc
     places = [f"{place.number} of {place.host}" for place in pace.ranks.rank_places]
     names, noun = (list(pace.ranks.by_host), "nodes") if is_of_nodes else (places, "GPUs")
     compared = compare(pace.of_nodes_s if is_of_nodes else pace.times_s, limit)
+    if is_of_nodes:  # the median of a node whose GPU is missing is another one's
+        rounds = (~np.isnan(pace.times_s)).sum(axis=0)
+        least_of_nodes = np.array([rounds[at].min() for at in pace.ranks.by_host.values()])
+        is_whole = least_of_nodes >= rounds.max() - layout.takes_turns(arm)
+        compared = replace(compared, beyond=compared.beyond & is_whole, within=compared.within & is_whole)
     verdict = verdict_on_places(blank, compared, names, noun, missing, limit)
     least = int(compared.rounds[compared.rounds > 0].min(initial=due))
-    of_gpus = (~np.isnan(pace.times_s)).sum(axis=0)  # in turn, perhaps
-    if verdict.outcome == "passed" and of_gpus.min() < of_gpus.max() - 1:
-        least = min(least, int(of_gpus.min()))  # a node has its median without a lost GPU, which may be the slow one
     if verdict.outcome in ("passed", "failed") and least < due:
         reason = f"only {least} of {due} rounds are complete; the others could change the result"
         return replace(verdict, outcome="inconclusive", reason=reason)

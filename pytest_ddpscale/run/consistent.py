@@ -105,6 +105,11 @@ def refuse_contradictions(
             layout = layouts[one.gang]
             if layout.nodes < plan.nodes and not plan.fits_nodes(study):  # those that fit may lack lost nodes
                 raise _not_planned(f"{study} on {layout.nodes} hosts", plan.nodes)
+            launch = plan.launch_of(study)
+            if (earlier := first.setdefault(("launch", one.gang), launch)) != launch:
+                raise ValueError(
+                    f"has {study}, of launch {launch}, by gang {one.gang}, which measured launch {earlier}"
+                )
         # Others may have other software, devices or memory placement. A study whose gang ended is measured from its
         # first round again, or not at all.
         if isinstance(one, Block | SeededSteps | OfTraining):
@@ -212,7 +217,9 @@ def _refuse_groups(
     if unable and not alone:  # the others of their crew wait in vain
         lacking.update(*(crew for crew in layout.crews(arm) if lacking.intersection(crew)))
     what = f"{one.arm} of {one.study}, round {one.round}"
-    may_lack = slice(None) if is_simulated else np.array([*lacking], np.int64)
+    may_lack = (
+        slice(None) if is_simulated else np.array([rank for rank in lacking if rank < layout.world_size], np.int64)
+    )
     _compare(planned, ranks, planned[ranks] if alone else groups, may_lack, what)
     if arm.kind == "ddp" and not one.each("digest").all():
         raise ValueError("has a replica without a checksum (digests)")

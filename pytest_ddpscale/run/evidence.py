@@ -241,6 +241,9 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     starts = [one.id for one in records if isinstance(one, RunStart)]
     if starts and starts != [record.id]:
         raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
+    ids = [study.id for study in (*plan.timed, *plan.training_runs)]
+    if len({*ids}) != len(ids):
+        raise broken_file(run.plan_json, "has two studies with the same id")
     gangs = gangs_by_number(records)
     simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
     refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import NO_CHECKSUM, step_bytes
@@ -35,6 +36,8 @@ from tests.run.sound_run import (
     without,
 )  # fmt: skip
 
+LAUNCHED = replace(STUDY, arms=STUDY.arms[2:], launch=2)  # arms in which no ranks take turns
+TWO_LAUNCHES = replace(PLAN, studies=(STUDY, LAUNCHED), launches=2)
 ONE_NODE = replace(PLAN, nodes=1, ranks_per_node=None, pairs=None)
 LAST = f"round_end weak/resnet152-fp16 {ROUNDS - 1}"
 TURNS = "timed send-recv-256mib@3 0"  # of three GPUs on a node
@@ -59,6 +62,17 @@ def moved(words: str) -> Change:
 
 def second_gang(lines: Lines) -> Lines:
     return [line | {"gang": 1} for line in lines if line["kind"] == "gang"]
+
+
+def launched_again(lines: Lines) -> Lines:
+    """The study again as another launch, measured by the same gang."""
+    changes: dict[str, Any] = {"study": LAUNCHED.id, "arms": ARMS[2:]}
+    anew = [
+        line | {name: value for name, value in changes.items() if name in line}
+        for line in lines
+        if line.get("study") == STUDY.id and line.get("arm") not in ARMS[:2]
+    ]
+    return [*lines, *anew]
 
 
 COPIED = {
@@ -135,14 +149,15 @@ def test_the_first_of_two_does_not_count_either(tmp_path: Path, change: Change, 
 
 
 @rows(
-    ("plan", "found"),
+    ("change", "plan", "found"),
     [
-        (replace(PLAN, device_type="cpu"), "has ranks on 'GPU-0', but plan.json plans for cpu"),
-        (ONE_NODE, "has 4 ranks on 2 hosts, but plan.json plans for 4 on 1"),
+        (list, replace(PLAN, device_type="cpu"), "has ranks on 'GPU-0', but plan.json plans for cpu"),
+        (launched_again, TWO_LAUNCHES, "of launch 2, by gang 0, which measured launch 1"),
+        (list, ONE_NODE, "has 4 ranks on 2 hosts, but plan.json plans for 4 on 1"),
     ],
 )
-def test_a_run_of_another_plan_is_refused(tmp_path: Path, plan: Plan, found: str) -> None:
-    assert found in refusal(tmp_path, list, plan)
+def test_a_run_of_another_plan_is_refused(tmp_path: Path, change: Change, plan: Plan, found: str) -> None:
+    assert found in refusal(tmp_path, change, plan)
 
 
 @rows(

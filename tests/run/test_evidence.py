@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def test_a_killed_run_lacks_blocks_of_its_last_round_and_their_telemetry(tmp_pat
 
 def test_a_plan_of_another_run_is_refused(tmp_path: Path) -> None:
     assert "plans for a100-sxm4-80gb, but run.json measured b200" in refusal(tmp_path, sku="b200")
+    twice = replace(PLAN, studies=(STUDY, STUDY))
+    assert "has two studies with the same id" in refusal(tmp_path, plan=twice)
 
 
 @rows(
