@@ -76,7 +76,7 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
 def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     if not all(map(evidence.plan.layout.fits_node, case.question.arms)):
         return {}
-    study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
+    study, values = matching_study(evidence.plan, case.question), values_of(evidence, case.question) / case.constant
     if study is None or values.broken is not None:
         return {}
     found = groups_of(case.question, study, evidence)

@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.configuration import ConfigurationDifference, configuration_differences
-from pytest_ddpscale.compare.value_change import ValueChange, change_between
+from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.judge.values import values, worst_value
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU, Metric
 from pytest_ddpscale.plan.planner import Question
@@ -229,7 +228,7 @@ def _of_generations(a: ComparedRun, b: ComparedRun, confidence: float) -> Iterat
 def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) -> _Reached:
     """As a verdict on it would have it."""
     question = Question(THROUGHPUT_PER_GPU, study.workload, size, one_gpu=_one_gpu(study))
-    found, worst = values(question, run.evidence), worst_value(question, run.evidence, confidence)
+    found, worst = values(run.evidence, question), worst_value(question, run.evidence, confidence)
     if found.broken is not None or worst is None:
         return _Reached(why_not=found.broken.text if found.broken else "no complete round")
     why_not = "" if worst.interval else f"{int(found.rounds().max())} rounds are too few"

@@ -64,7 +64,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
 def _judge_training(blank: Verdict, case: Case, evidence: Evidence, study: Study | None) -> Verdict:
     question, requirement = case.question, case.requirement
-    values = values_of(question, evidence) / case.constant
+    values = values_of(evidence, question) / case.constant
     if study is None or values.broken is not None:
         assert values.broken is not None
         return _broken(blank, values.broken, study.id if study else "", evidence)

@@ -17,7 +17,7 @@ from pytest_ddpscale.judge.agreement import unless_most_fail
 from pytest_ddpscale.judge.metrics import Groups
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.slow import SlowRanks
-from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.evidence import Evidence
@@ -157,9 +157,12 @@ class Judged:
         )  # fmt: skip
         if code in (IMPOSSIBLE, ABSENT):
             return verdict
-        value, interval, _, _, correlation = found.found(place)
         possible = self.case.requirement.definition.range_at(self.blank.world_size, "possible")
-        told = None if interval is None or found.say_nothing[place] else possible_part(*interval, value, possible)
+        value, interval, _ = found.found(place, possible)
+        correlation = (
+            None if np.isnan(found.correlations[place]) or interval is None else found.correlations[place].item()
+        )
+        told = None if found.say_nothing[place] else interval
         return replace(verdict, value=value, interval=told, correlation=correlation)
 
     def told(self, place: int) -> str:

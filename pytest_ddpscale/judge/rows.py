@@ -76,7 +76,7 @@ def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
         kind, blocks = next(iter(one.bound)), judgement.is_blocked_by(one)
         yield Row(*of, one.unit, one.rounds, one.outcome, one.code, one.severity, kind, one.bound_value, blocks)
         if one.place and one.id in asked and not asked[one.id].requirement.definition.reads_own_pace:  # of each node
-            of_nodes = values_of(asked[one.id].question, evidence) / asked[one.id].constant
+            of_nodes = values_of(evidence, asked[one.id].question) / asked[one.id].constant
             named: list[_Place] = [(host, host, None, "") for host in of_nodes.places]
             yield from _rows(of[:5], named, of_nodes.estimated(one.confidence), one.unit, "", without=one.place)
     plan, confidence = evidence.plan, max((one.confidence for one in judgement.verdicts), default=0.95)

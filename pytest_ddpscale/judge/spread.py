@@ -101,7 +101,7 @@ def _known_before(pace: OwnPace, before: Study | None, evidence: Evidence) -> Fl
 
 def _read(groups: Groups, pace: OwnPace, known: FloatArray, case: Case) -> tuple[IntArray, FloatArray]:
     """Numbers of the rounds, and values, (places, rounds)."""
-    arms = Arms(groups.arms[-1], groups.arms[0], case.world_size).paired
+    arms = Arms(groups.arms, case.world_size).paired
     measured, baseline, places = arms.measured, arms.baseline, [one.ranks.places for one in groups.merged]
     if not measured.seconds.size:
         return measured.numbers, np.full((len(groups.places), len(measured)), np.nan)

@@ -43,10 +43,9 @@ values err by factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -102,9 +101,7 @@ class Found(NamedTuple):
 
     value: float
     interval: tuple[float, float] | None
-    note: str = ""
     too_few: str = ""
-    correlation: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,14 +202,13 @@ class Estimated:
             "continued"
         )
 
-    def found(self, row: int) -> Found:
-        """One of the series."""
-        value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
+    def found(self, row: int, possible: tuple[float, float] = (-math.inf, math.inf)) -> Found:
+        """One of the series, its interval clipped to possible values and the value, which noise may put beyond."""
+        value, low, high = (float(one[row]) for one in (self.values, self.low, self.high))
         if math.isnan(low):
             why = "impossible" if math.isnan(value) else "few" if self.rounds[row] < FEWEST_ROUNDS else "unsure"
-            return Found(value, None, too_few=self.told(row, why))
-        correlation = float(self.correlations[row])
-        return Found(value, (low, high), self.note(row), "", None if math.isnan(correlation) else correlation)
+            return Found(value, None, self.told(row, why))
+        return Found(value, (min(max(low, possible[0]), value), max(min(high, possible[1]), value)))
 
 
 def estimate(
@@ -263,14 +259,9 @@ def estimate(
     )
 
 
-def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float, error: float = math.nan) -> Found:
+def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float) -> Found:
     """`estimate` of one series, in the order of the rounds."""
-    return estimate(np.array([values]), scale, confidence, errors=np.array([error])).found(0)
-
-
-def possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """The interval clipped to possible values; the value stays inside, even if noise puts it slightly beyond."""
-    return min(max(low, possible[0]), value), max(min(high, possible[1]), value)
+    return estimate(np.array([values]), scale, confidence).found(0)
 
 
 def intervals(series: FloatArray, confidences: FloatArray | float) -> FloatArray:
@@ -425,26 +416,6 @@ def are_beyond(series: FloatArray, limit: int, lines: FloatArray, side: IntArray
     ends = means + slopes * (max(limit, series.shape[1]) - 1 - (series.shape[1] - 1) / 2)
     is_near = (side[:, np.newaxis] * (series - lines[:, np.newaxis]) < 0).any(axis=1)
     return np.asarray(~is_near & (np.isnan(find_drifts(series)[0]) | (side * (ends - lines) >= 0)))
-
-
-class Estimate(NamedTuple):
-    """A value with the lower and upper limit of its interval."""
-
-    value: float
-    interval: tuple[float, float]
-
-
-def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """Mean and two-sided Student-t interval of independent rounds (Student 1908), at least two, one value per round."""
-    mean, error = fmean(values), stdev(values) / math.sqrt(len(values))
-    reach = t_quantile(0.5 + confidence / 2, len(values) - 1) * error
-    return Estimate(mean, (mean - reach, mean + reach))
-
-
-def geometric_mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """`mean_estimate` of the logarithms: the right mean for ratios and rates."""
-    logs = mean_estimate([math.log(value) for value in values], confidence)
-    return Estimate(math.exp(logs.value), (math.exp(logs.interval[0]), math.exp(logs.interval[1])))
 
 
 @cache

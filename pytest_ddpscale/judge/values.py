@@ -37,7 +37,7 @@ from pytest_ddpscale.judge.metrics import (
 )
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
-from pytest_ddpscale.judge.stats import Estimated, estimate, possible_part
+from pytest_ddpscale.judge.stats import Estimated, estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout, Ranks
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
@@ -46,7 +46,7 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import JudgedPlace, Place
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
 from pytest_ddpscale.run.verdicts import Flag
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.listing import first_few
@@ -135,30 +135,25 @@ class Values(Generic[P]):
         return self._kept[key]
 
 
-def values(question: Question, evidence: Evidence) -> Values[str]:
-    """The values of a metric of training, by host if each of several nodes is judged by itself, else of `WHOLE`.
-
-    A metric that is a ratio to a constant of the SKU is returned before the division.
-    """
-    study = matching_study(evidence.plan, question)
-    if study is None:
-        return _nothing(question.metric.scale, why_no_study(evidence.plan, question))
-    return evidence.once(("values", question, study.id), lambda: _of_study(question, study, evidence))
-
-
 def _nothing(scale: Scale, why: Missing) -> Values[Any]:
     return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, why, np.zeros(0))
 
 
-def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[str]:
-    found, metric = groups_of(question, study, evidence), question.metric
-    arms = Arms(
-        found.arms[-1], found.arms[0] if question.baseline else None, question.world_size,
-        _slowness(question, study, evidence, found), evidence.flops_per_sample.get(study.id),
-    ).paired  # fmt: skip
+@once
+def values(evidence: Evidence, question: Question) -> Values[str]:
+    """The values of a metric of training, by host if each of several nodes is judged by itself, else of `WHOLE`.
+
+    A metric that is a ratio to a constant of the SKU is returned before the division.
+    """
+    study, metric = matching_study(evidence.plan, question), question.metric
+    if study is None:
+        return _nothing(metric.scale, why_no_study(evidence.plan, question))
+    found = groups_of(question, study, evidence)
+    ranks, flops = found.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
+    arms = Arms(found.arms, question.world_size, _slowness(question, study, evidence, found), flops).paired
     if metric.compares_results:
-        ranks = found.merged[-1].ranks.numbers.tolist()
-        arms = replace(arms, seeded=numbered(evidence.seeded_checksums(study.id), ranks)[found.columns[-1]])
+        own = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
+        arms = replace(arms, seeded=own[found.columns[-1]])
     if metric.reads_own_pace:
         numbers, samples = _over_peers(question, study, evidence, found.places)
     else:
@@ -169,10 +164,14 @@ def _of_study(question: Question, study: Study, evidence: Evidence) -> Values[st
         if not measured:
             why = Missing("no round", (f"{question.world_size} ranks in {study.id}",))
         elif not compared:
-            why = Missing("no baseline", (study.id, question.baseline.name if question.baseline else ""))
+            why = Missing("no baseline", (study.id, question.arms[0].name))
         else:
-            hosts = found.merged[-1].ranks.by_host.keys() if found.places[at] == WHOLE else [found.places[at]]
-            why = Missing("not read", (metric.name, _why_unread(question, study.id, evidence, [*hosts])))
+            hosts = [*ranks.by_host] if found.places[at] == WHOLE else [found.places[at]]
+            told, unread = evidence.telemetry.of_arm(study.id, question.measured.name, hosts), ""
+            for row, said in enumerate(told.unreadable if metric.reads_utilization else ()):
+                if (cause := said.get("utilization") or said.get("device")) and not unread:
+                    unread = f": {told.place_of(row).number} on {told.place_of(row).host}: {cause}"
+            why = Missing("not read", (metric.name, unread))
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (Missing("one node") if is_one_node else None)
@@ -186,38 +185,21 @@ def _over_peers(
 
     The peers are those of the whole run, as in `uniformity`.
     """
-    arm = arms_read(question, study)[-1]
-    pace, measured = pace_in(study, arm, evidence), evidence.columns.arms.get((study.id, arm.name))
-    times_s, by_host, rounds = pace.times_s, pace.ranks.by_host, pace.numbers
-    if measured is not None and measured.single_sample.any():
-        times_s = np.full(times_s.shape, np.nan)
-    if question.metric is NODE_UNIFORMITY and len(rounds):
-        times_s, by_host = pace.of_nodes_s, {host: np.array([at]) for at, host in enumerate(by_host)}
-    ratios = times_s / medians_of_others(times_s)
-    numbers, rows = np.unique(rounds, return_inverse=True)
-    found = np.full((len(places), len(numbers)), np.nan)
-    for row, place in enumerate(places if len(rounds) else ()):
-        at = np.arange(ratios.shape[1]) if place == WHOLE else by_host.get(place, np.zeros(0, np.int64))
-        if len(at):
-            slowest = ratios[:, at[np.nan_to_num(median_over_rounds(ratios[:, at])).argmax()]]
-            known = ~np.isnan(slowest)
-            found[row, rows[known]] = slowest[known]
-    return numbers, found
-
-
-def _why_unread(question: Question, study_id: str, evidence: Evidence, hosts: Sequence[str]) -> str:
-    """``: GPU 3 on n1: Not Supported``: the first GPU without an asked utilization; empty if the reason is unknown."""
-    told = evidence.telemetry.of_arm(study_id, question.measured.name, hosts)
-    if question.metric.reads_utilization:
-        for row, said in enumerate(told.unreadable):
-            if why := said.get("utilization") or said.get("device"):
-                return f": {told.place_of(row).number} on {told.place_of(row).host}: {why}"
-    return ""
+    pace = pace_in(study, arms_read(question, study)[-1], evidence)
+    times_s, columns, nowhere = pace.times_s, dict[str, Any](pace.ranks.by_host), np.zeros(0, np.int64)
+    if question.metric is NODE_UNIFORMITY and columns:
+        times_s, columns = pace.of_nodes_s, {host: [at] for at, host in enumerate(columns)}
+    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
+    for row, place in enumerate(places):
+        own = ratios[:, columns.get(place, slice(None) if place == WHOLE else nowhere)]
+        if own.size:
+            found[row] = own[:, np.nan_to_num(median_over_rounds(own)).argmax()]
+    return pace.numbers, found
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
     """The complete rounds of the question's arms, the measured one last."""
-    return groups(evidence.columns, study.id, question.arms, evidence.plan.layout)
+    return groups(evidence.columns, study.id, tuple(question.arms), evidence.plan.layout)
 
 
 def _slowness(question: Question, study: Study, evidence: Evidence, found: Groups) -> FloatArray | float:
@@ -229,7 +211,7 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     pace = pace if is_by_node else pace.on_hosts(found.merged[-1].ranks.by_host)
     key = "slowness", study.id, last, is_by_node, pace.ranks.numbers.tobytes()
     factors = evidence.once(key, lambda: slowness_of(pace.ranks, pace.times_s, within_hosts=is_by_node))
-    return np.array([factors.get(place, 1.0) for place in found.merged[0].ranks.places])[found.columns[0]]
+    return np.append(factors, 1.0)[pace.columns(found.merged[0].ranks.places)][found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Missing | None:
@@ -244,9 +226,9 @@ def samples_of(question: Question, evidence: Evidence) -> FloatArray:
 
     If each node is judged alone, the worst node's value of each round that all nodes have.
     """
-    found = values(question, evidence)
+    found = values(evidence, question)
     samples = found.samples[found.rounds() > 0]
-    if not len(samples) or (list(found.places) != [WHOLE] and len(samples) < evidence.plan.nodes):
+    if len(samples) < (1 if WHOLE in found.places else evidence.plan.nodes):
         return np.zeros(0)
     whole = samples[:, ~np.isnan(samples).any(axis=0)]
     return np.asarray(whole.max(axis=0) if question.metric.upper_bound else whole.min(axis=0))
@@ -265,31 +247,13 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
 
     Its metric needs no number from the thresholds file. None if it was not measured.
     """
-    key = "worst", question, confidence
-    return evidence.once(key, lambda: _worst(question, values(question, evidence), confidence))
-
-
-def _worst(question: Question, found: Values[str], confidence: float) -> WorstValue | None:
-    metric, samples, estimated = question.metric, found.samples, found.estimated(confidence)
-    least = 0.0 if metric.scale == "factors" or metric.baseline is None else -np.inf
-    is_impossible = np.isinf(samples) | (samples < least) | ((samples == 0) & (metric.scale == "factors"))
-    rows = np.flatnonzero((found.rounds() > 0) & ~is_impossible.any(axis=1))
-    told = estimated.values[rows]
-    rows, told = rows[np.isfinite(told)], told[np.isfinite(told)]
-    if not len(rows):
+    found, metric = values(evidence, question), question.metric
+    estimated = found.estimated(confidence)
+    if np.isnan(estimated.values).all():
         return None
-    row = int(rows[told.argmax() if metric.upper_bound else told.argmin()])
-    worst = estimated.found(row)
-    interval = worst.interval and possible_part(
-        *worst.interval, worst.value, metric.range_at(question.world_size, "possible")
-    )
-    return WorstValue(worst.value, interval, found.places[row])
-
-
-def covers(plan: Plan, question: Question) -> bool:
-    """Whether the plan has every arm that the question needs."""
-    study = matching_study(plan, question)
-    return study is not None and set(question.arms) <= set(study.arms)
+    row = int(np.nanargmax(estimated.values if metric.upper_bound else -estimated.values))
+    value, interval, _ = estimated.found(row, metric.range_at(question.world_size, "possible"))
+    return WorstValue(value, interval, found.places[row])
 
 
 def matching_study(plan: Plan, question: Question) -> Study | None:

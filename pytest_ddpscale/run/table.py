@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray, ObjectArray, StepArray
 
 T = TypeVar("T")
+K = TypeVar("K", bound="Keeping")
+P = ParamSpec("P")
 # Quantities that every block has.
 _CELLS = {"groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "digest": "i8"}
 _FEWEST_ROWS = 8  # for which arrays are laid out; the fewest rounds
@@ -37,6 +39,15 @@ class Keeping:
             self._kept[key] = find_out()
         found: T = self._kept[key]
         return found
+
+
+def once(find_out: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
+    """Computed once a key, all arguments but the first, on which it is kept."""
+
+    def find(kept: K, /, *key: P.args, **named: P.kwargs) -> T:
+        return kept.once((find_out, *key), lambda: find_out(kept, *key, **named))
+
+    return find
 
 
 @dataclass(frozen=True, eq=False)

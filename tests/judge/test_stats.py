@@ -16,10 +16,8 @@ from pytest_ddpscale.judge.stats import (
     estimate,
     estimate_of,
     find_drifts,
-    geometric_mean_estimate,
     intervals,
     lag_one_correlations,
-    mean_estimate,
     t_quantile,
     widening,
     would_last,
@@ -209,10 +207,11 @@ def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:
-    found = estimate_of(FALLING, "differences", 0.95)
-    assert found.interval is not None
-    assert found.interval[0] == pytest.approx(0.93 - 0.06)
-    assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if this continued")
+    found = estimate(np.array([FALLING]), "differences", 0.95)
+    assert found.low[0] == pytest.approx(0.93 - 0.06)
+    assert (
+        found.note(0) == "not steady: -0.06 from the first to the last third of 9 rounds; judged as if this continued"
+    )
 
 
 @rows("scale", ["factors", "differences"])
@@ -233,19 +232,16 @@ def test_of_many_places_each_has_its_own(scale: Scale) -> None:
 
 
 def test_the_more_rounds_correlate_the_wider_is_the_interval() -> None:
-    found, shuffled = (estimate_of(values, "factors", 0.95) for values in (WAVES, sorted(WAVES, key=math.sin)))
-    assert found.correlation is not None
-    assert found.correlation > 0.8
-    assert shuffled.correlation is not None
-    assert shuffled.correlation < 0.5
-    widths = [math.log(one.interval[1] / one.interval[0]) for one in (found, shuffled) if one.interval]
-    assert widths[0] > 2 * widths[1]
+    found = estimate(np.array([WAVES, sorted(WAVES, key=math.sin)]), "factors", 0.95, alike=1)
+    assert found.correlations[0] > 0.8
+    assert found.correlations[1] < 0.5
+    assert np.log(found.high / found.low)[0] > 2 * np.log(found.high / found.low)[1]
 
 
 def test_an_imported_sample_has_the_normal_interval_of_its_logarithm() -> None:
-    found = estimate_of([1000.0], "factors", 0.95, error=0.01)
-    assert found.interval == pytest.approx((1000 * math.exp(-0.0195996), 1000 * math.exp(0.0195996)), rel=1e-6)
     one = estimate(np.array([[1000.0]]), "factors", 0.95, 32, np.array([0.01]))
+    ends = 1000 * math.exp(-0.0195996), 1000 * math.exp(0.0195996)
+    assert one.found(0).interval == pytest.approx(ends, rel=1e-6)
     assert [one.against(bound, 1)[0][0] for bound in (900.0, 995.0, 1100.0)] == [1, 0, -1]
 
 
@@ -312,11 +308,3 @@ def test_factors_that_vary_much_are_covered_as_those_that_vary_little(rho: float
 )  # fmt: skip
 def test_t_quantile_is_that_of_the_tables(probability: float, degrees: int, published: float) -> None:
     assert t_quantile(probability, degrees) == pytest.approx(published, abs=6e-4)
-
-
-def test_mean_and_interval_of_independent_values() -> None:
-    estimated, reach = mean_estimate([10.0, 11.0, 12.0, 13.0, 14.0], 0.95), 2.7764451 * math.sqrt(2.5 / 5)
-    assert estimated.value == pytest.approx(12.0)
-    assert estimated.interval == pytest.approx((12 - reach, 12 + reach))
-    logs = geometric_mean_estimate([math.exp(value) for value in range(10, 15)], 0.95)
-    assert logs.interval == pytest.approx((math.exp(12 - reach), math.exp(12 + reach)))
