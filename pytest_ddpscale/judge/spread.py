@@ -77,8 +77,7 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
         return None
     known = evidence.once(("known before", study.id), lambda: _known_before(pace, before, evidence))
     numbers, samples = _read(groups_of(case.question, study, evidence), pace, known, case)
-    errors = np.full(len(samples), np.nan)
-    return Values(values.scale, values.places, numbers, samples, {}, values.broken, errors)
+    return Values(values.scale, values.places, numbers, samples, broken=values.broken)
 
 
 def _known_before(pace: OwnPace, before: Study | None, evidence: Evidence) -> FloatArray:

@@ -61,8 +61,6 @@ CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 # Expected distance of a mean from a bound, in standard deviations of a round. Any value is valid; 3 decides soonest at
 # the margins of benchmarks/wrong_verdicts.py.
 EFFECT_SCALE = 3.0
-# One round at either end and three between them. With fewer, a straight line leaves too little noise to compare with.
-FEWEST_ROUNDS_TO_SEE_DRIFT = 5
 _DRIFT_CONFIDENCE = 0.98
 # Factor by which AR(1) noise with the largest allowed correlation, 0.5, widens the spread of means of rounds
 # compared with independent noise: sqrt((1 + ρ) / (1 - ρ)).
@@ -116,7 +114,6 @@ class Estimated:
         drifts: change from the first to the last third of the rounds, where it exceeds the noise, on the scale of the
             estimates.
         correlations: of successive rounds, which widen the interval.
-        errors: relative error of a series that is one imported sample.
         rounds: number of rounds.
         series: the values, each row's rounds first, (series, most rounds).
         scale: how they err.
@@ -129,7 +126,6 @@ class Estimated:
     high: FloatArray
     drifts: FloatArray
     correlations: FloatArray
-    errors: FloatArray
     rounds: IntArray
     series: FloatArray
     scale: Scale
@@ -139,7 +135,7 @@ class Estimated:
     @property
     def are_single(self) -> BoolArray:
         """Whether a series is one imported sample, whose interval comes from its error."""
-        return np.asarray((self.rounds == 1) & ~np.isnan(self.errors))
+        return np.asarray((self.rounds == 1) & ~np.isnan(self.low))
 
     @property
     def say_nothing(self) -> BoolArray:
@@ -165,15 +161,16 @@ class Estimated:
         keeps = side * (self.values - bound) >= 0
         sides, to = np.where(keeps, side, -side), np.log if self.scale == "factors" else np.asarray
         good, bad = (self.low >= bound, self.high < bound) if side > 0 else (self.high <= bound, self.low > bound)
-        lasts, is_far = self.are_single, np.zeros(len(keeps), np.bool_)
-        with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
+        will_last, are_far = self.are_single, np.zeros(len(keeps), np.bool_)
+        with_interval = ~np.isnan(self.low) & ~will_last
         for count in np.unique(self.rounds[with_interval]).tolist():
             rows = np.flatnonzero(with_interval & (self.rounds == count))
-            series, own = to(self.series[rows, :count]), sides[rows]
-            lasts[rows] = would_last(series, self.limit, float(to(bound)), own, self.confidences[rows])
-            is_far[rows] = (bound > 0) & are_beyond(series, self.limit, to(bound * FAR ** own.astype(np.float64)), own)
-        is_decided = (good | bad) & lasts
-        is_far &= ~is_decided
+            series, lines = to(self.series[rows, :count]), to(bound * FAR ** sides[rows].astype(np.float64))
+            will_last[rows], are_far[rows] = lasts(
+                series, self.limit, float(to(bound)), lines, sides[rows], self.confidences[rows]
+            )
+        is_decided = (good | bad) & will_last
+        is_far = are_far & ~is_decided & (bound > 0)
         why = np.select(
             [((self.rounds > 0) & np.isnan(self.values)) | (self.series < least).any(axis=1),
              (self.rounds < FEWEST_ROUNDS) & ~self.are_single, np.isnan(self.low), is_far, is_decided & keeps,
@@ -193,7 +190,7 @@ class Estimated:
     def note(self, row: int) -> str:
         """For the reader: that a series drifts, or is a single sample; empty if neither."""
         if self.are_single[row]:
-            return _SINGLE_SAMPLE_NOTES[bool(self.errors[row] > 0)]
+            return _SINGLE_SAMPLE_NOTES[bool(self.high[row] > self.low[row])]
         if math.isnan(change := float(self.drifts[row])) or math.isnan(self.low[row]):
             return ""
         text = percent(math.expm1(change), 1, signed=True) if self.scale == "factors" else f"{change:+.3g}"
@@ -212,7 +209,7 @@ class Estimated:
 
 
 def estimate(
-    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | None = None,
+    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | float = math.nan,
     alike: int | None = None,
 ) -> Estimated:  # fmt: skip
     """Values and intervals of many series, with fields of `Estimated` as arguments.
@@ -249,14 +246,11 @@ def estimate(
         low = np.minimum(centres + factors * (low - centres), gone_on)
         high = np.maximum(centres + factors * (high - centres), gone_on)
         found[:, rows] = back(centres), back(low), back(high), drifts, rho
-    errors = np.full(len(series), np.nan) if errors is None else errors
-    single = np.flatnonzero(are_possible & (rounds == 1) & ~np.isnan(errors))
-    reach = np.exp(NormalDist().inv_cdf(0.5 + confidence / 2) * errors[single])  # one long sample: of logarithms
-    found[1, single], found[2, single] = found[0, single] / reach, found[0, single] * reach
     values, low, high, drifts, rho = found
-    return Estimated(
-        values, low, high, drifts, rho, errors, rounds, series, scale, limit, np.full(len(series), confidence)
-    )
+    # One long sample errs on the scale of logarithms.
+    reach = np.exp(NormalDist().inv_cdf(0.5 + confidence / 2) * np.where(rounds == 1, errors, np.nan))
+    low, high = np.fmin(low, values / reach), np.fmax(high, values * reach)
+    return Estimated(values, low, high, drifts, rho, rounds, series, scale, limit, np.full(len(series), confidence))
 
 
 def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float) -> Found:
@@ -322,11 +316,10 @@ def find_drifts(series: FloatArray, negligible: FloatArray | float = 0.0) -> tup
 
     The noise is the residual of a straight line through all rounds. The t statistic of the change is compared with
     Student's distribution at 2 % false alarms, widened for correlated noise. Smaller changes than `negligible`, of all
-    or of each series, are ignored, however little noise there is.
+    or of each series, are ignored, however little noise there is. There must be five rounds: one at either end and
+    three between them, because a straight line through fewer leaves too little noise to compare with.
     """
     rounds = series.shape[1]
-    if rounds < FEWEST_ROUNDS_TO_SEE_DRIFT:
-        return np.full(len(series), np.nan), series[:, -1]
     third = rounds // 3
     first, last = series[:, :third].mean(axis=1), series[:, -third:].mean(axis=1)
     quantile = t_quantile(0.5 + _DRIFT_CONFIDENCE / 2, rounds - 2)
@@ -377,45 +370,36 @@ def widening(correlations: FloatArray, rounds: int, alike: int = 1) -> FloatArra
     return np.where(is_known & (highest > least), np.sqrt((1 + rho) / (1 - rho)) / _INFLATION, 1.0)
 
 
-def would_last(
-    series: FloatArray, limit: int, bound: float, side: IntArray, confidences: FloatArray
-) -> BoolArray:  # fmt: skip
+def lasts(
+    series: FloatArray, limit: int, bound: float, lines: FloatArray, side: IntArray, confidences: FloatArray
+) -> tuple[BoolArray, BoolArray]:  # fmt: skip
     """Whether verdicts would survive a trend within the noise to the last round, and one odd round.
 
-    Series without variation always do.
+    Series without variation always do. And whether each round lies beyond a line, and so would a drift that went on to
+    the last round: that holds whatever the interval is, which correlation may make arbitrarily wide. (series,) each.
 
     Args:
         series: (series, rounds), at least three rounds.
         limit: largest number of rounds.
         bound: on the scale of the series.
+        lines: as far from the bound as needs no interval, (series,).
         side: 1 if values lie above the bound, -1 below, (series,).
         confidences: of the interval that excludes the bound, also after one more round, (series,).
     """
-    rounds = series.shape[1]
-    if rounds >= limit:
-        return np.ones(len(series), np.bool_)
+    rounds, (means, slopes, noise, _) = series.shape[1], fit_lines(series)
     # Sum of squares of the centred round numbers; distance of the last round from their centre.
-    squares, ahead = rounds * (rounds**2 - 1) / 12, limit - 1 - (rounds - 1) / 2
-    means, slopes, noise, _ = fit_lines(series)
+    squares, ahead = rounds * (rounds**2 - 1) / 12, max(limit, rounds) - 1 - (rounds - 1) / 2
+    ends, is_near = means + slopes * ahead, (side[:, np.newaxis] * (series - lines[:, np.newaxis]) < 0).any(axis=1)
+    are_far = ~is_near & (np.isnan(find_drifts(series)[0]) | (side * (ends - lines) >= 0))
+    if rounds >= limit:
+        return np.ones(len(series), np.bool_), are_far
     error = noise * math.sqrt(1 / rounds + ahead**2 / squares)
-    goes_on = side * (means + slopes * ahead - bound) >= t_quantile(TREND_CONFIDENCE, rounds - 2) * error
+    goes_on = side * (ends - bound) >= t_quantile(TREND_CONFIDENCE, rounds - 2) * error
     longer = np.column_stack([series, means - side * HICCUP_SDS * series.std(axis=1)])
     _, low, high = intervals(longer, confidences)
-    is_excluded = np.where(side > 0, low >= bound, high <= bound)
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
-    return np.asarray(is_alike | (goes_on & is_excluded))
-
-
-def are_beyond(series: FloatArray, limit: int, lines: FloatArray, side: IntArray) -> BoolArray:
-    """Whether each round of a series lies on that side of a line, and so would a drift that went on to the last round.
-
-    That holds whatever the interval is, which correlation may make arbitrarily wide.
-    """
-    means, slopes, _, _ = fit_lines(series)
-    ends = means + slopes * (max(limit, series.shape[1]) - 1 - (series.shape[1] - 1) / 2)
-    is_near = (side[:, np.newaxis] * (series - lines[:, np.newaxis]) < 0).any(axis=1)
-    return np.asarray(~is_near & (np.isnan(find_drifts(series)[0]) | (side * (ends - lines) >= 0)))
+    return np.asarray(is_alike | (goes_on & np.where(side > 0, low >= bound, high <= bound))), are_far
 
 
 @cache

@@ -16,6 +16,7 @@ nccl-tests takes the mean time of all ranks; here the slowest rank's time counts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -39,13 +40,13 @@ from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
 from pytest_ddpscale.judge.stats import Estimated, estimate
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout, Ranks
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import JudgedPlace, Place
+from pytest_ddpscale.run.place import JudgedPlace
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
 from pytest_ddpscale.run.verdicts import Flag
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
@@ -109,9 +110,9 @@ class Values(Generic[P]):
     places: Sequence[P]
     numbers: IntArray
     samples: FloatArray
-    missing: Mapping[P, Missing]
-    broken: Missing | None
-    errors: FloatArray
+    missing: Mapping[P, Missing] = field(default_factory=dict)
+    broken: Missing | None = None
+    errors: FloatArray | float = math.nan
     _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
 
     def __truediv__(self, constant: float) -> Values[P]:
@@ -136,7 +137,7 @@ class Values(Generic[P]):
 
 
 def _nothing(scale: Scale, why: Missing) -> Values[Any]:
-    return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), {}, why, np.zeros(0))
+    return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), broken=why)
 
 
 @once
@@ -292,14 +293,7 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     if study is None or probe not in study.arms:
         return _nothing("factors", Missing("not probed", (probe.name,)))
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
-    why = _why_unprobed(probe, evidence)
-    missing = {found.places[place]: why for place in np.flatnonzero(found.rounds() == 0).tolist()}
-    return replace(found, missing=missing, broken=why_broken(study.id, evidence))
-
-
-def _why_unprobed(probe: Arm, evidence: Evidence) -> Missing:
-    reason = evidence.unsupported.get(probe.name)
-    return Missing("unsupported", (probe.name, reason)) if reason is not None else Missing("no round", (probe.name,))
+    return replace(found, broken=why_broken(study.id, evidence))
 
 
 def probed_values(probed: ArmRounds | None, probe: Arm, layout: Layout) -> Values[JudgedPlace]:
@@ -309,71 +303,50 @@ def probed_values(probed: ArmRounds | None, probe: Arm, layout: Layout) -> Value
     unknown, and so are measurements with another message or matrix size than the probe's name has. Raises as
     `Layout.crews`.
     """
-    probed = NO_ROUNDS if probed is None else probed
-    form = "single device" if probe.operation.is_single_device else probe.operation.kind
+    probed, operation = NO_ROUNDS if probed is None else probed, probe.operation
+    form = "single device" if operation.is_single_device else operation.kind
     key = form, probe.world_size, layout  # probes of a form have the same places, whatever else they ask
     places, ends = probed.ranks.once(key, lambda: _places_there(probed.ranks, probe, layout))
-    message, flops = probe.operation.message_bytes, probe.operation.named_flops
-    counts = probed.present
-    if message is not None:
-        counts = counts & (np.abs(probed.work - message) <= _ALIGNMENT_BYTES * probe.world_size)
-    if flops is not None:
-        counts = counts & (probed.work == flops)
-    reached = np.where(counts, probed.per_second * unit_factor(probe), np.nan)
+    slack = 0 if operation.message_bytes is None else _ALIGNMENT_BYTES * probe.world_size
+    is_asked = np.abs(probed.work - (operation.message_bytes or operation.named_flops or probed.work)) <= slack
+    reached = np.where(is_asked, probed.per_second * unit_factor(probe), np.nan)
     numbers, rounds = np.unique(probed.numbers, return_inverse=True)
     values = np.full((len(places), len(numbers)), np.nan)
-    for turn in np.unique(probed.turn):
-        rows, mine = np.flatnonzero(probed.turn == turn), np.arange(len(places))
-        groups = probed.groups[rows]
-        if (groups == groups[:1]).all():  # look only at those whose turn it is
-            mine = np.flatnonzero((groups[0][ends] == groups[0][ends[:, :1]]).all(axis=1))
-        together = (groups[:, ends[mine]] == groups[:, ends[mine, :1]]).all(axis=2)
-        slowest = np.where(together, reached[rows][:, ends[mine]].min(axis=2), np.nan)  # NaN if any is
-        cells = np.ix_(mine, rounds[rows])
-        values[cells] = np.fmax(values[cells], slowest.T)
-    return Values("factors", places, numbers, values, {}, None, np.full(len(places), np.nan))
-
-
-def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> str:
-    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
-    expected, rounds = evidence.plan.layout.groups_of_round(probe), values.rounds().tolist()
-    there = [place for place, count in zip(values.places, rounds, strict=True) if count]
-    if not there or probe.name in evidence.unsupported:
-        return _why_unprobed(probe, evidence).text
-    if len(there) == len(expected):
-        return ""
-    seen = {place.ranks for place in there}
-    at = {rank: place for gang in evidence.gangs for rank, place in enumerate(gang.places)}
-    absent = [ranks for ranks in expected if ranks not in seen]
-    names = [
-        place_of(probe, ranks, [at[rank] for rank in ranks]).name if ranks[-1] in at
-        else f"rank {' to '.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}"
-        for ranks in absent
-    ]  # fmt: skip
-    text = f"measured on {len(there)} of {len(expected)} {there[0].noun}; {first_few([*dict.fromkeys(names)])} missing"
-    unseen = sorted(set(evidence.hosts).difference(*(probed.ranks.by_host for probed in evidence.probes)))
-    return text + (f" (no results from {first_few(unseen)})" if unseen else "")
+    for turn, row in enumerate(rounds.tolist()):
+        groups = probed.groups[turn][ends]
+        mine = np.flatnonzero((groups == groups[:, :1]).all(axis=1))  # whose turn it is
+        slowest = reached[turn][ends[mine]].min(axis=1)  # NaN if any is
+        values[mine, row] = np.fmax(values[mine, row], slowest)
+    return Values("factors", places, numbers, values)
 
 
 def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[JudgedPlace], IntArray]:
     """Places whose ranks all have a column, and the columns of each, (places, ranks of one)."""
-    expected = layout.groups_of_round(probe)
-    if not len(who):
-        return [], np.zeros((0, 1), np.int64)
-    ranks = np.array(expected, np.int64)
-    at = np.minimum(np.searchsorted(who.numbers, ranks), len(who) - 1)
-    at_all = (who.numbers[at] == ranks).all(axis=1)
-    there = zip(np.flatnonzero(at_all).tolist(), at[at_all].tolist(), strict=True)
-    ends = who.rank_places
-    return [place_of(probe, expected[i], [ends[column] for column in of]) for i, of in there], at[at_all]
+    ranks, places = np.array(layout.groups_of_round(probe), np.int64), list[JudgedPlace]()
+    ranks = ranks[np.isin(ranks, who.numbers).all(axis=1)]
+    columns = np.searchsorted(who.numbers, ranks)
+    for group, ends in zip(map(tuple, ranks.tolist()), who.rank_places[columns].tolist(), strict=True):
+        host, are_near = ends[0].host, all(end.host == ends[0].host for end in ends)
+        if probe.operation.is_single_device or probe.operation.kind == "send-recv":
+            places.append(JudgedPlace("link" if ends[1:] else "gpu", group, host, tuple(ends)))
+        else:
+            places.append(JudgedPlace("node" if are_near else "gang", group, host))
+    return places, columns
 
 
-def place_of(probe: Arm, ranks: Ranks, ends: Sequence[Place]) -> JudgedPlace:
-    """The place that these ranks, which are at `ends`, form."""
-    is_device, host = probe.operation.is_single_device, ends[0].host
-    if is_device or probe.operation.kind == "send-recv":
-        return JudgedPlace("gpu" if is_device else "link", ranks, host, (*ends,))
-    return JudgedPlace("node" if all(end.host == host for end in ends) else "gang", ranks, host)
+def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> str:
+    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
+    there = {values.places[at].ranks: values.places[at].noun for at in np.flatnonzero(values.rounds()).tolist()}
+    expected, reason = evidence.plan.layout.groups_of_round(probe), evidence.unsupported.get(probe.name)
+    if not there or reason is not None:
+        no_round = Missing("no round", (probe.name,))
+        return (no_round if reason is None else Missing("unsupported", (probe.name, reason))).text
+    absent = [f"rank {' to '.join(map(str, dict.fromkeys((one[0], one[-1]))))}" for one in expected if one not in there]
+    if not absent:
+        return ""
+    text = f"measured on {len(there)} of {len(expected)} {next(iter(there.values()))}; {first_few(absent)} missing"
+    unseen = sorted(set(evidence.hosts).difference(*(probed.ranks.by_host for probed in evidence.probes)))
+    return text + (f" (no results from {first_few(unseen)})" if unseen else "")
 
 
 def unit_factor(probe: Arm) -> float:
