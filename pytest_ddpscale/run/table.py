@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -42,12 +42,13 @@ class Keeping:
 
 
 def once(find_out: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
-    """Computed once a key, all arguments but the first, on which it is kept."""
+    """A function whose results are kept with its first argument, for each key of further ones."""
 
-    def find(kept: K, /, *key: P.args, **named: P.kwargs) -> T:
-        return kept.once((find_out, *key), lambda: find_out(kept, *key, **named))
+    @wraps(find_out)
+    def found(kept: K, /, *key: P.args, **none: P.kwargs) -> T:
+        return kept.once((find_out, *key), lambda: find_out(kept, *key, **none))
 
-    return find
+    return found
 
 
 @dataclass(frozen=True, eq=False)
