@@ -56,7 +56,7 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return why_no_study(evidence.plan, case.question).text
+        return said(why_no_study(evidence.plan, case.question))
     return "not measured, or not usable by the judge"
 
 

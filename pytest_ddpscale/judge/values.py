@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -47,49 +47,13 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import JudgedPlace
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
-from pytest_ddpscale.run.verdicts import Flag
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
-from pytest_ddpscale.util.listing import first_few
 
 P = TypeVar("P", bound=Hashable)
 # A worker may shorten a message by up to this per rank, to split it evenly in aligned pieces.
 _ALIGNMENT_BYTES = 256
-# Why something has no values.
-_SENTENCES = {
-    "not planned": "{} was not measured in this run",
-    "not probed": "{} was not probed in this run",
-    "planned differently": "measured differently: {}",
-    "broke": "{}",
-    "interrupted": "{}",
-    "one node": "needs at least 2 nodes to spread ranks over; this run had one",
-    "no round": "no complete round of {}",
-    "no baseline": "{} has no complete round of the arm {} to compare with",
-    "not read": "{} could not be read on every rank{}",
-    "unsupported": "{} could not be done: {}",
-}
-
-
-class Missing(NamedTuple):
-    """Why a place, or a whole study, has no values: a code with its arguments."""
-
-    why: str
-    args: tuple[object, ...] = ()
-
-    @property
-    def outcome(self) -> Literal["not_measured", "error"]:
-        """Outcome of its verdict."""
-        return "error" if self.why == "broke" else "not_measured"
-
-    @property
-    def flags(self) -> tuple[Flag, ...]:
-        """Flags of its verdict."""
-        return ("interrupted",) if self.why == "interrupted" else ()
-
-    @property
-    def text(self) -> str:
-        """The sentence."""
-        return _SENTENCES[self.why].format(*self.args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +74,8 @@ class Values(Generic[P]):
     places: Sequence[P]
     numbers: IntArray
     samples: FloatArray
-    missing: Mapping[P, Missing] = field(default_factory=dict)
-    broken: Missing | None = None
+    missing: Mapping[P, Reason] = field(default_factory=dict)
+    broken: Reason | None = None
     errors: FloatArray | float = math.nan
     _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
 
@@ -136,7 +100,7 @@ class Values(Generic[P]):
         return self._kept[key]
 
 
-def _nothing(scale: Scale, why: Missing) -> Values[Any]:
+def _nothing(scale: Scale, why: Reason) -> Values[Any]:
     return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), broken=why)
 
 
@@ -163,19 +127,19 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     for at in np.flatnonzero(np.isnan(samples).all(axis=1)).tolist():
         measured, compared = (found.arms[arm].present[:, at].any() for arm in (-1, 0))
         if not measured:
-            why = Missing("no round", (f"{question.world_size} ranks in {study.id}",))
+            why = because("no-round", question.world_size, study.id)
         elif not compared:
-            why = Missing("no baseline", (study.id, question.arms[0].name))
+            why = because("no-baseline", study.id, question.arms[0].name)
         else:
             hosts = [*ranks.by_host] if found.places[at] == WHOLE else [found.places[at]]
-            told, unread = evidence.telemetry.of_arm(study.id, question.measured.name, hosts), ""
+            told, unread = evidence.telemetry.of_arm(study.id, question.measured.name, hosts), list[str]()
             for row, said in enumerate(told.unreadable if metric.reads_utilization else ()):
                 if (cause := said.get("utilization") or said.get("device")) and not unread:
-                    unread = f": {told.place_of(row).number} on {told.place_of(row).host}: {cause}"
-            why = Missing("not read", (metric.name, unread))
+                    unread = [told.place_of(row).number, told.place_of(row).host, cause]
+            why = because("not-read", metric.name, *unread)
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
-    broken = why_broken(study.id, evidence) or (Missing("one node") if is_one_node else None)
+    broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)
     return Values(metric.scale, found.places, numbers, samples, missing, broken, errors_of(metric, arms))
 
 
@@ -215,11 +179,12 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     return np.append(factors, 1.0)[pace.columns(found.merged[0].ranks.places)][found.columns[0]]
 
 
-def why_broken(study_id: str, evidence: Evidence) -> Missing | None:
+def why_broken(study_id: str, evidence: Evidence) -> Reason | None:
     """Why a measured study does not count; None if it does."""
-    if study_id in evidence.errors:
-        return Missing("broke", (evidence.errors[study_id],))
-    return Missing("interrupted", (evidence.interrupted[study_id],)) if study_id in evidence.interrupted else None
+    for code, studies in (("broke", evidence.errors), ("interrupted", evidence.interrupted)):
+        if study_id in studies:
+            return because(code, studies[study_id])
+    return None
 
 
 def samples_of(question: Question, evidence: Evidence) -> FloatArray:
@@ -269,29 +234,29 @@ def matching_study(plan: Plan, question: Question) -> Study | None:
     return max(same, key=lambda study: len(needed & set(study.arms)), default=None)
 
 
-def why_no_study(plan: Plan, question: Question) -> Missing:
+def why_no_study(plan: Plan, question: Question) -> Reason:
     """Why a question has no study."""
     scaling, workload = question.metric.scaling, question.workload
     for near in (study.workload for study in plan.studies if study.scaling == scaling):
         # Probably meant to be the same: equal name, or equal model and precision.
         models = [(one.family.model, one.precision) for one in (near, workload)]
         if near.name == workload.name or models[0] == models[1]:
-            return Missing("planned differently", ("; ".join(_differences(scaling, near, workload)),))
-    return Missing("not planned", (f"{scaling} scaling of {workload.name}",))
+            return because("planned-differently", *_differences(scaling, near, workload))
+    return because("not-planned", scaling, workload.name)
 
 
-def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[str]:
-    """``field found, required`` for each field in which the training differs."""
+def _differences(scaling: Scaling, one: Workload, other: Workload) -> list[tuple[str, str, str]]:
+    """Each field in which the training differs, what was found and what is required."""
     left_out = ("name", "global_batch_size" if scaling == "weak" else "batch_size")
     both = one.differences(other).items()
-    return [f"{field} {found}, required {required}" for field, (found, required) in both if field not in left_out]
+    return [(field, str(found), str(required)) for field, (found, required) in both if field not in left_out]
 
 
 def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     """Values of a probe, in its metric's unit, at the places that took part. Raises as `Layout.crews`."""
     study = evidence.plan.probes
     if study is None or probe not in study.arms:
-        return _nothing("factors", Missing("not probed", (probe.name,)))
+        return _nothing("factors", because("not-probed", probe.name))
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     return replace(found, broken=why_broken(study.id, evidence))
 
@@ -334,19 +299,18 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Ju
     return places, columns
 
 
-def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> str:
-    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else empty."""
+def why_incomplete(probe: Arm, values: Values[JudgedPlace], evidence: Evidence) -> Reason | None:
+    """Why a probe cannot pass although nothing fails: it is unsupported, or places are missing; else None."""
     there = {values.places[at].ranks: values.places[at].noun for at in np.flatnonzero(values.rounds()).tolist()}
-    expected, reason = evidence.plan.layout.groups_of_round(probe), evidence.unsupported.get(probe.name)
-    if not there or reason is not None:
-        no_round = Missing("no round", (probe.name,))
-        return (no_round if reason is None else Missing("unsupported", (probe.name, reason))).text
-    absent = [f"rank {' to '.join(map(str, dict.fromkeys((one[0], one[-1]))))}" for one in expected if one not in there]
-    if not absent:
-        return ""
-    text = f"measured on {len(there)} of {len(expected)} {next(iter(there.values()))}; {first_few(absent)} missing"
+    if probe.name in evidence.unsupported:
+        return because("unsupported", probe.name, evidence.unsupported[probe.name])
+    if not there:
+        return because("no-round-of", probe.name)
+    expected = evidence.plan.layout.groups_of_round(probe)
+    absent = tuple((one[0], one[-1]) for one in expected if one not in there)
     unseen = sorted(set(evidence.hosts).difference(*(probed.ranks.by_host for probed in evidence.probes)))
-    return text + (f" (no results from {first_few(unseen)})" if unseen else "")
+    noun = next(iter(there.values()))
+    return because("places-missing", len(there), len(expected), noun, absent, tuple(unseen)) if absent else None
 
 
 def unit_factor(probe: Arm) -> float:
