@@ -53,7 +53,7 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
@@ -200,7 +200,7 @@ class Run:
         yield from told(verdict, tell)
         if "notes" in self.flags:
             for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
-                yield f"@ {tell(note)}"
+                yield f"@ {tell(said(note))}"
         if "samples" in self.flags:
             yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
 

@@ -51,7 +51,7 @@ JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "not_selected",
     "unfinished",
-    "causes", "requirements", "requirements_sha256",
+    "causes", "requirements", "remarks", "requirements_sha256",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",
