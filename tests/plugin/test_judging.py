@@ -43,7 +43,7 @@ NOT_IN_THE_FILES = {
 VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
-    "against_slowest",
+    "against_slowest", "because", "remarks",
     "compared", "waiver", "launch_sd", "published", "correlation", "one_gpu",
     "place",
 }  # fmt: skip
