@@ -72,8 +72,8 @@ DEFECTS = (
         "judge",
         "a study may end after two rounds",
         "judge/deciding.py",
-        "            if rounds < FEWEST_ROUNDS:\n                return arms\n",
-        "            if rounds < 2:\n                return arms\n",
+        "isinstance(study, ProbeStudy) else FEWEST_ROUNDS):",
+        "isinstance(study, ProbeStudy) else 2):",
         JUDGE,
     ),
     Defect(

@@ -24,7 +24,7 @@ from pytest_ddpscale.judge.outcome import (
     uniform_loss,
     with_waiver,
 )
-from pytest_ddpscale.judge.values import covers, samples_of
+from pytest_ddpscale.judge.values import matching_study, samples_of
 from pytest_ddpscale.report.profile_text import problem_lines
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
@@ -111,7 +111,8 @@ class AcceptanceSession:
         """
         question = self.source.question(metric, workload, world_size)
         evidence = self.source.measured(self.interim.listening(listener))
-        if not covers(evidence.plan, question):
+        study = matching_study(evidence.plan, question)
+        if study is None or not set(question.arms) <= set(study.arms):
             found = f"found {metric} of {workload} at world size {world_size}, which the plan does not measure"
             action = "Add a requirement on it to the thresholds file: with `severity: warn` it rejects nothing."
             raise OptionError("run.samples", found, "what a selected requirement needs", action)

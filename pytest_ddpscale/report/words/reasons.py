@@ -104,6 +104,17 @@ def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
     )
 
 
+def _not_read(metric: str, *first: str) -> str:
+    where = ": {} on {}: {}".format(*first) if first else ""
+    return f"{metric} could not be read on every rank{where}"
+
+
+def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen: Listed) -> str:
+    ranks = Listed(f"rank {' to '.join(map(str, dict.fromkeys(ends)))}" for ends in absent)
+    no_results = f" (no results from {unseen})" if unseen else ""
+    return f"measured on {there} of {expected} {noun}; {ranks} missing{no_results}"
+
+
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
@@ -130,7 +141,22 @@ _STATS: Mapping[str, Entry] = {
     "independent",
     "drift": _drift,
 }
-_VALUES: Mapping[str, Entry] = {}
+_VALUES: Mapping[str, Entry] = {
+    "not-planned": "{} scaling of {} was not measured in this run",
+    "not-probed": "{} was not probed in this run",
+    "planned-differently": lambda *differences: (
+        "measured differently: " + "; ".join(f"{field} {one}, required {other}" for field, one, other in differences)
+    ),
+    "broke": "{}",
+    "interrupted": "{}",
+    "one-node": "needs at least 2 nodes to spread ranks over; this run had one",
+    "no-round": "no complete round of {} ranks in {}",
+    "no-round-of": "no complete round of {}",
+    "no-baseline": "{} has no complete round of the arm {} to compare with",
+    "not-read": _not_read,
+    "unsupported": "{} could not be done: {}",
+    "places-missing": _places_missing,
+}
 _JUDGED: Mapping[str, Entry] = {
     "perhaps-chance": "{}, but on one of {} {} this may be chance",
     "more-may-fail": "more rounds may fail further {}: undecided on {}",
@@ -168,7 +194,9 @@ _CAVEATS: Mapping[str, Entry] = {
 _SLOW: Mapping[str, Entry] = {
     "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
 }
-_UNIFORMITY: Mapping[str, Entry] = {}
+_UNIFORMITY: Mapping[str, Entry] = {
+    "pace-unread": "own pace timed in every round on {} of {} GPUs",
+}
 _SPREAD: Mapping[str, Entry] = {
     "missed-by-the-slowest": "{}; {} does, too",
     "against-the-slowest": "against the slowest GPU {}",
