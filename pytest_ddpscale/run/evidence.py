@@ -35,7 +35,7 @@ from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
 from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
-from pytest_ddpscale.run.training_record import RunRecords, trained_runs
+from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun
 from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 
 
@@ -76,7 +76,7 @@ class Evidence(Keeping):
         post_mortems: surveys of GPUs after ranks had failed, in order; empty if none did.
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
-        training: whole training runs, by id.
+        training: lines of whole training runs and ends of studies; `suites.trained_run` adds them up.
         gangs: the ranks of each launch.
         hosts: names of all known hosts that took part, measured or not.
         goes_on: whether it is read while the run measures, without its telemetry.
@@ -98,7 +98,7 @@ class Evidence(Keeping):
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
     profiles: Sequence[ArmProfile] = ()
-    training: Mapping[str, RunRecords] = field(default_factory=dict)
+    training: Sequence[OfTraining | StudyEnd] = ()
     goes_on: bool = False
     gpu_errors: Sequence[GpuErrors] = ()
     ranks_of_errors: Sequence[Place] = ()
@@ -210,6 +210,7 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         transports=dict(connected[rank] for rank in sorted(connected)),
         post_mortems=[line.survey for line in said[PostMortem]],
         out_of_time=ended(said[StudyEnd], "budget"),
+        training=list(chain.from_iterable(said[kind] for kind in (TrainedEpoch, TrainedRun, LaunchTime, StudyEnd))),
         profiles=tuple({(one.study, one.arm): one for one in said[ArmProfile]}.values()),
         unread=[Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
         gpu_errors=said[GpuErrors],
@@ -250,13 +251,8 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     blocks = [one for one in records if isinstance(one, Block)]
     measured = {block.key for block in blocks}  # telemetry is written before its block, which may be missing
     told = [one for one in records if isinstance(one, TelemetryBlock) and (one.study, one.arm, one.round) in measured]
-    try:
-        training, columns = trained_runs(plan, records), columns_of(blocks, gangs.values())
-    except ValueError as error:
-        raise broken_file(run.measurements_jsonl, str(error)) from None
-    evidence = replace(
-        evidence_of(plan, columns, records), training=training, telemetry=telemetry_columns_of(told, gangs)
-    )
+    evidence = evidence_of(plan, columns_of(blocks, gangs.values()), records)
+    evidence = replace(evidence, telemetry=telemetry_columns_of(told, gangs))
     if record.is_imported:
         return evidence
     ends = ends_of(records)
