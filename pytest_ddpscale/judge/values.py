@@ -207,7 +207,7 @@ def _over_peers(
 
 def _why_unread(question: Question, study_id: str, evidence: Evidence, hosts: Sequence[str]) -> str:
     """``: GPU 3 on n1: Not Supported``: the first GPU without an asked utilization; empty if the reason is unknown."""
-    told = evidence.telemetry.of_arm(study_id, question.measured.name, hosts)
+    told = evidence.telemetry.of_arm(study_id, question.measured.name, {*hosts})
     if question.metric.reads_utilization:
         for row, said in enumerate(told.unreadable):
             if why := said.get("utilization") or said.get("device"):
