@@ -12,6 +12,7 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
@@ -34,7 +35,7 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> ComparedRun
     simulated = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed)
     found = list(records(simulated, cluster))
     evidence = evidence_of(plan, None, found)
-    verdicts = tuple(judge(case, evidence, CONFIDENCE) for case in training_cases(cluster.cases))
+    verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in training_cases(cluster.cases))
     record = run_record(sku=cluster.sku, status="simulated", simulated=True)
     judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
     return ComparedRun(f"run-{seed}", record, evidence, judgement, {}, f"{seed} {faults} {gpus} {rounds}")
