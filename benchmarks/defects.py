@@ -307,8 +307,8 @@ DEFECTS = (
         "records",
         "a line truncated by a kill is read as a record",
         "run/run_directory.py",
-        'if not line.endswith(b"\\n"):\n            if len',
-        "if not line:\n            if len",
+        'if not line.endswith(b"\\n"):\n                if len',
+        "if not line:\n                if len",
         ("run",),
     ),
     Defect(
