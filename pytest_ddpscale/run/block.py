@@ -56,8 +56,7 @@ MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
 NO_CHECKSUM = "0" * 16  # of parameters
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 # Fields with a value for each rank, by the type of their arrays.
-CELLS = {"groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
-_COLUMNS = {"ranks": "i8", **CELLS}
+_COLUMNS = {"ranks": "i8", "groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 # Of a reading; larger integers would not be exact as numbers in columns.
@@ -137,8 +136,6 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         for name, said in columns.items():
             if isinstance(said, tuple):
                 force_setattr(self, name, np.array(said, _COLUMNS[name]))
-        if (np.diff(np.sort(self.ranks)) == 0).any():
-            raise ValueError(f"ranks has {size} values; expected each rank once")
         readings: dict[str, Any] = {}
         for name, said in self.readings.items():
             reading = READINGS[name]
@@ -152,27 +149,30 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         for name, steps in self.series.items():
             if isinstance(self.count, np.ndarray) or len(steps) != STEP_BYTES * size * fewest:
                 raise ValueError(f"{len(steps)} bytes of {name}; expected 4 for each of {size} x {fewest}")
-        waited_s = self.each(WAITED_S)
-        if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
-            raise ValueError("a wait for data (waited_s) is negative or not finite; expected 0 s or more")
-        if len(digits := self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size):
-            raise ValueError(f"digests has {len(digits)} digits; expected 16 for each of {size} ranks")
+        waited_s, digits = self.each(WAITED_S), len(self.digests or NO_CHECKSUM)
         is_probe = operation_of(self.arm.partition("@")[0]) is not None
         most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
         with np.errstate(over="ignore"):  # an overflow to infinity is refused
             fastest = self.per_second.max()
-        if fastest > most:
-            raise ValueError(f"a rank has {fastest:g} {unit} per second; expected at most {most:g}")
+        for is_wrong, why in (
+            ((np.diff(np.sort(self.ranks)) == 0).any(), f"ranks has {size} values; expected each rank once"),
+            (
+                not (np.isfinite(waited_s) & (waited_s >= 0)).all(),
+                "a wait for data (waited_s) is negative or not finite; expected 0 s or more",
+            ),
+            (
+                digits not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size),
+                f"digests has {digits} digits; expected 16 for each of {size} ranks",
+            ),
+            (fastest > most, f"a rank has {fastest:g} {unit} per second; expected at most {most:g}"),
+        ):
+            if is_wrong:
+                raise ValueError(why)
 
     @property
     def key(self) -> tuple[str, str, int]:
         """Study, arm and round."""
         return self.study, self.arm, self.round
-
-    @property
-    def quantities(self) -> list[str]:
-        """Names of all that `each` has of its ranks: fields, readings and series."""
-        return [*CELLS, "digest", *self.readings, *self.series]
 
     def each(self, name: str) -> Any:
         """A quantity as an array, even if all ranks share one value.
