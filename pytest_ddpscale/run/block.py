@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta, field
@@ -64,12 +63,6 @@ Value = bool | Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | None
 Reason = Annotated[str, Meta(max_length=1000)]
 
 
-def _by_name(join: Callable[[Sequence[Any]], Any], absent: Any, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the values of each name that any rank has a value of."""
-    names = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
-    return {name: join([one.get(name, absent) for one in said]) for name in names}
-
-
 def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
     """Checksums in the form of `Block.digests`; a shared one is stored once."""
     if len(set(of_ranks)) == 1:
@@ -118,13 +111,6 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
     unread: dict[str, Reason | tuple[Reason, ...]] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digests: Annotated[str, Meta(pattern="^([0-9a-f]{16})+$")] | None = None
-
-    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
-        "readings": partial(_by_name, column, None),
-        "unread": partial(_by_name, column, ""),
-        "series": partial(_by_name, b"".join, b""),
-        "digests": joined_checksums,
-    }
 
     def __post_init__(self) -> None:
         """Convert columns to arrays, unless all ranks share a value. Raises ValueError if it cannot be so."""
@@ -208,6 +194,19 @@ class RankBlock(Record, frozen=True, kw_only=True):
     unread: dict[str, Reason] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+
+
+def joined(parts: Sequence[RankBlock], **common: Any) -> Block:
+    """One block of the parts of all ranks, in order, and of `common`: what they share, or rank 0 alone knows."""
+    for field in ("work", "began_unix_s", "seconds"):
+        common[field] = column(getattr(one, field) for one in parts)
+    joins: Any = {"readings": (column, None), "unread": (column, ""), "series": (b"".join, b"")}
+    for field, (join, absent) in joins.items():
+        said = [getattr(one, field) for one in parts]
+        known = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
+        common[field] = {name: join([one.get(name, absent) for one in said]) for name in known}
+    digests, groups = joined_checksums([one.digest for one in parts]), column(one.group for one in parts)
+    return Block(ranks=tuple(one.rank for one in parts), groups=groups, digests=digests, **common)
 
 
 class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsupported"):

@@ -15,7 +15,7 @@ from msgspec import Meta, field
 
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Joules, Ranks, Share
-from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, column, refuse_other_lengths
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray
 
 T = TypeVar("T")
@@ -102,6 +102,13 @@ class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", t
         refuse_other_lengths(((name, getattr(self, name)) for name in READINGS), len(self.ranks))
         if not np.less(self.started_unix_s, self.ended_unix_s).all():
             raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
+
+
+def joined_readings(parts: Sequence[GpuReadings], **common: Any) -> TelemetryBlock:
+    """One block of the readings of GPUs, in order, and of `common`, what they share."""
+    for name in READINGS:
+        common[name] = column(getattr(one, name) for one in parts)
+    return TelemetryBlock(**common)
 
 
 @dataclass(frozen=True, eq=False)
