@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Final
 
-from pytest_ddpscale.judge.coverage import is_between_nodes
+from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
@@ -208,7 +208,7 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
         (not waiver.holds_on(day), f"waiver by {waiver.who} ended {waiver.until}"),
         (WRONG_DATA in verdict.flags, f"{waiver}: not applied, wrong data cannot be waived"),
         (PARTLY_KNOWN in verdict.flags, f"{waiver}: not applied, other places are open or not measured"),
-        (is_between_nodes(case, evidence), f"{waiver}: not applied, a result between nodes cannot be waived"),
+        (measured_for(case, evidence)[2], f"{waiver}: not applied, a result between nodes cannot be waived"),
     )
     note = next((text for holds, text in notes if holds), "")
     return replace(verdict, notes=(*verdict.notes, note)) if note else replace(verdict, waiver=waiver)
