@@ -25,7 +25,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pytest_ddpscale.judge.links import with_slow_node_pairs
+from pytest_ddpscale.judge.answer import Answer
+from pytest_ddpscale.judge.links import name_slow_node_pairs
 from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.peers import (
     MINIMUM_ROUNDS,
@@ -38,13 +39,13 @@ from pytest_ddpscale.judge.peers import (
     of_enough_rounds,
 )
 from pytest_ddpscale.plan.arm import USUAL, Arm
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -252,7 +253,7 @@ def culprits_of(
         ratio = float(np.median(found.ratio[at]))
         doubt = _doubt(found.are_certain[at].all() and are_few, explain[at].any())
         evidence = f"all {slow_on[host]} ranks slow, {ratio:.2f}× the median of their peers{doubt}"
-        named.append(Culprit("node", (Place(host),), evidence, not doubt, slowdown=ratio))
+        named.append(Culprit("node", (Place(host),), because("text", evidence), not doubt, slowdown=ratio))
     named.sort(key=lambda one: -(one.slowdown or 0))
     for row in rows:
         if hosts[row] in whole:
@@ -264,7 +265,7 @@ def culprits_of(
         doubt = _doubt(found.are_certain[row], explain[row])
         evidence = f"{slowdown:.2f}× {_whom(peers)} in {when}{doubt}"
         place = ranks.rank_places[found.at[row]]
-        named.append(Culprit("gpu", (place,), evidence, not doubt, False, slowdown, peers, times, of))
+        named.append(Culprit("gpu", (place,), because("text", evidence), not doubt, False, slowdown, peers, times, of))
     return sorted(named, key=lambda one: not one.is_certain)
 
 
@@ -289,39 +290,39 @@ def groups_text(ranks: RankColumns, found: Slow) -> str:
     return f"two groups of ranks: {fast} and {slow}, {apart:.2f}× apart even without communication"
 
 
-def with_culprits(verdict: Verdict, case: Case, slow: SlowRanks, find_rounds: Callable[[], ArmRounds]) -> Verdict:
-    """Add the culprits that stand out in the measurements to a verdict that did not pass.
+def name_slow(answer: Answer, case: Case, slow: SlowRanks, find_rounds: Callable[[], ArmRounds]) -> None:
+    """Name the culprits that stand out in the measurements, of what did not pass.
 
     `find_rounds` returns complete rounds of the judged arm; with several nodes, of those that did not pass.
     """
-    definition, evidence = METRICS[verdict.metric], slow.evidence
-    if verdict.outcome not in ("failed", "inconclusive") or verdict.culprits:
-        return verdict
-    if definition.reads_utilization and verdict.outcome == "failed":
-        return replace(verdict, culprits=tuple(_idle(find_rounds(), verdict.bound_value, slow.at_most)))
+    definition, evidence, bound = case.requirement.definition, slow.evidence, case.requirement.bound
+    if answer.outcome not in ("failed", "inconclusive") or answer.culprits:
+        return
+    if definition.reads_utilization and answer.outcome == "failed":
+        answer.culprits = [*_idle(find_rounds(), bound, slow.at_most)]
+        return
     if not definition.slowed_by_one_rank:
-        return verdict
+        return
     ranks, found, trained = slow.pace.ranks, slow.slow, set(find_rounds().ranks.places)
     rows = [row for row, at in enumerate(found.at.tolist()) if ranks.places[at] in trained]
     if rows:
-        value, bound, most = verdict.value or math.nan, verdict.bound_value, found.mean[rows].max()
+        value, most = answer.value or math.nan, found.mean[rows].max()
 
         def is_met(faster: FloatArray) -> BoolArray:
-            return np.asarray(value / faster <= bound if "at_most" in verdict.bound else value * faster >= bound)
+            return np.asarray(value / faster <= bound if definition.upper_bound else value * faster >= bound)
 
         # Without the others the bound must be missed, too; the slowest sets the pace.
         explain = is_met(found.mean) & ((found.mean == most) | ~is_met(most / found.mean))
         explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
-        culprits = culprits_of(ranks, found, rows, explain)
-        first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+        answer.culprits = culprits_of(ranks, found, rows, explain)
+        first, more = answer.culprits[0], f" and {len(answer.culprits) - 1} more" if len(answer.culprits) > 1 else ""
         who = f"host {first.host}" if first.kind == "node" else f"{first.place.number} on {first.host}"
-        seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.evidence})"
+        seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.because.args[0]})"
         seen = groups_text(ranks, found) if len(found.faster) else seen
-        verdict = replace(verdict, culprits=tuple(culprits), reason=f"{verdict.reason}; {seen}")
+        answer.reasons.append(because("text", seen))
     communicates = definition.measured not in ("infer", "no_sync")
-    if not communicates or evidence.plan.layout.judged_by_node(case.question.arms):
-        return verdict
-    return with_slow_node_pairs(verdict, evidence)
+    if communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
+        name_slow_node_pairs(answer, evidence)
 
 
 def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
@@ -331,7 +332,7 @@ def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
     compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
     for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
         evidence = f"{percent(own[at])} busy; the median of {compared.peers[at]} peers is {percent(peers[at])}"
-        yield Culprit("gpu", (measured.ranks.rank_places[at],), evidence)
+        yield Culprit("gpu", (measured.ranks.rank_places[at],), because("text", evidence))
 
 
 def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[str]:
@@ -353,7 +354,7 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
                 by = f"{found.ratio[at]:.2f}× ({found.low[at]:.2f} … {found.high[at]:.2f}×) {whom}"
                 watched.setdefault(place.identity, f"{place.number} on {place.host}, {by}")
         for one in culprits_of(ranks, slow.slow, np.flatnonzero(~slow.slow.are_throughout)):
-            changing.setdefault(one.identity, f"{one.place.number} on {one.host}, {one.evidence}")
+            changing.setdefault(one.identity, f"{one.place.number} on {one.host}, {one.because.args[0]}")
     look_at, at_times = (first_few(list(one.values()), separator="; ") for one in (watched, changing))
     what = "slower without communication, not clearly enough to be named by that"
     return [f"look at {look_at}: {what}"] * bool(watched) + [f"slow at times: {at_times}"] * bool(changing)

@@ -43,6 +43,7 @@ from pytest_ddpscale.judge.values import Values, groups_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import AgainstSlowest
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
@@ -160,34 +161,33 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
     are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
     key = "spread", study.id, judged.case.id, judged.case.peers
     for place in np.flatnonzero(are_looked_at).tolist():
-        before, found = float(judged.found.values[place]), second.verdict_on(place)
+        before, (own_value, interval, _) = float(judged.found.values[place]), second.numbers(place)
         shown = judged.evidence.once(key, lambda: _find(judged, study, own))
-        if found.value is None:
-            continue
         why_not, why_open, behind = shown.why_not[place], shown.why_open[place], float(shown.behind[place])
-        against = AgainstSlowest(found.value, found.interval, shown.slowest[place], behind)
-        value, code = f"{100 * found.value:.1f} % against the slowest GPU", int(second.codes[place])
+        against = AgainstSlowest(own_value, interval, shown.slowest[place], behind)
+        value, code = f"{100 * own_value:.1f} % against the slowest GPU", int(second.codes[place])
         if code == FAILED:
             if judged.codes[place] == FAILED and not why_not:
-                reason = judged.told(place)
-                judged.reasons[place], judged.against[place] = f"{reason}; {value} does, too", against
+                judged.reasons[place] = because("missed-by-the-slowest", judged.why(place), value)
+                judged.against[place] = against
             continue
-        if not why_open and found.value > before * (1 + limit):
+        if not why_open and own_value > before * (1 + limit):
             why_not = why_not or "it would excuse more than the limit of a GPU"
         if why_not:
-            judged.note(place, f"not excused as spread: {why_not}")
+            judged.note(place, because("text", f"not excused as spread: {why_not}"))
             continue
         judged.codes[place], judged.against[place] = OPEN if why_open else code, against
-        judged.reasons[place] = f"{value}, not shown to be spread alone: {why_open}"
+        judged.reasons[place] = because("text", f"{value}, not shown to be spread alone: {why_open}")
         if not why_open:
-            judged.reasons[place] = f"{value}: {found.reason}"
-            for note in found.notes:
-                judged.note(place, f"against the slowest GPU {note}")
+            judged.reasons[place] = because("of-places", value, second.why(place))
+            for note in (note for note, at in second.notes.items() if place in at):
+                judged.note(place, because("against-the-slowest", note))
         if judged.codes[place] == PASSED:
-            judged.reasons[place] = (
-                f"{value} keeps the bound; {100 * (found.value - before):.1f} points of the loss are the spread of "
+            judged.reasons[place] = because(
+                "text",
+                f"{value} keeps the bound; {100 * (own_value - before):.1f} points of the loss are the spread of "
                 f"its GPUs: {shown.slowest[place]} is {100 * behind:.1f} % behind the median, limit "
-                f"{100 * limit:.3g} %"
+                f"{100 * limit:.3g} %",
             )
 
 
