@@ -119,7 +119,7 @@ DEFECTS = (
         "judge",
         "a waiver covers measurements of several nodes together",
         "judge/outcome.py",
-        "(is_between_nodes(case, evidence),",
+        "(measured_for(case, evidence)[2],",
         "(False,",
         ("judge/test_outcomes.py",),
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Final
 
-from pytest_ddpscale.judge.coverage import is_between_nodes
+from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
@@ -174,7 +174,7 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
         (not waiver.holds_on(day), "waiver-ended"),
         (WRONG_DATA in verdict.flags, "never-waives-wrong-data"),
         (PARTLY_KNOWN in verdict.flags, "never-waives-unknown"),
-        (is_between_nodes(case, evidence), "never-waives-between-nodes"),
+        (measured_for(case, evidence)[2], "never-waives-between-nodes"),
     )
     for holds, code in rules:
         if holds:

@@ -324,7 +324,7 @@ class Run:
             checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
             step = SeededStep(rank=rank, checksum=checksum)
             step = SeededStep(rank=rank, checksum="a+b", repeats=False) if "unrepeated" in at else step
-            found[Place(f"n{node}", local_rank, f"GPU-{rank}")] = step
+            found[Place(f"n{node}", local_rank, f"GPU-{rank}", local_rank)] = step
         return found
 
 
