@@ -105,7 +105,7 @@ class Judged:
         for place in opened:
             self.codes[place], self.reasons[place] = OPEN, why(place)
             if flag is not None:
-                self.note(place, because("text", flag))
+                self.note(place, because(flag))
                 self.flags[place] = (flag,)
         return opened
 

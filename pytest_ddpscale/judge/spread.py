@@ -265,8 +265,7 @@ def _held_down(
     study: Study, name: str, evidence: Evidence
 ) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
     """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
-    told = evidence.telemetry
-    told = told.of(told.rows_of_arm(study.id, name))
+    told = evidence.telemetry.of_arm(study.id, name)
     is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
     polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
     return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}
