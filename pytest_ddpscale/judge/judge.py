@@ -151,13 +151,13 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
         for caveat in CAVEATS:
             caveat(judged)
 
-    look(found := judged.found)
+    look(judged.found)
     failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
     if not failed.any() or of == 1:
         return
     reasons = {place: judged.why(place) for place in np.flatnonzero(failed).tolist()}
-    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
-    look(found.at(strict, failed))
+    confidence = judged.blank.confidence
+    look(judged.values.estimated(np.where(failed, 1 - (1 - confidence) / of, confidence), judged.limit))
     for place, reason in reasons.items():
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN
