@@ -22,7 +22,6 @@ from pytest_ddpscale.run.survey_record import (
     RemappedRows,
     Survey,
     SurveyedGpu,
-    read_survey,
     surveys_of,
 )
 from pytest_ddpscale.run.table import Columns
@@ -150,7 +149,7 @@ def test_telemetry_comes_apart() -> None:
 
 
 def test_surveys_are_read_by_their_node_too_and_the_last_one_counts() -> None:
-    assert read_survey(line_of(SURVEY)) == read(line_of(SURVEY)) == SURVEY
+    assert read(line_of(SURVEY)) == SURVEY
     assert read(line_of(PostMortem(SURVEY))) == PostMortem(SURVEY)
     records: list[AnyRecord] = [Survey("n1", 1.0), PostMortem(SURVEY), Survey("n2", 1.0), Survey("n1", 2.0)]
     assert {host: survey.unix_s for host, survey in surveys_of(records).items()} == {"n1": 2.0, "n2": 1.0}
