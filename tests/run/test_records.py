@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, READINGS, SERIES, Block, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.records import GangTransport, RankTransport, StudyEnd
 from pytest_ddpscale.run.survey_record import (
     GpuProcess,
     InfiniBandPort,
@@ -26,7 +26,6 @@ from pytest_ddpscale.run.survey_record import (
 )
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.telemetry import GpuReadings, joined_readings
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
