@@ -198,13 +198,13 @@ class RankBlock(Record, frozen=True, kw_only=True):
 
 def joined(parts: Sequence[RankBlock], **common: Any) -> Block:
     """One block of the parts of all ranks, in order, and of `common`: what they share, or rank 0 alone knows."""
-    for field in ("work", "began_unix_s", "seconds"):
-        common[field] = column(getattr(one, field) for one in parts)
+    for name in ("work", "began_unix_s", "seconds"):
+        common[name] = column(getattr(one, name) for one in parts)
     joins: Any = {"readings": (column, None), "unread": (column, ""), "series": (b"".join, b"")}
-    for field, (join, absent) in joins.items():
-        said = [getattr(one, field) for one in parts]
+    for part, (join, absent) in joins.items():
+        said = [getattr(one, part) for one in parts]
         known = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
-        common[field] = {name: join([one.get(name, absent) for one in said]) for name in known}
+        common[part] = {name: join([one.get(name, absent) for one in said]) for name in known}
     digests, groups = joined_checksums([one.digest for one in parts]), column(one.group for one in parts)
     return Block(ranks=tuple(one.rank for one in parts), groups=groups, digests=digests, **common)
 

@@ -86,7 +86,7 @@ def _verdict(
         return RunVerdict(run, metric, None, None, bound, asked_by, "not_measured")
     value, interval = sum(values) / len(values), None
     if len(values) >= _FEWEST_LAUNCHES:
-        from pytest_ddpscale.judge.stats import mean_estimate
+        from pytest_ddpscale.suites.pace import mean_estimate
 
         interval = mean_estimate(values, confidence).interval
     return RunVerdict(

@@ -53,7 +53,7 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
@@ -204,7 +204,7 @@ class Run:
         yield from told(verdict, tell)
         if "notes" in self.flags:
             for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
-                yield f"@ {tell(note)}"
+                yield f"@ {tell(said(note))}"
         if "samples" in self.flags:
             yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
 
@@ -324,7 +324,7 @@ class Run:
             checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
             step = SeededStep(rank=rank, checksum=checksum)
             step = SeededStep(rank=rank, checksum="a+b", repeats=False) if "unrepeated" in at else step
-            found[Place(f"n{node}", local_rank, f"GPU-{rank}")] = step
+            found[Place(f"n{node}", local_rank, f"GPU-{rank}", local_rank)] = step
         return found
 
 
