@@ -13,7 +13,7 @@ from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -72,7 +72,7 @@ def conclude_with_links(
     """As `conclude_all`, and the nodes and links that the search among nodes names: see `slow_links`."""
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
-    found, links = tuple(verdicts.values()), slow_links(evidence)
+    found, links = tuple(verdicts.values()), {said(why): {*one.hosts} for why, one in slow_links(evidence).items()}
     facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
     return *conclude(facts)[:2], found, links
 

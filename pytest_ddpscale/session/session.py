@@ -27,7 +27,7 @@ from pytest_ddpscale.judge.outcome import (
 )
 from pytest_ddpscale.judge.values import covers, samples_of
 from pytest_ddpscale.report.profile_text import problem_lines
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
@@ -120,7 +120,10 @@ class AcceptanceSession:
                 self.verdicts[case.id] = late
         judged = [case for case in source.cases if case.id in self.verdicts]
         verdicts = tuple(self.verdicts[case.id] for case in judged)
-        coverage, slow = self._coverage(evidence), slow_links(evidence)
+        coverage, slow = (
+            self._coverage(evidence),
+            {said(why): set(one.hosts) for why, one in slow_links(evidence).items()},
+        )
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         run = RunFacts(
             verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
@@ -128,7 +131,7 @@ class AcceptanceSession:
             is_simulated=source.is_simulated, silent=source.machine.silent,
             lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
-            wrong_data=unasked_wrong_data(evidence, probes_asked),
+            wrong_data=[said(why) for why in unasked_wrong_data(evidence, probes_asked)],
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
         outcome, reason, _ = conclude(run)
