@@ -72,8 +72,8 @@ DEFECTS = (
         "judge",
         "a study may end after two rounds",
         "judge/deciding.py",
-        "            if rounds < FEWEST_ROUNDS:\n                return arms\n",
-        "            if rounds < 2:\n                return arms\n",
+        "isinstance(study, ProbeStudy) else FEWEST_ROUNDS):",
+        "isinstance(study, ProbeStudy) else 2):",
         JUDGE,
     ),
     Defect(
@@ -307,8 +307,8 @@ DEFECTS = (
         "records",
         "a line truncated by a kill is read as a record",
         "run/run_directory.py",
-        'if not line.endswith(b"\\n"):\n            if len',
-        "if not line:\n            if len",
+        'if not line.endswith(b"\\n"):\n                if len',
+        "if not line:\n                if len",
         ("run",),
     ),
     Defect(
@@ -316,8 +316,8 @@ DEFECTS = (
         "records",
         "a second record of something unique is accepted",
         "run/consistent.py",
-        "(name, of, number, turn), line)) != line:",
-        "(name, of, number, turn), line)) > line:",
+        "first, (which, turn), line",
+        "first, (which, turn, line), line",
         ("run",),
     ),
     Defect(
@@ -343,8 +343,8 @@ DEFECTS = (
         "records",
         "two ranks on one GPU count as two GPUs",
         "run/consistent.py",
-        "first.setdefault(place.uuid, rank)) != rank:",
-        "first.setdefault(place.uuid, rank)) > rank:",
+        "first, place.uuid, rank",
+        "first, (place.uuid, rank), rank",
         ("run",),
     ),
     Defect(
