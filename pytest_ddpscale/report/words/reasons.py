@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import FAR
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.verdicts import Verdict
@@ -74,6 +76,24 @@ def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) ->
     lost = f"; {absent} {'is' if len(absent) == 1 else 'are'} missing" if absent else ""
     why = f": {'; '.join(sorted(set(whys)))}" if whys else ""
     return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
+
+
+def _and(them: Listed) -> str:
+    return " and ".join(map(str, them))
+
+
+def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
+    name, unit = requirement.partition("[")[2].removesuffix("]"), METRICS[KINDS[kind].metric].unit
+    what = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
+    beside = f"the median of all others is {others:.4g} {unit}" if others is not None else "no other to compare with"
+    return f"{what} at {value:.4g} {unit}; {beside}"
+
+
+def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
+    whom = "from most of the ranks" if is_certain else "between the ranks"
+    said = [f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}"] * (blocks > 0)
+    said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
+    return "; ".join([*said, *["it is unknown which is right"] * (not is_certain)])
 
 
 def _of(some: int, all_: int) -> str:
@@ -201,9 +221,27 @@ _SPREAD: Mapping[str, Entry] = {
     "missed-by-the-slowest": "{}; {} does, too",
     "against-the-slowest": "against the slowest GPU {}",
 }
-_LINKS: Mapping[str, Entry] = {}
+_LINKS: Mapping[str, Entry] = {
+    "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
+    "slow-node-of-pairs": "node {} ({})",
+    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-pairs": lambda gbps, usual, count, ranks: (
+        f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
+        f"({count} measurements)"
+    ),
+    "stalls": "messages stall, as after a lost packet, in {} of {} pairs with it and {} of {} pairs without it",
+    "misses": _misses,
+    "gpu-or-its-links": "{}: the GPU or its own links are at fault",
+    "gpu-or-these-links": "{}: the GPU or these links are at fault",
+    "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
+    "wrong-results": "{} wrong data in {} of {} rounds",
+    "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
+    "wrong-data": "{} wrong data, as seen by {} ({} of {} rounds)",
+    "unasked-wrong-data": "wrong data in the probe {}, as seen by {} ({} of {} rounds)",
+}
 _AGREEMENT: Mapping[str, Entry] = {
     "results-differ": "{}: results differ from those of other ranks",
+    "unlike-others": _unlike,
     "speed-does-not-count": "{} (see {}); speed does not count",
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
@@ -245,10 +283,20 @@ _OUTCOME: Mapping[str, Entry] = {
     "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
     "unseen-loss": _unseen_loss,
 }
+_RUN: Mapping[str, Entry] = {
+    "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
+    "other-devices": "studies were measured on different devices: {} and {} differ in {}",
+    "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
+    "ranks-with-other-software": "ranks were measured with different software: {} with {} {}, {} with {} {}",
+    "other-nodes-surveyed": "measured on {}, but the surveyed nodes are {}",
+    "sessions": lambda ats: f"measured in {len(ats) + 1} sessions: resumed {', '.join(ats)}",
+    "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
+    "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
+}
 _REPORT: Mapping[str, Entry] = {
     "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
 }
 SENTENCES: Mapping[str, Entry] = {
     **_ANY, **_STATS, **_VALUES, **_JUDGED, **_CAVEATS, **_SLOW, **_UNIFORMITY, **_SPREAD, **_LINKS, **_AGREEMENT,
-    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_REPORT,
+    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_RUN, **_REPORT,
 }  # fmt: skip
