@@ -23,6 +23,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, judging_directory
@@ -367,7 +368,9 @@ class EvidenceSource(ABC):
 
         seen = self.evidence
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
-        of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
+        of_devices = (
+            (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *map(said, device_notes(seen))) if seen else ()
+        )
         of_run = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         unbound = dict[str, dict[str, None]]()  # ranks by reason
         for gang in gangs_by_number(records).values():
