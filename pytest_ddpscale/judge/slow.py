@@ -76,11 +76,6 @@ class OwnPace:
     times_s: FloatArray
     are_unread: BoolArray
 
-    def columns(self, places: Iterable[tuple[str, int]]) -> IntArray:
-        """Column of each rank, given by host and local rank; -1 without any."""
-        columns = {place: number for number, place in enumerate(self.ranks.places)}
-        return np.array([columns.get(place, -1) for place in places], np.int64)
-
     def on_hosts(self, hosts: Iterable[str]) -> OwnPace:
         """Those of the ranks on these hosts."""
         here = np.isin(self.ranks.hosts, list(hosts))
@@ -104,6 +99,12 @@ class OwnPace:
 
 
 NO_PACE = OwnPace(Arm("each", 2, 1), NO_ROUNDS.ranks, np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.bool_))
+
+
+def columns_in(ranks: RankColumns, others: RankColumns) -> IntArray:
+    """Column of the same device, by host and local rank, for each of the others; -1 without any, (others,)."""
+    columns = {place: number for number, place in enumerate(ranks.places)}
+    return np.array([columns.get(place, -1) for place in others.places], np.int64)
 
 
 def own_pace_s(rounds: ArmRounds) -> FloatArray:

@@ -24,8 +24,9 @@ from pytest_ddpscale.judge.peers import (
     Compared,
     compare,
     described,
+    find_groups,
+    find_slow,
     find_slow_at_times,
-    find_slow_group,
     medians_of_others,
     of_enough_rounds,
 )
@@ -97,30 +98,27 @@ def _with_slow_ranks(
     verdict: Verdict, pace: OwnPace, compared: Compared, limit: float, places: Sequence[str]
 ) -> Verdict:
     """The verdict with the GPUs beyond the limit, with those that are slow at times, and with two groups of GPUs."""
-    times_s, ratio, peers = pace.times_s, compared.ratio, compared.peers
-    logs, group = np.log(times_s / medians_of_others(times_s)), find_slow_group(of_enough_rounds(times_s), limit)
-    reasons, at_times = [verdict.reason], find_slow_at_times(times_s, limit)
-    if len(group.at) and (verdict.outcome != "passed" or np.median(group.ratio) >= 1 + limit):
-        reasons = [*reasons[: verdict.outcome != "passed"], groups_text(pace.ranks, group)]
+    found, at_times = find_slow(pace.times_s, limit), find_slow_at_times(pace.times_s, limit)
+    _, group, apart = find_groups(of_enough_rounds(pace.times_s), limit)
+    reasons, rows = [verdict.reason], np.flatnonzero(at_times[found.at])
+    if len(group) and (verdict.outcome != "passed" or apart >= np.log1p(limit)):
+        reasons = [*reasons[: verdict.outcome != "passed"], groups_text(pace.ranks, found)]
     if verdict.outcome == "failed":
-        beyond, line = compared.beyond, np.log1p((ratio - 1) / 2)
-        are_certain = np.broadcast_to(2 * max(beyond.sum(), len(group.at)) < len(beyond), beyond.shape)
-        found = described(logs, ratio, np.flatnonzero(beyond), are_certain, peers, line)
-        found = found._replace(slowdown=found.ratio)
-    elif at_times.any() and (peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
-        found = described(logs, ratio, np.flatnonzero(at_times), at_times, peers, np.log1p(limit) / 2)
-        value, place = float(found.slowdown[0]), places[found.at[0]]
+        beyond, logs = compared.beyond, np.log(pace.times_s / medians_of_others(pace.times_s))
+        are_certain = np.full(len(beyond), 2 * max(beyond.sum(), len(group)) < len(beyond))
+        found = described(logs, np.flatnonzero(beyond), are_certain, compared.peers, np.log1p(limit))
+        found, rows = found._replace(slowdown=found.ratio), np.arange(beyond.sum())
+    elif len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
+        value, place = float(found.slowdown[rows[0]]), places[found.at[rows[0]]]
         verdict = replace(verdict, outcome="failed", value=value, interval=None, place=place)
-        more = f" (and {len(found.at) - 1} more)" if len(found.at) > 1 else ""
-        reasons = [f"{place} is slow at times{more}: {culprits_of(pace.ranks, found)[0].evidence}"]
+        more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        reasons = [f"{place} is slow at times{more}: {culprits_of(pace.ranks, found, rows)[0].evidence}"]
     elif reasons == [verdict.reason]:
         return verdict
     else:  # the median of others lies in the larger group, or between both, of which either may be the normal one
-        found, verdict = (
-            group._replace(are_certain=np.zeros_like(group.are_certain)),
-            replace(verdict, outcome="inconclusive"),
-        )
-    return replace(verdict, reason="; ".join(reasons), culprits=tuple(culprits_of(pace.ranks, found)))
+        found, rows = found._replace(are_certain=np.zeros_like(found.are_certain)), np.arange(len(found.at))
+        verdict = replace(verdict, outcome="inconclusive")
+    return replace(verdict, reason="; ".join(reasons), culprits=tuple(culprits_of(pace.ranks, found, rows)))
 
 
 def verdict_on_places(
