@@ -18,6 +18,7 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
 from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
@@ -49,7 +50,7 @@ def simulated(cluster: SimulatedCluster, seed: int, *faults: str) -> ComparedRun
     found = list(records(SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed), cluster))
     blocks = (one for one in found if isinstance(one, Block))
     evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
-    verdicts = tuple(judge(case, evidence, CONFIDENCE) for case in training_cases(cluster.cases))
+    verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in training_cases(cluster.cases))
     record = RunRecord(sku=cluster.sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
     judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
     return ComparedRun(str(seed), record, evidence, judgement, {}, str(seed))

@@ -54,6 +54,7 @@ def measure_as_sessions_do(looks_file: Path) -> None:
     """Let `ddpscale simulate`, in this process, end studies when they are decided, and write its `Looks`."""
     from pytest_ddpscale.judge import deciding
     from pytest_ddpscale.judge.judge import judge
+    from pytest_ddpscale.report.words.reasons import worded
     from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
     from pytest_ddpscale.simulate import writing
     from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys
@@ -62,7 +63,7 @@ def measure_as_sessions_do(looks_file: Path) -> None:
     looks, seen = Looks(), list[Any]()
 
     def look(*asked: Any) -> Any:
-        seen.append(judge(*asked))
+        seen.append(worded(judge(*asked)))
         return seen[-1]
 
     def probed(run: Any, cluster: Any, study: Any, number: int, timed: Sequence[str]) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -45,7 +46,7 @@ def decide(run: SimulatedRun, cases: Sequence[AnyCase], confidence: float) -> li
     for case in training_cases(cases):
         answering = matching_study(plan, case.question)
         if answering is not None:
-            verdicts[answering.id].append(judge(case, evidence, confidence))
+            verdicts[answering.id].append(worded(judge(case, evidence, confidence)))
     return [DecidedStudy(study, tuple(rounds[study.id]), tuple(verdicts[study.id])) for study in plan.studies]
 
 
@@ -91,7 +92,7 @@ def _judge_all(
     telemetry = telemetry_columns_of(said, gangs_by_number(records))
     evidence = replace(_evidence_of(plan, records), telemetry=telemetry)
     asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
-    return {case.id: judge(case, evidence, confidence) for case in asked}, asked, evidence
+    return {case.id: worded(judge(case, evidence, confidence)) for case in asked}, asked, evidence
 
 
 def _train(run: SimulatedRun, decider: Decider, records: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.judge.caveats import ON_NUMBERS
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.judged import Judged, blank_verdict
+from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import WHOLE
 from pytest_ddpscale.judge.stats import PASSED
 from pytest_ddpscale.judge.values import groups_of, matching_study, probed_values, why_no_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
@@ -66,7 +68,7 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
         if case.requirement.severity == "fail" and (definition.subject == "check" or definition.compares_results):
             verdict = judge(case, evidence, CONFIDENCE)
             for culprit in verdict.culprits if verdict.outcome == "failed" else ():
-                found.setdefault(culprit.host, f"{case.id}: {culprit.evidence}")
+                found.setdefault(culprit.host, f"{case.id}: {said(culprit.because)}")
     for probed in evidence.probes:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
             found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from pytest_ddpscale.history.baseline import Baseline, missing_gpus
 from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_values_of, known_versions
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
-from pytest_ddpscale.judge.judged import blank_verdict
+from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.digits import percent
@@ -89,7 +91,8 @@ def _without_any_past(found: Regression) -> list[str]:
 def _culprit(one: Compared) -> Culprit:
     value = one.value
     # Not certain: the software or the room's temperature may have changed instead.
-    return Culprit("node" if value.gpu_uuid is None else "gpu", (value.place,), _in_words(one), is_certain=False)
+    kind: Literal["node", "gpu"] = "node" if value.gpu_uuid is None else "gpu"
+    return Culprit(kind, (value.place,), because("text", _in_words(one)), is_certain=False)
 
 
 def _place(value: KeyValue) -> str:

@@ -70,7 +70,7 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
     if not is_decided or not interval[0] < verdict.bound_value <= interval[1]:
         return widened
     reason = f"the bound lies inside the interval {note}; measure again on another day"
-    return replace(widened, outcome="inconclusive", reason=reason)
+    return replace(widened, outcome="inconclusive", reason=reason, because=None)
 
 
 def _farther(ratio: float, reach: float) -> float:

@@ -14,27 +14,28 @@ from dataclasses import replace
 
 import numpy as np
 
+from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
+from pytest_ddpscale.run.verdicts import WRONG_DATA
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.util.listing import first_few
 
 
-def unless_most_fail(
-    verdict: Verdict, culprits: Sequence[Culprit], codes: IntArray, planned: int, noun: str
-) -> Verdict:
+def name_unless_most_fail(
+    answer: Answer, culprits: Sequence[Culprit], codes: IntArray, planned: int, noun: str
+) -> None:  # fmt: skip
     """Name culprits of failed places; if most fail alike, nobody is certain: a wrong bound must not drain a cluster.
 
     Neither are they where most are undecided: all may be slow alike, of which the first to fail is no worse than the
     others.
 
     Args:
-        verdict: on all places; if most of them fail, those that it names already are not certain either.
+        answer: for all places; if most of them fail, those that it names already are not certain either.
         culprits: that are named for these failures.
         codes: `PASSED` …, (places,).
         planned: number of places.
@@ -43,43 +44,39 @@ def unless_most_fail(
     failed = int((codes == FAILED).sum())
     are_few, doubted = 2 * failed <= planned, [replace(one, is_certain=False) for one in culprits]
     if are_few or planned == 1:
-        are_sure = are_few and 2 * (codes == PASSED).sum() >= len(codes)
-        return replace(verdict, culprits=(*verdict.culprits, *(culprits if are_sure else doubted)))
-    note = f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
-    before = (replace(one, is_certain=False) for one in verdict.culprits)
-    return replace(verdict, notes=(*verdict.notes, note), culprits=(*before, *doubted))
+        answer.culprits += culprits if are_few and 2 * (codes == PASSED).sum() >= len(codes) else doubted
+        return
+    answer.remarks.append(because("most-fail-alike", failed, planned, noun))
+    answer.culprits = [*(replace(one, is_certain=False) for one in answer.culprits), *doubted]
 
 
-def with_agreement(verdict: Verdict, study: Study, evidence: Evidence) -> Verdict:
-    """The verdict, which cannot pass if results of ranks differ: then speed is worth nothing.
+def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
+    """Results of ranks that differ: then speed is worth nothing, and the requirement cannot pass.
 
-    One disagreement is enough, because it is not random: DDP keeps replicas equal bit for bit. Verdicts that failed
+    One disagreement is enough, because it is not random: DDP keeps replicas equal bit for bit. Answers that failed
     anyway are flagged, because speed is not their only problem. Agreement is undecided if most ranks could not repeat
     the seeded step, unless another study compared them: DDP averages what a rank computes wrong, so equal parameters
     alone do not show that each rank computes right.
     """
     odd = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
-    compares, steps = METRICS[verdict.metric].compares_results, evidence.seeded_steps.get(study.id, {})
+    compares = METRICS[answer.blank.metric].compares_results
+    steps = evidence.seeded_steps.get(study.id, {})
     if not odd:
-        if verdict.outcome != "passed" or not compares or not steps or evidence.is_repeatable(study.id):
-            return verdict
-        unrepeated = f"{sum(not step.repeats for step in steps.values())} of {len(steps)} ranks"
-        reason = f"{unrepeated} got another result when they repeated the seeded step of {study.id}"
-        if {(place.host, place.uuid) for place in steps} <= evidence.compared_alone:
-            reason += ": the model has no deterministic kernels; what each rank computes was compared in other studies"
-            return replace(verdict, notes=(*verdict.notes, reason))
-        reason += ", and no other study compared what each rank computes by itself"
-        return replace(verdict, outcome="inconclusive", reason=reason)
-    names = first_few([f"rank {rank} on {culprit.host}" for rank, culprit in odd.items()])
-    reason, culprits = f"{names}: results differ from those of other ranks", (*odd.values(),)
-    if compares or verdict.outcome == "failed":
-        verdict = replace(verdict, flags=(*verdict.flags, WRONG_DATA))
+        if answer.outcome == "passed" and compares and steps and not evidence.is_repeatable(study.id):
+            unrepeated = sum(not step.repeats for step in steps.values()), len(steps), study.id
+            if {(place.host, place.uuid) for place in steps} <= evidence.compared_alone:
+                answer.remarks.append(because("repeated-elsewhere", *unrepeated))
+            else:
+                answer.outcome, answer.reasons = "inconclusive", [because("unrepeated", *unrepeated)]
+        return
+    reason = because("results-differ", tuple(f"rank {rank} on {culprit.host}" for rank, culprit in odd.items()))
+    if compares or answer.outcome == "failed":
+        answer.flags.append(WRONG_DATA)
     if compares:
-        return replace(verdict, outcome="failed", reason=reason, culprits=culprits)
-    if verdict.outcome != "passed":
-        return verdict
-    reason = f"{reason} (see {REPLICA_AGREEMENT.name}); speed does not count"
-    return replace(verdict, outcome="error", reason=reason, culprits=culprits)
+        answer.outcome, answer.reasons, answer.culprits = "failed", [reason], [*odd.values()]
+    elif answer.outcome == "passed":
+        reason = because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
+        answer.outcome, answer.reasons, answer.culprits = "error", [reason], [*odd.values()]
 
 
 def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
@@ -125,7 +122,8 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
         what += f"gradients of one seeded step, each computed alone, differ {whom}; " if seeded else ""
         what += "it is unknown which is right" if doubted[rank] else ""
         is_certain = not doubted[rank]
-        found[rank] = Culprit("gpu", (places[rank],), what.removesuffix("; "), is_certain, computed_wrong=True)
+        why = because("text", what.removesuffix("; "))
+        found[rank] = Culprit("gpu", (places[rank],), why, is_certain, computed_wrong=True)
     return found
 
 

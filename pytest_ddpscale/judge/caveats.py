@@ -22,9 +22,8 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.verdicts import POWER_UNKNOWN
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
-from pytest_ddpscale.util.digits import percent
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
 # there, while every row that scales shows 95 % and more (willgpaik/pytorch-ddp-scaling-benchmark).
@@ -50,8 +49,7 @@ ANY = (PASSED, OPEN, FAILED)
 def missing_rounds(judged: Judged) -> None:
     """Rounds are incomplete: those may be the ones that would have failed."""
     rounds, due = judged.values.rounds(), judged.due
-    reason = "only {} of {} rounds are complete; the others could change the result"
-    judged.open(rounds < due, lambda place: reason.format(rounds[place], due))
+    judged.open(rounds < due, lambda place: because("incomplete-rounds", int(rounds[place]), due))
 
 
 def plausibility(judged: Judged) -> None:
@@ -63,31 +61,28 @@ def plausibility(judged: Judged) -> None:
     if judged.evidence.plan.device_type == "cpu":
         is_cost = definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
-
-    def why(place: int) -> str:
-        side = f"more than {most:g}" if values[place] > most else f"less than {least:g}"
-        return f"implausible: {values[place]:.3g} is {side}; the measurement or its baseline was disturbed"
-
-    judged.open((values < least) | (values > most), why, of=ANY)
+    limits = np.where(values > most, most, least)
+    judged.open(
+        (values < least) | (values > most),
+        lambda place: because("incredible", float(values[place]), float(limits[place])), of=ANY,
+    )  # fmt: skip
 
 
 def beyond_the_peak(judged: Judged) -> None:
     """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
-    if isinstance(judged.case, NodeCase):
-        most, of_what = _most_of_probe(judged.case, judged.evidence)
-        reason, values = f"implausible: {{:.4g}} {judged.blank.unit} is more than {of_what}", judged.found.values
-        judged.open(values > most, lambda place: reason.format(values[place]), "implausible", ANY)
-
-
-def _most_of_probe(case: NodeCase, evidence: Evidence) -> tuple[float, str]:
-    """The largest value of a probe that hardware can reach, and whose it is, in words."""
-    if case.peak is not None:
-        return MOST_OF_PEAK * case.peak, f"the {case.peak:.4g} of the data sheet"
+    case, values, unit = judged.case, judged.found.values, judged.blank.unit
+    if not isinstance(case, NodeCase):
+        return
     most = case.requirement.definition.range_at(case.world_size)[1]
-    if case.requirement.definition is MATMUL_TFLOPS and evidence.plan.device_type == "cpu":
-        cores = _cores(evidence)
-        return MOST_FLOPS_OF_CORE * cores / TERA, f"{cores} CPU cores can compute"
-    return most, f"any hardware reaches ({most:g})"
+    whose = because("of-any-hardware", most)
+    if case.peak is not None:
+        most, whose = MOST_OF_PEAK * case.peak, because("of-data-sheet", case.peak)
+    elif case.requirement.definition is MATMUL_TFLOPS and judged.evidence.plan.device_type == "cpu":
+        cores = _cores(judged.evidence)
+        most, whose = MOST_FLOPS_OF_CORE * cores / TERA, because("of-cores", cores)
+    judged.open(
+        values > most, lambda place: because("beyond-peak", float(values[place]), unit, whose), "implausible", ANY
+    )
 
 
 def impossible_pace(judged: Judged) -> None:
@@ -95,30 +90,21 @@ def impossible_pace(judged: Judged) -> None:
     case, evidence = judged.case, judged.evidence
     if not isinstance(case, Case):
         return
-    why = dict[int, str]()
+    why = dict[int, Reason]()
     for arm in judged.groups.arms if judged.groups else ():
-        flops = evidence.flops_per_sample.get(arm.study)
-        most, of_what = _most_samples_per_s(case, evidence, flops, is_trained=not arm.arm.startswith("infer"))
+        most, peak = THROUGHPUT_PER_GPU.range_at(1)[1], case.peak_tflops
+        whose, flops = because("of-any-hardware", most), evidence.flops_per_sample.get(arm.study)
+        if flops is not None and (peak is not None or evidence.plan.device_type == "cpu"):
+            flops *= _SHARE_OF_FORWARD if arm.arm.startswith("infer") else 1.0
+            cores = _cores(evidence)
+            most, whose = MOST_FLOPS_OF_CORE * cores / flops, because("of-cores", cores)
+            if peak is not None:
+                most = peak * (MOST_OF_FP32_PEAK if case.workload.precision == "fp32" else MOST_OF_PEAK) * TERA / flops
+                whose = because("of-peak", peak)
         paces = np.fmax.reduce(arm.per_second, axis=(0, 2), initial=0.0)
         for place in np.flatnonzero(paces > most).tolist():
-            pace = f"{paces[place]:.4g} {evidence.plan.samples}/s"
-            why[place] = f"implausible: {pace} of a rank in {arm.arm} are more than {of_what}"
-    judged.open(np.isin(np.arange(len(judged.values.places)), [*why]), why.__getitem__, "implausible")
-
-
-def _most_samples_per_s(
-    case: Case, evidence: Evidence, flops_per_sample: float | None, *, is_trained: bool
-) -> tuple[float, str]:
-    """The most samples that a rank can process each second, and whose limit that is, in words."""
-    if flops_per_sample is None or (case.peak_tflops is None and evidence.plan.device_type == "cuda"):
-        most = THROUGHPUT_PER_GPU.range_at(1)[1]
-        return most, f"any hardware reaches ({most:g})"
-    flops = flops_per_sample * (1.0 if is_trained else _SHARE_OF_FORWARD)
-    if case.peak_tflops is None:
-        cores = _cores(evidence)
-        return MOST_FLOPS_OF_CORE * cores / flops, f"{cores} CPU cores can compute"
-    most = case.peak_tflops * (MOST_OF_FP32_PEAK if case.workload.precision == "fp32" else MOST_OF_PEAK)
-    return most * TERA / flops, f"a peak of {case.peak_tflops:.4g} TFLOPS allows"
+            why[place] = because("impossible-pace", float(paces[place]), evidence.plan.samples, arm.arm, whose)
+    judged.open(np.isin(np.arange(len(judged.places)), [*why]), why.__getitem__, "implausible")
 
 
 def _cores(evidence: Evidence) -> int:
@@ -132,15 +118,9 @@ def host_bound(judged: Judged) -> None:
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return
     total, count = judged.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
-    busy, batch = total / np.where(count > 0, count, np.nan), case.workload.global_batch_size
-    judged.open(
-        busy < HOST_BOUND_UTILIZATION,
-        lambda place: (
-            f"host-bound: GPUs were {percent(busy[place])} busy (below {percent(HOST_BOUND_UTILIZATION)}); a global "
-            f"batch of {batch} is too small for {case.world_size} GPUs, so this result means nothing"
-        ),
-        "host-bound", ANY,
-    )  # fmt: skip
+    busy, least = total / np.where(count > 0, count, np.nan), HOST_BOUND_UTILIZATION
+    of = case.workload.global_batch_size, case.world_size
+    judged.open(busy < least, lambda place: because("host-bound", float(busy[place]), least, *of), "host-bound", ANY)
 
 
 def stalled_devices(judged: Judged) -> None:
@@ -151,7 +131,7 @@ def stalled_devices(judged: Judged) -> None:
     for place in np.flatnonzero(judged.codes == PASSED).tolist():
         name = str(judged.values.places[place])
         if name != WHOLE and name not in told.hosts:
-            judged.note(place, "" if judged.evidence.plan.device_type == "cpu" else POWER_UNKNOWN)
+            judged.note(place, None if judged.evidence.plan.device_type == "cpu" else because("power-unknown"))
             continue
         rounds = judged.rounds(name)
         telemetry = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
@@ -165,31 +145,30 @@ def skipped_steps(judged: Judged) -> None:
         return
     steps, _ = judged.sums(lambda rounds: rounds.count.sum(axis=-1, dtype=np.float64))
     notes = {
-        place: f"loss scaling skipped {skipped[place]:.0f} of {steps[place]:.0f} optimizer steps"
+        place: because("skipped-steps", float(skipped[place]), float(steps[place]))
         for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist()
     }
     for place, note in notes.items():
         judged.note(place, note)
-    judged.open(
-        skipped > MOST_SKIPPED_STEPS * steps,
-        lambda place: f"{notes[place]}: the rest is not the training that was to be measured",
-        of=(PASSED,),
-    )
+    are_many = skipped > MOST_SKIPPED_STEPS * steps
+    judged.open(are_many, lambda place: because("other-training", notes[place]), of=(PASSED,))
 
 
 def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers = judged.peers
-    if peers is None or judged.case.requirement.definition.baseline != "alone":
+    if judged.peers is None or judged.case.requirement.definition.baseline != "alone":
         return
-    ranks, slow = peers.pace.ranks, peers.slow
-    hosts, most = ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
+    pace, slow = judged.peers()
+    hosts, most = pace.ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
     rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
     where = np.array([len(of_place) > most for of_place in rows], np.bool_)
-    culprits = {at: culprits_of(ranks, slow, rows[at]) for at in np.flatnonzero(where).tolist()}
-    reason = "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is no pass"
-    for place in judged.open(where, lambda at: reason.format(len(rows[at]), culprits[at][0].evidence), of=(PASSED,)):
-        judged.culprits[place] = tuple(culprits[place])
+    culprits = {at: (*culprits_of(pace.ranks, slow, rows[at]),) for at in np.flatnonzero(where).tolist()}
+
+    def why(at: int) -> Reason:
+        return because("scaled-from-slow", len(rows[at]), culprits[at][0].because)
+
+    for place in judged.open(where, why, of=(PASSED,)):
+        judged.culprits[place] = culprits[place]
 
 
 Rule: TypeAlias = Callable[[Judged], None]

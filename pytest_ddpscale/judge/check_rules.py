@@ -347,14 +347,14 @@ def _lost(evidence: Evidence) -> OnHosts:
     for place, rounds in lost_places(evidence).items():
         found.append((place, f"lost under load: not measured in {rounds} rounds in which its peers were"))
     errors = gpu_errors_in(evidence)
-    found += [(one.place, one.evidence) for one in errors if one.is_certain]
+    found += [(one.place, one.because.args[0]) for one in errors if one.is_certain]
     for place, why in found:
         lost.setdefault(place.identity, (place, why))
     for place, why in lost.values():
         yield place.host, fault(why, place, "nobody")
     for one in errors:
         if not one.is_certain and one.place.identity not in lost:
-            yield one.place.host, note(one.evidence, one.place)
+            yield one.place.host, note(one.because.args[0], one.place)
     for survey in evidence.post_mortems:
         if why := _why_silent(survey):  # only a note if the node was slow, as it had little time to answer
             is_slow = survey.problem and not survey.driver_problem

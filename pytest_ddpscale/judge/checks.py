@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from itertools import product
 from operator import itemgetter
 
 import numpy as np
 
+from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.check_rules import (
     NOTHING_EXPECTED,
     Finding,
@@ -33,10 +33,11 @@ from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
 from pytest_ddpscale.util.listing import first_few
@@ -52,20 +53,22 @@ _MOST_NAMED = 3
 _Found = list[tuple[str, Finding]]  # by host
 
 
-def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
-    """The verdict on one check, from one that says ``not_measured``; its value is the share of nodes that pass.
+def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
+    """The answer on one check, from the blank one; its value is the share of nodes that pass.
 
     ``passed`` if every planned node passes, ``failed`` if any has a fault, else ``not_measured``; also ``not_measured``
     if the check needs a GPU and ranks train on CPUs.
     """
     check, plan = NODE_CHECKS[case.requirement.check], evidence.plan
     if not check.on_cpu and plan.device_type == "cpu":
-        return replace(blank, reason=f"{check.title}: does not apply without a GPU")
+        answer.reasons = [because("without-gpu", check.title)]
+        return answer
     found = _found(check.name, case, evidence)
     hosts, told = {host for host, _ in found}, defaultdict[str, list[str]](list)
     for host, one in found:
         told[one.kind].append(f"{host}: {one.gpu.label}: {one.text}" if one.gpu else f"{host}: {one.text}")
-    planned, untold, notes = max(plan.nodes, len(hosts | {*evidence.hosts})), told["unknown"], told["note"]
+    planned, untold = max(plan.nodes, len(hosts | {*evidence.hosts})), told["unknown"]
+    answer.remarks = [because("text", text) for text in told["note"]]
     nodes, broken = "1 node" if planned == 1 else f"{planned} nodes", {**evidence.interrupted, **evidence.errors}
     if planned > len(hosts):
         untold.append(f"{planned - len(hosts)} of {nodes} reported nothing")
@@ -73,26 +76,25 @@ def judge_check(blank: Verdict, case: NodeCase, evidence: Evidence) -> Verdict:
         untold.append(f"no load to the end of {first_few(unended)}")
     if untold and not told["fault"]:
         why = f": {broken[STUDY_ID]}" if STUDY_ID in broken else ""
-        return replace(blank, reason=f"missing data: {_listed(untold)}{why}", notes=tuple(notes))
+        answer.reasons = [because("text", f"missing data: {_listed(untold)}{why}")]
+        return answer
     share = len(hosts - {host for host, one in found if one.kind in ("fault", "unknown")}) / planned
-    known = replace(blank, value=share, interval=(share, share), rounds=1)
+    answer.value, answer.interval, answer.rounds = share, (share, share), 1
     if not told["fault"]:
-        reason = f"{'' if planned == 1 else 'all '}{nodes} as expected"
-        return replace(known, outcome="passed", reason=reason, notes=tuple(notes))
+        answer.outcome = "passed"
+        answer.reasons = [because("text", f"{'' if planned == 1 else 'all '}{nodes} as expected")]
+        return answer
     accused, doubts = _accused(found, planned)
-    culprits = (
-        Culprit("gpu" if one.gpu else "node", (one.gpu or Place(host),), one.text, is_certain=is_certain)
+    answer.culprits = [
+        Culprit("gpu" if one.gpu else "node", (one.gpu or Place(host),), because("text", one.text), is_certain)
         for host, one, is_certain in accused
-    )
-    notes += [f"also missing data: {_listed(untold)}"] if untold else []
-    return replace(
-        known,
-        outcome="failed",
-        reason=f"{len({host for host, *_ in accused})} of {nodes} not as expected: {_listed(told['fault'])}",
-        notes=(*notes, *(f"{text} This names no node for certain" for text in doubts)),
-        culprits=tuple(culprits),
-        flags=(PARTLY_KNOWN,) if untold else (),
-    )
+    ]
+    answer.remarks += [because("text", f"also missing data: {_listed(untold)}")] if untold else []
+    answer.remarks += [because("text", f"{text} This names no node for certain") for text in doubts]
+    reason = f"{len({host for host, *_ in accused})} of {nodes} not as expected: {_listed(told['fault'])}"
+    answer.outcome, answer.reasons = "failed", [because("text", reason)]
+    answer.flags = [PARTLY_KNOWN] if untold else []
+    return answer
 
 
 def _found(name: str, case: NodeCase, evidence: Evidence) -> _Found:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from itertools import chain, compress
 
 import numpy as np
 
+from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.links import node_pairs, rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
@@ -28,6 +28,7 @@ from pytest_ddpscale.run.coverage import (
 )
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case
@@ -242,12 +243,13 @@ def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
         else:
             text += " (not certain: the software, or the other end of a link, may be at fault)"
         text += f"; look for its Xid: `dmesg | grep -i xid` on {place.host}"
-        found[Culprit("gpu", (place,), text, is_certain)] = {study for gang, _ in own for study in gang.studies}
+        found[Culprit("gpu", (place,), because("text", text), is_certain)] = {
+            study for gang, _ in own for study in gang.studies
+        }
     return dict(sorted(found.items(), key=lambda one: not one[0].is_certain))
 
 
-def with_gpu_errors(verdict: Verdict, study_id: str, evidence: Evidence) -> Verdict:
-    """A verdict on a study without a result, with the GPUs whose errors are the reason."""
-    if verdict.outcome != "error" or verdict.culprits:
-        return verdict
-    return replace(verdict, culprits=tuple(one for one, of in gpu_errors_in(evidence).items() if study_id in of))
+def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
+    """Name the GPUs whose errors are the reason why a study has no result."""
+    if answer.outcome == "error" and not answer.culprits:
+        answer.culprits = [one for one, of in gpu_errors_in(evidence).items() if study_id in of]

@@ -17,9 +17,10 @@ from pytest_ddpscale.judge.stats import OPEN
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import CPU, Culprit
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import LOW_UTILIZATION, POWER_UNKNOWN
+from pytest_ddpscale.run.verdicts import LOW_UTILIZATION
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -138,14 +139,15 @@ def doubt_stalled_devices(judged: Judged, place: int, measured: ArmRounds, told:
         known = {told.place_of(row).identity for row in np.flatnonzero(is_known).tolist()}
         is_ours = measured.present[~measured.single_sample].any(axis=0)  # not imported
         needed = {place.identity for place in measured.ranks.rank_places[is_ours] if place.uuid != CPU}
-        judged.note(place, "" if needed <= known else POWER_UNKNOWN)
+        judged.note(place, None if needed <= known else because("power-unknown"))
         return
     culprits, reason = [], ""
     for windows in stalled:
         device, watts = windows.place_of(0), np.nanmedian(mean_power_w(windows))
         power = f"{watts:.0f} W of {windows.power_limit_w[0]:.0f} W"
         # Not certain: the GPU may be waiting for a peer.
-        culprits.append(Culprit("gpu", (device,), f"stalled in {len(windows)} rounds: {power}", is_certain=False))
+        why = because("text", f"stalled in {len(windows)} rounds: {power}")
+        culprits.append(Culprit("gpu", (device,), why, is_certain=False))
         reason = reason or f"{device.number} on {device.host} is {_IN_WORDS['stalled']} ({power})"
     judged.codes[place], judged.culprits[place] = OPEN, tuple(culprits)
-    judged.reasons[place] = f"{reason}, so its utilization proves nothing"
+    judged.reasons[place] = because("text", f"{reason}, so its utilization proves nothing")

@@ -25,7 +25,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import unless_most_fail
+from pytest_ddpscale.judge.agreement import name_unless_most_fail
+from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.stats import FAILED, PASSED
@@ -37,8 +38,9 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
-from pytest_ddpscale.run.verdicts import WRONG_DATA, Verdict
+from pytest_ddpscale.run.verdicts import WRONG_DATA
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray, ObjectArray
 from pytest_ddpscale.util.listing import first_few
 
@@ -97,18 +99,17 @@ def node_pairs(rails: Rails) -> tuple[IntArray, FloatArray, IntArray]:
     return pairs, gbps, of.reshape(-1)
 
 
-def with_slow_node_pairs(verdict: Verdict, evidence: Evidence, explained: Sequence[Hosts] = ()) -> Verdict:
-    """Add nodes and links that communicate slowly as culprits to a verdict on ranks of several nodes.
+def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence[Hosts] = ()) -> None:
+    """Name nodes and links that communicate slowly, for ranks of several nodes.
 
-    Links of a host that the verdict certainly blames for slow computation are not accused. If it is known between which
-    hosts communication is slow, nodes and links that explain none of that are left out.
+    Links of a host that is certainly blamed for slow computation are not accused. If it is known between which hosts
+    communication is slow, nodes and links that explain none of that are left out.
     """
-    faults = _faults(evidence, frozenset(culprit.host for culprit in verdict.culprits if culprit.is_certain))
+    faults = _faults(evidence, frozenset(culprit.host for culprit in answer.culprits if culprit.is_certain))
     faults = [one for one in faults if not explained or any(map(set(one.hosts).issubset, explained))]
-    if not faults:
-        return verdict
-    reason = f"{verdict.reason}; communication is slow at {' and '.join(map(_described, faults[:2]))}"
-    return replace(verdict, culprits=(*verdict.culprits, *faults), reason=reason)
+    if faults:
+        answer.reasons.append(because("text", f"communication is slow at {' and '.join(map(_described, faults[:2]))}"))
+        answer.culprits += faults
 
 
 def slow_links(evidence: Evidence) -> dict[str, set[str]]:
@@ -123,7 +124,7 @@ def _faults(evidence: Evidence, excused: frozenset[str]) -> list[Culprit]:
 
 def _described(fault: Culprit) -> str:
     kind = "node" if fault.kind == "node" else "the link between"
-    return f"{kind} {' and '.join(fault.hosts)} ({fault.evidence})"
+    return f"{kind} {' and '.join(fault.hosts)} ({fault.because.args[0]})"
 
 
 def find_link_faults(rails: Rails, device_type: DeviceType, excused: Set[str] = frozenset()) -> list[Culprit]:
@@ -156,7 +157,7 @@ def find_link_faults(rails: Rails, device_type: DeviceType, excused: Set[str] = 
             words = f"only local rank {' and '.join(str(end.local_rank) for end in only)}: " if only else ""
         typical = float(np.median(gbps[mine]))
         evidence = f"{words}{typical:.3g} GB/s, others reach {usual:.3g} GB/s ({mine.sum()} measurements)"
-        return typical, Culprit("link" if len(accused) == 2 else "node", (*ends,), evidence)
+        return typical, Culprit("link" if len(accused) == 2 else "node", (*ends,), because("text", evidence))
 
     found = list[Culprit]()
     for kind in ([(node,) for node in standings.confirmed_nodes], standings.confirmed_links):
@@ -166,20 +167,20 @@ def find_link_faults(rails: Rails, device_type: DeviceType, excused: Set[str] = 
         own = (nodes == node).any(axis=1)
         there, elsewhere = (f"{stalled[side].sum()} of {side.sum()} pairs" for side in (own, ~own))
         evidence = f"messages stall, as after a lost packet, in {there} with it and {elsewhere} without it"
-        found.append(Culprit("node", (Place(hosts[node]),), evidence, is_certain=False))
+        found.append(Culprit("node", (Place(hosts[node]),), because("text", evidence), is_certain=False))
     return found
 
 
-def with_probe_culprits(
-    verdict: Verdict, probe: Arm, places: Sequence[JudgedPlace], codes: IntArray, values: FloatArray,
+def name_probe_culprits(
+    answer: Answer, probe: Arm, places: Sequence[JudgedPlace], codes: IntArray, values: FloatArray,
     evidence: Evidence, limit: float | None = None,
-) -> Verdict:  # fmt: skip
-    """Add the culprits to a verdict on all places that failed, by the rules of this module.
+) -> None:  # fmt: skip
+    """Name the culprits of all places that failed, by the rules of this module.
 
-    Between nodes a verdict may be inconclusive because a node's messages stall, so these get what node pairs show too.
+    Between nodes the answer may be inconclusive because a node's messages stall, so these get what node pairs show too.
 
     Args:
-        verdict: on all places.
+        answer: for all places.
         probe: the arm.
         places: that were judged.
         codes: `stats.PASSED` …, (places,).
@@ -187,19 +188,19 @@ def with_probe_culprits(
         evidence: of the run.
         limit: by which a GPU may be slower than its peers; without it certainty does not depend on them.
     """
-    if verdict.outcome not in ("failed", "inconclusive"):
-        return verdict
+    if answer.outcome not in ("failed", "inconclusive"):
+        return
     on_hosts, kind = defaultdict[Hosts, list[int]](list), places[0].kind
     for i, place in enumerate(places):
         on_hosts[tuple(dict.fromkeys(end.host for end in place.ends)) or (place.host,)].append(i)
     is_between = any(len(hosts) > 1 for hosts in on_hosts)
     if is_between or kind == "gang":
         failing = [hosts for hosts, at in on_hosts.items() if is_between and (codes[at] == FAILED).any()]
-        verdict = with_slow_node_pairs(verdict, evidence, failing)
-    if verdict.outcome != "failed" or kind == "gang":
-        return verdict
+        name_slow_node_pairs(answer, evidence, failing)
+    if answer.outcome != "failed" or kind == "gang":
+        return
     noun, unit = places[0].noun, METRICS[KINDS[probe.operation.kind].metric].unit
-    name, others = verdict.id.partition("[")[2].removesuffix("]"), medians_of_others(values[np.newaxis])[0]
+    name, others = answer.blank.id.partition("[")[2].removesuffix("]"), medians_of_others(values[np.newaxis])[0]
 
     def told(mine: IntArray) -> str:
         """``2 of its 3 pairs fail send-recv-1gib-4gpu, the worst at 5 GB/s; the median of all others is 20 GB/s``."""
@@ -215,12 +216,12 @@ def with_probe_culprits(
         mine = np.array(at)
         failed, where = mine[codes[mine] == FAILED], tuple(map(Place, hosts))
         if is_between:
-            if len(failed) and not any(set(culprit.hosts).issubset(hosts) for culprit in verdict.culprits):
+            if len(failed) and not any(set(culprit.hosts).issubset(hosts) for culprit in answer.culprits):
                 where = places[failed[0]].ends if len(failed) == 1 else where
-                culprits.append(Culprit("link", where, told(mine), is_certain=False))
+                culprits.append(Culprit("link", where, because("text", told(mine)), is_certain=False))
             continue
         if len(on_hosts) > 1 and len(failed) == len(mine) > 1:
-            culprits.append(Culprit("node", where, told(mine)))
+            culprits.append(Culprit("node", where, because("text", told(mine))))
             continue
         if kind == "link":
             slow = _explaining(ranks[mine], codes[mine])
@@ -229,16 +230,17 @@ def with_probe_culprits(
             for end in (*slow, *shared):
                 text, whose = told(mine[(ranks[mine] == end).any(axis=1)]), "its own" if end in slow else "these"
                 text += f": the GPU or {whose} links are at fault"
-                culprits.append(Culprit("gpu", (devices[end],), text, is_certain=end in slow))
+                culprits.append(Culprit("gpu", (devices[end],), because("text", text), is_certain=end in slow))
             failed = failed[: 0 if shared else None]
         for i in failed.tolist():
             text, is_alike = told(np.array([i])), False
             if kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit):
                 text, is_alike = f"{text}; within {100 * limit:.3g} % of it, so all may be slow", True
-            culprits.append(Culprit(kind, places[i].ends or where, text, is_certain=not is_alike))
-    if is_between and verdict.culprits:
-        return replace(verdict, culprits=(*verdict.culprits, *culprits))
-    return unless_most_fail(verdict, culprits, codes, len(evidence.plan.layout.groups_of_round(probe)), noun)
+            culprits.append(Culprit(kind, places[i].ends or where, because("text", text), is_certain=not is_alike))
+    if is_between and answer.culprits:
+        answer.culprits += culprits
+    else:
+        name_unless_most_fail(answer, culprits, codes, len(evidence.plan.layout.groups_of_round(probe)), noun)
 
 
 def _explaining(ends: IntArray, codes: IntArray) -> list[int]:
@@ -257,15 +259,15 @@ def _shared(pairs: Collection[Sequence[T]]) -> set[T]:
     return set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
 
 
-def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmRounds) -> Verdict:
-    """The verdict on speed, failed if any result was wrong, in complete rounds or not.
+def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
+    """Let the answer on speed fail if any result was wrong, in complete rounds or not.
 
     A device that works alone is at fault; of several links of a node that have an end in common, that. In a collective
     a rank that sees wrong data is only a witness, because others may have sent it. Then the node that all ranks of the
     group are on is certainly at fault, and no GPU is.
     """
     if not probed.wrong.any():
-        return verdict
+        return
     operation, ranks, is_alone = probe.operation, probed.ranks, probe.operation.is_single_device
     did, rounds = "computed" if operation.kind == "matmul" else "moved", len(np.unique(probed.numbers))
     seen, pairs = defaultdict[Culprit, set[int]](set), defaultdict[str, set[tuple[Place, ...]]](set)
@@ -273,28 +275,28 @@ def with_wrong_data(verdict: Verdict, probe: Arm, probed: ArmRounds) -> Verdict:
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
         ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
         is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), did if is_alone else "saw", is_alone)]
+        accused = [Culprit("gpu", (one,), because(did if is_alone else "saw"), is_alone)]
         if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
-            accused = [Culprit("link", ends, did, is_within)]
+            accused = [Culprit("link", ends, because(did), is_within)]
             pairs[ends[0].host].add(ends)
         elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
-            accused.append(Culprit("node", (Place(one.host),), did))
+            accused.append(Culprit("node", (Place(one.host),), because(did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
     culprits = dict[Culprit, None]()
     for culprit, wrong in sorted(seen.items(), key=lambda one: one[0].kind == "gpu"):
-        text, own = f"{culprit.evidence} wrong data in {len(wrong)} of {rounds} rounds", pairs[culprit.host]
+        text, own = f"{culprit.because.code} wrong data in {len(wrong)} of {rounds} rounds", pairs[culprit.host]
         if culprit.kind == "link" and (shared := _shared(own)):
-            culprit = Culprit("gpu", (*shared,), "")
+            culprit = Culprit("gpu", (*shared,), culprit.because)
             text = f"{did} wrong data with {len(own)} others: the GPU is at fault, not its links"
-        culprits[replace(culprit, evidence=text, computed_wrong=True)] = None
+        culprits[replace(culprit, because=because("text", text), computed_wrong=True)] = None
     identities = {culprit.identity for culprit in culprits}
-    others = tuple(culprit for culprit in verdict.culprits if culprit.identity not in identities)
-    reason = f"{did} wrong data, {_seen(probed)}"
-    if verdict.outcome in ("failed", "error"):
-        reason += f"; also: {verdict.reason}"
-    flags = (*verdict.flags, WRONG_DATA)
-    return replace(verdict, outcome="failed", reason=reason, culprits=(*culprits, *others), flags=flags)
+    others = [culprit for culprit in answer.culprits if culprit.identity not in identities]
+    also = [because("also", one) for one in answer.reasons[:1] if answer.outcome in ("failed", "error")]
+    also += answer.reasons[1:] if also else []
+    answer.outcome, answer.culprits = "failed", [*culprits, *others]
+    answer.reasons = [because("text", f"{did} wrong data, {_seen(probed)}"), *also]
+    answer.flags.append(WRONG_DATA)
 
 
 def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[str]:

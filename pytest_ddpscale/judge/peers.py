@@ -203,34 +203,27 @@ class Slow(NamedTuple):
 
 
 def find_slow(times_s: FloatArray, limit: float) -> Slow:
-    """Places that are slow by the rule of this module; or the slower of two groups if these are more, or open.
+    """Places that are slow by the rule of this module, each by itself.
 
     Args:
         times_s: of places that should be alike, NaN where one was absent, (rounds, places).
         limit: as of `compare`.
     """
-    groups, times_s = find_groups(times_s, limit), of_enough_rounds(times_s)
+    times_s = of_enough_rounds(times_s)
     logs, line, half = np.log(times_s / medians_of_others(times_s)), math.log1p(limit), len(times_s) // 2
     compared = compare(times_s, limit)
-    windows, peers = [(compared, np.ones(logs.shape[1], np.bool_))], compared.peers
+    windows = [(compared, np.ones(logs.shape[1], np.bool_))]
     if half >= MINIMUM_ROUNDS:
         # Without the condition, and at one look, ordinary differences would have two chances to look large.
         got_slower = median_over_rounds(logs[half:]) - median_over_rounds(logs[:half]) >= line / 2
         windows.append((compare(times_s[half:], limit, looks=2), got_slower))
     are_slow = find_slow_at_times(times_s, limit)
-    are_certain = are_slow & (peers >= FEWEST_PEERS_OF_FAR)
+    are_certain = are_slow & (compared.peers >= FEWEST_PEERS_OF_FAR)
     for found, where in windows:
         is_norm = 2 * (found.low > 1).sum() > (~np.isnan(found.low)).sum()  # what most do is the norm
         few = (found.peers < FEWEST_PEERS) & (found.low > 1 + limit) & (not is_norm)
         are_slow, are_certain = are_slow | (where & (found.beyond | few)), are_certain | (where & found.beyond)
-    (fast, group, distance), at = groups, np.flatnonzero(are_slow)
-    is_minority = len(group) < len(fast) and distance >= line
-    if len(group) > len(at) or (len(group) and not is_minority):
-        logs = relative_logs(times_s)
-        logs -= np.median(median_over_rounds(logs)[fast])
-        are_certain[:], peers = is_minority, np.full_like(peers, len(fast))
-        return described(logs, group, are_certain, peers, distance)._replace(faster=fast)
-    return described(logs, at, are_certain, peers, line)
+    return described(logs, np.flatnonzero(are_slow), are_certain, compared.peers, line)
 
 
 def described(logs: FloatArray, at: IntArray, are_certain: BoolArray, peers: IntArray, line: float) -> Slow:
@@ -278,18 +271,18 @@ def find_slow_at_times(times_s: FloatArray, limit: float) -> BoolArray:
     return found
 
 
-def find_groups(times_s: FloatArray, limit: float) -> tuple[IntArray, IntArray, float]:
-    """Columns of the faster and of the slower of two groups of places, and the distance of the medians of their logs.
-
-    None of either if there are not two by the rule of this module.
-    """
+def find_groups(times_s: FloatArray, limit: float) -> Slow:
+    """The slower of two groups of places; nobody if there are not two by the rule of this module."""
     logs, line = relative_logs(of_enough_rounds(times_s)), math.log1p(WATCHED_SHARE * limit)
-    fast, slow, distance, gap = split_at_gap(median_over_rounds(logs))
-    if distance >= line and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance):
-        _, reaches = averages_of(logs[:, np.append(fast, slow)])
-        if distance > math.sqrt(2) * np.median(reaches):  # for two single places; that of medians is smaller
-            return fast, slow, distance
-    return fast[:0], slow[:0], 0.0
+    values = median_over_rounds(logs)
+    fast, slow, distance, gap = split_at_gap(values)
+    is_apart = distance >= line and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
+    if is_apart:  # the reach is that of two single places; that of medians is smaller
+        is_apart = distance > math.sqrt(2) * float(np.median(averages_of(logs[:, np.append(fast, slow)])[1]))
+    norm, slow = median_over_rounds(values[fast, np.newaxis]), slow[: is_apart * len(slow)]
+    is_minority = len(slow) < len(fast) and distance >= math.log1p(limit)
+    certain, peers = np.full(len(values), is_minority), np.full(len(values), len(fast))
+    return described(logs - norm, slow, certain, peers, distance)._replace(faster=fast[: is_apart * len(fast)])
 
 
 def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, float, float]:

@@ -21,7 +21,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,16 +34,17 @@ from pytest_ddpscale.judge.peers import (
     find_groups,
     find_slow_at_times,
     median_over_rounds,
-    of_enough_rounds,
     relative_logs,
     split_at_gap,
 )
-from pytest_ddpscale.judge.slow import OwnPace, columns_in, own_pace_of, own_pace_s, pace_in, study_before
+from pytest_ddpscale.judge.slow import NO_PACE, OwnPace, columns_in, own_pace_of, own_pace_s, pace_in, study_before
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, groups_of
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.table import once
 from pytest_ddpscale.run.verdicts import AgainstSlowest
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray
@@ -74,13 +74,14 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
         evidence: of the run.
         values: of weak scaling, not against the slowest.
     """
-    pace, found = own_pace_of(study, evidence), groups_of(case.question, study, evidence)
+    pace, found = own_pace_of(evidence, study), groups_of(case.question, study, evidence)
     arms, (of_baseline, at) = Arms(found.arms[-1], found.arms[0], case.world_size).paired, found.columns
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
     if pace is None or not measured.seconds.size:
         return None
-    known = evidence.once(("known before", study.id), lambda: _known_before(pace, study, evidence))
-    before = known[np.searchsorted(pace.numbers, measured.numbers)][:, columns_in(pace.ranks, ranks)[at]]
+    before = _known_before(evidence, study)[np.searchsorted(pace.numbers, measured.numbers)][
+        :, columns_in(pace.ranks, ranks)[at]
+    ]
     own_s = np.where(np.isnan(before), np.nan, own_pace_s(measured))
     slowest = np.where(np.isnan(own_s), -np.inf, before).argmax(axis=-1, keepdims=True)
     turns = np.where(baseline.present, columns_in(ranks, found.merged[0].ranks)[of_baseline], -1)
@@ -91,7 +92,8 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
     return replace(values, numbers=measured.numbers, samples=np.ascontiguousarray(samples.T), missing={})
 
 
-def _known_before(pace: OwnPace, study: Study, evidence: Evidence) -> FloatArray:
+@once
+def _known_before(evidence: Evidence, study: Study) -> FloatArray:
     """Mean of each rank's relative log before each of the rounds of its pace, and after them.
 
     Before the first round it is that of the study before. NaN where nothing is known, as in the last column, which is
@@ -103,9 +105,10 @@ def _known_before(pace: OwnPace, study: Study, evidence: Evidence) -> FloatArray
         count, total = np.cumsum(np.pad([~np.isnan(logs), np.nan_to_num(logs)], ((0, 0), (1, 0), (0, 1))), axis=1)
         return np.asarray(total / np.where(count > 0, count, np.nan))
 
-    known, before = means(pace), study_before(study, evidence.plan.studies)
-    earlier = None if before is None else own_pace_of(before, evidence)
-    if earlier is not None:
+    before = study_before(study, evidence.plan.studies)
+    pace, earlier = own_pace_of(evidence, study) or NO_PACE, own_pace_of(evidence, before) if before else None
+    known = means(pace)
+    if earlier:
         known[0, :-1] = means(earlier)[-1, columns_in(earlier.ranks, pace.ranks)]
     return known
 
@@ -122,7 +125,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         study: that measured it.
         own: values against the slowest GPU, at the same places.
     """
-    pace = own_pace_of(study, judged.evidence, last_round(judged.groups))
+    pace = own_pace_of(judged.evidence, study, last_round(judged.groups))
     if pace is None or not np.isin(judged.codes, (OPEN, FAILED)).any():
         return
     limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
@@ -132,33 +135,28 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
     are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
     key = "spread", study.id, judged.case.id, judged.case.peers
     for place in np.flatnonzero(are_looked_at).tolist():
-        found, code, before = second.verdict_on(place), int(second.codes[place]), float(judged.found.values[place])
+        before, (value, interval, _) = float(judged.found.values[place]), second.numbers(place)
         shown = judged.evidence.once(key, lambda: _find(judged, study, own, pace))
-        why_not, why_open, slowest, behind = (of_each[place] for of_each in shown)
-        assert found.value is not None
-        against = AgainstSlowest(found.value, found.interval, slowest, float(behind))
-        value = f"{100 * found.value:.1f} % against the slowest GPU"
+        why_not, why_open, slowest, behind = (of_each[place].item() for of_each in shown)
+        code, against = int(second.codes[place]), AgainstSlowest(value, interval, slowest, behind)
+        if code != FAILED and not why_open and value > before * (1 + limit):
+            why_not = why_not or "excuses-too-much"
+        why = because(why_not or why_open, limit, judged.case.peers.nodes)
+        if code != FAILED and why_not:
+            judged.note(place, because("not-excused", why))
+        if why_not or (code == FAILED and judged.codes[place] != FAILED):
+            continue
+        judged.against[place] = against
         if code == FAILED:
-            if judged.codes[place] == FAILED and not why_not:
-                judged.reasons[place], judged.against[place] = f"{judged.told(place)}; {value} does, too", against
-            continue
-        if not why_open and found.value > before * (1 + limit):
-            why_not = why_not or "it would excuse more than the limit of a GPU"
-        if why_not:
-            judged.note(place, f"not excused as spread: {why_not}")
-            continue
-        judged.codes[place], judged.against[place] = OPEN if why_open else code, against
-        if why_open:
-            judged.reasons[place] = f"{value}, not shown to be spread alone: {why_open}"
-            continue
-        judged.reasons[place] = f"{value}: {found.reason}"
-        for note in found.notes:
-            judged.note(place, f"against the slowest GPU {note}")
-        if code == PASSED:
-            judged.reasons[place] = (
-                f"{value} keeps the bound; {100 * (found.value - before):.1f} points of the loss are the spread of "
-                f"its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
-            )
+            judged.reasons[place] = because("missed-by-the-slowest", judged.why(place), value)
+        elif why_open:
+            judged.codes[place], judged.reasons[place] = OPEN, because("perhaps-spread", value, why)
+        else:
+            judged.codes[place], judged.reasons[place] = code, because("by-the-slowest", value, second.why(place))
+            for note in (note for note, at in second.notes.items() if place in at):
+                judged.note(place, because("against-the-slowest", note))
+        if judged.codes[place] == PASSED:
+            judged.reasons[place] = because("spread-excused", value, before, slowest, behind, limit)
 
 
 def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tuple[Any, ...]:
@@ -182,7 +180,7 @@ def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tupl
         *_, apart, gap = split_at_gap(median_over_rounds(relative_logs(times_s)))
         return gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART)
 
-    compared, (_, group, apart) = compare(times_s, limit), find_groups(of_enough_rounds(times_s), limit)
+    compared, group = compare(times_s, limit), find_groups(times_s, limit)
     far = math.inf if nodes_limit is None else nodes_limit
     nodes, node = compare(pace.of_nodes_s, far), np.unique(ranks.hosts, return_inverse=True)[1][at]
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
@@ -195,47 +193,44 @@ def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tupl
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
     busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
     rules: dict[str, Any] = {
-        "the own pace of some of its GPUs was not read": any_of(at < 0),
+        "pace-unread": any_of(at < 0),
         "": np.isnan(most),  # it is not known yet
-        "its GPUs have too few peers": len(ranks) < FEWEST_RANKS,
-        f"a GPU is more than {100 * limit:.3g} % slower than its peers": any_of(compared.low[at] > 1 + limit),
-        "a GPU is far slower than its peers at times": any_of(find_slow_at_times(times_s, limit)[at]),
-        "GPUs fall into two groups": apart > math.log1p(limit),
-        "nodes are not compared with each other": are_nodes and nodes_limit is None,
-        f"its node is more than {100 * far:.3g} % slower": any_of(nodes.low[node] > 1 + far),
-        "GPUs that compute alone differ less": most > most_alone + _SMALLER_WAIT,
+        "few-peers": len(ranks) < FEWEST_RANKS,
+        "gpu-beyond": any_of(compared.low[at] > 1 + limit),
+        "gpu-at-times": any_of(find_slow_at_times(times_s, limit)[at]),
+        "gpus-in-groups": median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit,
+        "nodes-not-compared": are_nodes and math.isinf(far),
+        "node-beyond": any_of(nodes.low[node] > 1 + far),
+        "alike-alone": most > most_alone + _SMALLER_WAIT,
         # Before the first round of all it is unknown which GPU is slowest.
-        "forward times lack in some rounds": lacking[:, 1:].any(axis=1),
-        "it is unknown how busy its GPUs were, so forward times may contain waiting for the host": (count == 0)
-        | (count < SHARE_OF_ROUNDS * judged.values.rounds()),
-        "GPUs were idle at times: forward times may contain waiting": busy < HOST_BOUND_UTILIZATION * count,
+        "forward-lacking": lacking[:, 1:].any(axis=1),
+        "busy-unknown": (count == 0) | (count < SHARE_OF_ROUNDS * judged.values.rounds()),
+        "idle-at-times": busy < HOST_BOUND_UTILIZATION * count,
     }
     if not evidence.goes_on:  # else telemetry is read after the measurement
         who = [measured.ranks.places[one] for one in column.tolist()]
         arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm.name]
-        told = [evidence.once(("held down", study.id, arm), partial(_held_down, study, arm, evidence)) for arm in arms]
-        polled = np.array([told[0][0][one] for one in who])
-        rounds = measured.present.sum(axis=0)[column]
-        rules["heat and power of its GPUs are not known"] = any_of(polled < SHARE_OF_ROUNDS * rounds)
+        told = [_held_down(evidence, study.id, arm) for arm in arms]
+        polled, rounds = np.array([told[0][0][one] for one in who]), measured.present.sum(axis=0)[column]
+        rules["heat-unknown"] = any_of(polled < SHARE_OF_ROUNDS * rounds)
         held = set[Any]().union(*(held for _, held in told))
-        rules["a GPU was held down by heat, power supply or board"] = any_of([one in held for one in who])
+        rules["held-down"] = any_of([one in held for one in who])
     open_rules: dict[str, Any] = {
-        "the pace of its GPUs is not known yet": np.isnan(most),
-        f"not every GPU is certain to be within {100 * limit:.3g} % of its peers": any_of(~compared.within[at]),
-        "its GPUs may be two groups": [
-            bool(len(group)) or may_be_two(times_s[:, at[place == one]]) for one in range(places)
-        ],
-        "its node is not certain to be within theirs": are_nodes & any_of(~(nodes.high[node] < 1 + far)),
+        "pace-unknown": np.isnan(most),
+        "gpu-open": any_of(~compared.within[at]),
+        "perhaps-groups": [bool(len(group.at)) or may_be_two(times_s[:, at[place == one]]) for one in range(places)],
+        "node-open": are_nodes & any_of(~(nodes.high[node] < 1 + far)),
     }
     firsts = (np.select([*map(np.asarray, one.values())], [*one], "") for one in (rules, open_rules))
     names = [f"{gpu.number} on {gpu.host}" for gpu in ranks.rank_places[slowest]]
     return *firsts, np.where(np.isnan(most), "", names), np.nan_to_num(most, nan=1.0) - 1
 
 
-def _held_down(study: Study, arm: str, evidence: Evidence) -> tuple[Counter[tuple[str, int]], Set[tuple[str, int]]]:
+@once
+def _held_down(evidence: Evidence, study_id: str, arm: str) -> tuple[Counter[tuple[str, int]], Set[tuple[str, int]]]:
     """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
     told = evidence.telemetry
-    told = told.of(told.rows_of_arm(study.id, arm))
+    told = told.of(told.rows_of_arm(study_id, arm))
     is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
     polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
     return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}

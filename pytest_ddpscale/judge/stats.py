@@ -54,8 +54,8 @@ import numpy.typing as npt
 
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.util.digits import percent
 
 # Lag-one correlations between rounds for which the interval is valid.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -78,23 +78,6 @@ NEGLIGIBLE_DRIFT = 0.001
 FAR = 2.0  # values all of which are as far from the bound need no interval
 WIDEST = 1000.0  # an interval that reaches to so many times its value says nothing
 PASSED, OPEN, FAILED, IMPOSSIBLE, ABSENT = 1, 0, -1, -2, -3  # codes of places
-# Why a series has its code: reason codes, with their sentences.
-REASONS = {
-    "kept": "the whole interval keeps the bound",
-    "missed": "the whole interval misses the bound",
-    "inside": "the bound lies inside the interval",
-    "far": f"no round comes within a factor of {FAR:g} of the bound",
-    "early": "not final after {rounds} of {limit} rounds: a trend within the noise or one odd round may still cross "
-    "the bound",
-    "varied": "{rounds} rounds vary too much for an interval",
-    "few": f"{{rounds}} rounds; expected at least {FEWEST_ROUNDS}",
-    "unsure": "{rounds} rounds are too few for a confidence of {confidence:g}",
-    "impossible": "an impossible value was measured: {values}",
-}
-_SINGLE_SAMPLE_NOTES = (
-    "one imported value: it has no interval of its own",
-    "one imported sample: the interval comes from the standard deviation of its steps, taken as independent",
-)
 
 
 class Found(NamedTuple):
@@ -102,8 +85,7 @@ class Found(NamedTuple):
 
     value: float
     interval: tuple[float, float] | None
-    note: str = ""
-    too_few: str = ""
+    too_few: Reason | None = None
     correlation: float | None = None
 
 
@@ -155,7 +137,7 @@ class Estimated:
         return replace(self, **{name: np.where(where, getattr(strict, name), getattr(self, name)) for name in names})
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
-        """Codes of each series, and why: keys of `REASONS`.
+        """Codes of each series, and codes of reasons.
 
         Passed or failed if the whole interval is on that side of the bound and this would last, or each round is far
         beyond it; open if the bound lies inside or there are too few rounds; impossible if a value is.
@@ -186,33 +168,31 @@ class Estimated:
         code = np.where(np.isin(why, ("far", "kept", "missed")), np.where(keeps, PASSED, FAILED), OPEN)
         return np.where(why == "impossible", IMPOSSIBLE, code), why
 
-    def told(self, row: int, why: str) -> str:
-        """The sentence of a reason."""
+    def why(self, row: int, code: str) -> Reason:
+        """The reason of a code of `against`."""
         rounds = int(self.rounds[row])
-        return REASONS[why].format(
-            rounds=rounds, limit=self.limit, confidence=self.confidences[row], values=self.series[row, :rounds].tolist()
-        )
+        last = {"impossible": str(self.series[row, :rounds].tolist()), "unsure": float(self.confidences[row])}
+        return because(code, rounds, last.get(code, self.limit if code == "early" else 0))
 
-    def note(self, row: int) -> str:
-        """For the reader: that a series drifts, or is a single sample; empty if neither."""
+    def note(self, row: int) -> Reason | None:
+        """For the reader: that a series drifts, or is a single sample; None if neither."""
         if self.are_single[row]:
-            return _SINGLE_SAMPLE_NOTES[bool(self.errors[row] > 0)]
-        if math.isnan(change := float(self.drifts[row])) or math.isnan(self.low[row]):
-            return ""
-        text = percent(math.expm1(change), 1, signed=True) if self.scale == "factors" else f"{change:+.3g}"
-        return (
-            f"not steady: {text} from the first to the last third of {self.rounds[row]} rounds; judged as if this "
-            "continued"
-        )
+            return because("single-sample" if self.errors[row] > 0 else "single-value")
+        change = float(self.drifts[row])
+        if math.isnan(change) or math.isnan(self.low[row]):
+            return None
+        is_factor = self.scale == "factors"
+        told = round(math.expm1(change), 3) if is_factor else float(f"{change:.3g}")  # as it is said
+        return because("drift", told, is_factor, int(self.rounds[row]))
 
     def found(self, row: int) -> Found:
         """One of the series."""
         value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
         if math.isnan(low):
             why = "impossible" if math.isnan(value) else "few" if self.rounds[row] < FEWEST_ROUNDS else "unsure"
-            return Found(value, None, too_few=self.told(row, why))
+            return Found(value, None, self.why(row, why))
         correlation = float(self.correlations[row])
-        return Found(value, (low, high), self.note(row), "", None if math.isnan(correlation) else correlation)
+        return Found(value, (low, high), None, None if math.isnan(correlation) else correlation)
 
 
 def estimate(

@@ -18,19 +18,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_ddpscale.judge.links import with_probe_culprits
+from pytest_ddpscale.judge.answer import Answer
+from pytest_ddpscale.judge.links import name_probe_culprits
 from pytest_ddpscale.judge.peers import (
     FEWEST_PEERS_OF_FAR,
     Compared,
     compare,
-    described,
     find_groups,
     find_slow,
     find_slow_at_times,
-    medians_of_others,
-    of_enough_rounds,
 )
-from pytest_ddpscale.judge.slow import OwnPace, arms_read, culprits_of, groups_text, pace_in
+from pytest_ddpscale.judge.slow import arms_read, culprits_of, pace_in, two_groups
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
@@ -39,172 +37,148 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Verdict
+from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
-from pytest_ddpscale.util.arrays import IntArray
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
 
-def judge_uniformity(blank: Verdict, case: Case, study: Study, evidence: Evidence, due: int) -> Verdict:
-    """The verdict on the uniformity of GPUs or of nodes.
+def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Evidence, due: int) -> None:
+    """The answer on the uniformity of GPUs or of nodes.
 
     Args:
-        blank: the verdict ``not_measured``.
+        answer: the blank one.
         case: a requirement of `reads_own_pace`.
         study: that trained its workload.
         evidence: of the run.
         due: number of rounds that were begun and timed the arm.
     """
-    arm, layout = arms_read(case.question, study)[-1], evidence.plan.layout
+    arm, layout, limit = arms_read(case.question, study)[-1], evidence.plan.layout, case.requirement.bound - 1
     pace = pace_in(study, arm, evidence)
-    if not len(pace.numbers):
-        return replace(blank, reason=f"no complete round of {arm.name} in {study.id}")
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
     read = int((~pace.are_unread).sum())
-    missing = "" if read == expected else f"own pace timed in every round on {read} of {expected} GPUs"
+    missing = because("own-pace-lacks", read, expected)
     if np.isnan(pace.times_s).all():
-        return replace(blank, reason=missing)
-    is_of_nodes, limit = case.requirement.definition is NODE_UNIFORMITY, case.requirement.bound - 1
-    places = [f"{place.number} of {place.host}" for place in pace.ranks.rank_places]
-    names, noun = (list(pace.ranks.by_host), "nodes") if is_of_nodes else (places, "GPUs")
-    compared = compare(pace.of_nodes_s if is_of_nodes else pace.times_s, limit)
+        answer.reasons = [missing if len(pace.numbers) else because("no-own-round", arm.name, study.id)]
+        return
+    times_s, names, noun = pace.times_s, [f"{one.number} of {one.host}" for one in pace.ranks.rank_places], "GPUs"
+    rounds = (~np.isnan(times_s)).sum(axis=0)
+    counts, is_of_nodes = rounds > -1, case.requirement.definition is NODE_UNIFORMITY
     if is_of_nodes:  # the median of a node whose GPU is missing is another one's
-        rounds = (~np.isnan(pace.times_s)).sum(axis=0)
-        least_of_nodes = np.array([rounds[at].min() for at in pace.ranks.by_host.values()])
-        is_whole = least_of_nodes >= rounds.max() - layout.takes_turns(arm)
-        compared = replace(compared, beyond=compared.beyond & is_whole, within=compared.within & is_whole)
-    verdict = verdict_on_places(blank, compared, names, noun, missing, limit)
-    least = int(compared.rounds[compared.rounds > 0].min(initial=due))
-    if verdict.outcome in ("passed", "failed") and least < due:
-        reason = f"only {least} of {due} rounds are complete; the others could change the result"
-        return replace(verdict, outcome="inconclusive", reason=reason)
-    if verdict.outcome == "not_measured" or int(compared.rounds.max()) < FEWEST_ROUNDS:
-        return verdict
-    if not is_of_nodes:
-        return _with_slow_ranks(verdict, pace, compared, limit, places)
-    beyond = np.flatnonzero(compared.beyond) if verdict.outcome == "failed" else np.zeros(0, np.int64)
-    named = []
-    for at in beyond[np.argsort(-compared.ratio[beyond], kind="stable")].tolist():
-        ratio = float(compared.ratio[at])
-        evidence_of = f"{ratio:.2f}× the median of {compared.peers[at]} peers by its own pace"
-        is_certain = 2 * len(beyond) < len(names)
-        named.append(Culprit("node", (Place(names[at]),), evidence_of, is_certain, slowdown=ratio))
-    return replace(verdict, culprits=tuple(named))
+        times_s, names, noun = pace.of_nodes_s, [*pace.ranks.by_host], "nodes"
+        least = np.array([rounds[at].min() for at in pace.ranks.by_host.values()])
+        counts = least >= rounds.max() - layout.takes_turns(arm)
+    compared = compare(times_s, limit)
+    codes = _answer_on_places(answer, compared, names, noun, None if read == expected else missing, limit, counts)
+    told, beyond = int(compared.rounds[compared.rounds > 0].min(initial=due)), codes == FAILED
+    if answer.outcome in ("passed", "failed") and told < due:
+        answer.outcome, answer.reasons = "inconclusive", [because("incomplete-rounds", told, due)]
+    elif is_of_nodes:
+        for at in sorted(np.flatnonzero(beyond).tolist(), key=lambda at: -float(compared.ratio[at])):
+            ratio, is_certain = float(compared.ratio[at]), bool(2 * beyond.sum() < len(names))
+            why = because("node-by-own-pace", ratio, int(compared.peers[at]))
+            answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
+    elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
+        found, group = find_slow(times_s, limit), find_groups(times_s, limit)
+        at_times, is_passed = find_slow_at_times(times_s, limit), answer.outcome == "passed"
+        are_groups = len(group.at) > 0 and bool(not is_passed or np.median(group.ratio) >= 1 + limit)
+        rows = np.flatnonzero(at_times[found.at])
+        if answer.outcome == "failed":
+            is_minority, rows = 2 * max(beyond.sum(), len(group.at)) < len(names), np.flatnonzero(beyond[found.at])
+            found = found._replace(slowdown=found.ratio, are_certain=np.full(len(found.at), is_minority))
+        elif len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
+            answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[rows[0]]), None
+            answer.place, first = names[found.at[rows[0]]], culprits_of(pace.ranks, found, rows)[0]
+            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, first.because)]
+            are_groups = False
+        elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
+            answer.outcome, rows = "inconclusive", np.arange(len(group.at))
+            found = group._replace(are_certain=np.zeros_like(group.are_certain))
+        else:
+            return
+        if are_groups:
+            answer.reasons = [*([] if is_passed else answer.reasons), two_groups(pace.ranks, group)]
+        answer.culprits = culprits_of(pace.ranks, found, rows)
 
 
-def _with_slow_ranks(
-    verdict: Verdict, pace: OwnPace, compared: Compared, limit: float, places: Sequence[str]
-) -> Verdict:
-    """The verdict with the GPUs beyond the limit, with those that are slow at times, and with two groups of GPUs."""
-    found, at_times = find_slow(pace.times_s, limit), find_slow_at_times(pace.times_s, limit)
-    _, group, apart = find_groups(of_enough_rounds(pace.times_s), limit)
-    reasons, rows = [verdict.reason], np.flatnonzero(at_times[found.at])
-    if len(group) and (verdict.outcome != "passed" or apart >= np.log1p(limit)):
-        reasons = [*reasons[: verdict.outcome != "passed"], groups_text(pace.ranks, found)]
-    if verdict.outcome == "failed":
-        beyond, logs = compared.beyond, np.log(pace.times_s / medians_of_others(pace.times_s))
-        are_certain = np.full(len(beyond), 2 * max(beyond.sum(), len(group)) < len(beyond))
-        found = described(logs, np.flatnonzero(beyond), are_certain, compared.peers, np.log1p(limit))
-        found, rows = found._replace(slowdown=found.ratio), np.arange(beyond.sum())
-    elif len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
-        value, place = float(found.slowdown[rows[0]]), places[found.at[rows[0]]]
-        verdict = replace(verdict, outcome="failed", value=value, interval=None, place=place)
-        more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
-        reasons = [f"{place} is slow at times{more}: {culprits_of(pace.ranks, found, rows)[0].evidence}"]
-    elif reasons == [verdict.reason]:
-        return verdict
-    else:  # the median of others lies in the larger group, or between both, of which either may be the normal one
-        found, rows = found._replace(are_certain=np.zeros_like(found.are_certain)), np.arange(len(found.at))
-        verdict = replace(verdict, outcome="inconclusive")
-    return replace(verdict, reason="; ".join(reasons), culprits=tuple(culprits_of(pace.ranks, found, rows)))
-
-
-def verdict_on_places(
-    blank: Verdict, compared: Compared, places: Sequence[str], noun: str, missing: str, limit: float, due: int = 0
-) -> Verdict:
-    """The verdict of the comparison, without culprits; value and interval are those of the worst place.
+def _answer_on_places(
+    answer: Answer, compared: Compared, names: Sequence[str], noun: str, missing: Reason | None, limit: float,
+    counts: BoolArray,
+) -> IntArray:  # fmt: skip
+    """The answer of the comparison, without culprits; value and interval are those of the worst place. Returns codes.
 
     Args:
-        blank: the verdict ``not_measured``.
+        answer: the blank one.
         compared: the places.
-        places: their names, (places,).
+        names: of them, (places,).
         noun: what they are, in the plural.
-        missing: why not all of the plan was measured; empty if it was.
+        missing: why not all of the plan was measured; None if it was.
         limit: by which a place may be slower, 0.05 for 5 %.
-        due: number of rounds without which a place is undecided.
+        counts: whether a place was measured wholly, (places,); the others are undecided.
     """
-    ratio, rounds, least = compared.ratio, int(compared.rounds.max()), int(compared.rounds.min())
+    ratio, rounds = compared.ratio, int(compared.rounds.max())
+    counts = counts & (compared.rounds >= FEWEST_ROUNDS)
+    codes = np.select([compared.beyond & counts, compared.within & counts], [FAILED, PASSED], OPEN)
+    beyond, undecided = np.flatnonzero(codes == FAILED).tolist(), np.flatnonzero(codes != PASSED).tolist()
     if np.isnan(ratio).all() or rounds < FEWEST_ROUNDS:
-        reason = f"{rounds} rounds; expected at least {FEWEST_ROUNDS}"
-        return replace(blank, outcome="inconclusive", rounds=rounds, reason=reason)
-    is_enough = compared.rounds >= max(FEWEST_ROUNDS, due)
-    beyond, within = compared.beyond & is_enough, compared.within & is_enough
-    deciding = beyond if beyond.any() else ~np.isnan(ratio)
-    worst = int(np.argmax(np.where(deciding, ratio, -np.inf)))
-    told = replace(
-        blank, value=float(ratio[worst]), interval=(float(compared.low[worst]), float(compared.high[worst])),
-        rounds=least, place=places[worst],
-    )  # fmt: skip
-    are, its = ("are", "their") if noun == "pairs" else ("is", "its")
-    whom = f"{places[worst]} {are} {ratio[worst]:.3f}× the median of {its} {compared.peers[worst]} peers"
-    if beyond.any():
-        others = [places[at] for at in np.flatnonzero(beyond).tolist() if at != worst]
-        more = f" (so are {first_few(others)})" if others else ""
-        is_partly_known = missing or (~compared.beyond & ~compared.within).any()
-        reason = f"{whom}{more}, certainly more than {percent(limit)} slower"
-        return replace(told, outcome="failed", reason=reason, flags=(PARTLY_KNOWN,) if is_partly_known else ())
-    if missing:
-        return replace(blank, reason=missing)
-    if within.all():
-        reason = f"each of {len(places)} {noun} is within {percent(limit)} of its peers"
-        return replace(told, outcome="passed", reason=reason)
-    undecided = first_few([places[at] for at in np.flatnonzero(~within).tolist()])
-    reason = f"not certain to be within {percent(limit)} of their peers: {undecided}; {whom}"
-    few = f"; only {least} of {due} rounds are complete" if least < due else ""
-    return replace(told, outcome="inconclusive", reason=f"{reason}{few}")
+        answer.outcome, answer.rounds, answer.reasons = "inconclusive", rounds, [because("few", rounds)]
+        return codes
+    if missing and not beyond:
+        answer.reasons = [missing]
+        return codes
+    worst = max(beyond or range(len(names)), key=lambda at: float(np.nan_to_num(ratio[at])))
+    value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
+    answer.value, answer.interval, answer.place, answer.rounds = (
+        value,
+        (low, high),
+        names[worst],
+        int(compared.rounds.min()),
+    )
+    whom = because("of-peers", names[worst], noun, value, peers)
+    if beyond:
+        answer.outcome, others = "failed", tuple(names[at] for at in beyond if at != worst)
+        answer.reasons = [because("beyond-peers", whom, others, limit)]
+        answer.flags = [PARTLY_KNOWN] if missing or OPEN in codes else []
+    elif undecided:
+        names = tuple(names[at] for at in undecided)
+        answer.outcome, answer.reasons = "inconclusive", [because("perhaps-beyond", limit, names, whom)]
+    else:
+        answer.outcome, answer.reasons = "passed", [because("within-peers", len(names), noun, limit)]
+    return codes
 
 
-def judge_probe_uniformity(
-    blank: Verdict, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int
-) -> Verdict:
-    """The verdict on the places of a probe.
+def answer_probe_uniformity(
+    answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int
+) -> None:
+    """The answer on the places of a probe.
 
     Culprits are found as for a bound (`links`).
 
     Args:
-        blank: the verdict ``not_measured``.
+        answer: the blank one.
         case: a requirement of `compares_places`.
         values: of its probe, in the unit of the probe's own metric; larger is faster.
         evidence: of the run.
         due: number of rounds that were begun and timed the probe.
     """
     assert case.probe is not None
-    missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
+    why, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
+    missing = because("text", why) if why else None
     if not len(there):
-        return replace(blank, reason=missing)
+        answer.reasons = [missing] if missing else []
+        return
     places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
-    positions, limit = _positions(case, places), case.requirement.bound - 1
-    compared = compare(
-        np.divide(1, bandwidths, where=bandwidths > 0, out=np.full(bandwidths.shape, np.nan)).T, limit, positions
-    )
-    names = [place.name for place in places]
-    verdict = verdict_on_places(blank, compared, names, places[0].noun, missing, limit, due)
-    if verdict.outcome != "failed":
-        return verdict
-    is_enough = compared.rounds >= due
-    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN)
-    verdict = with_probe_culprits(verdict, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
-    if (2 * np.bincount(positions, compared.beyond) < np.bincount(positions)).all():
-        return verdict
-    return replace(verdict, culprits=tuple(replace(one, is_certain=False) for one in verdict.culprits))
-
-
-def _positions(case: NodeCase, places: Sequence[JudgedPlace]) -> IntArray:
-    """The same number for places that should be alike, (places,)."""
-    assert case.probe is not None
-    if KINDS[case.probe.operation.kind].peers == "memory":
-        return np.zeros(len(places), np.int64)
-    ends = np.array([[end.of_rank[1] for end in one.ends] or [0] for one in places], np.int64)
-    return np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
+    alike, limit = np.zeros(len(places), np.int64), case.requirement.bound - 1  # numbers of places that should be
+    if KINDS[case.probe.operation.kind].peers != "memory":
+        ends = [[end.of_rank[1] for end in one.ends] or [0] for one in places]
+        alike = np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
+    compared = compare(np.where(bandwidths > 0, 1 / bandwidths, np.nan).T, limit, alike)
+    counts, names = compared.rounds >= due, [place.name for place in places]
+    codes = _answer_on_places(answer, compared, names, places[0].noun, missing, limit, counts)
+    if answer.outcome == "inconclusive" and 0 < answer.rounds < due:
+        answer.reasons.append(because("incomplete-rounds", answer.rounds, due))
+    if answer.outcome == "failed":
+        name_probe_culprits(answer, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
+        if not (2 * np.bincount(alike, compared.beyond) < np.bincount(alike)).all():
+            answer.culprits = [replace(one, is_certain=False) for one in answer.culprits]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pytest_ddpscale.report import text
+from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import Culprit, Judgement
 
 
@@ -17,7 +18,7 @@ def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
     open_ = {v.id for v in judgement.verdicts if v.outcome in ("inconclusive", "not_measured")}
     found: dict[str, list[Culprit]] = defaultdict(list)
     for gpu in sorted(gpus, key=lambda one: -one.rounds_missing):
-        evidence = f"not measured in {text.count_text(gpu.rounds_missing, 'round')} of its peers"
+        why = because("not-measured-with-peers", gpu.rounds_missing)
         for name in open_.intersection(gpu.missing_in):
-            found[name].append(Culprit("gpu", (gpu.place,), evidence, is_certain=False))
+            found[name].append(Culprit("gpu", (gpu.place,), why, is_certain=False, evidence=said(why)))
     return found

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pytest_ddpscale.plan.layout import Ranks
+from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.strict_json import Count, Record
 
 CPU = "cpu"
@@ -83,7 +84,7 @@ class Culprit:
 
     Attributes:
         places: the GPU, or the node, or both ends of the link. A node that communicates slowly has the only slow GPU.
-        evidence: the finding, in numbers.
+        because: the finding, in numbers.
         is_certain: False if either of two may be the odd one, if it stands out by too little to explain the failure, or
             if most nodes fail alike. Only certain culprits are a reason to drain.
         computed_wrong: whether it is named for wrong data, whatever its speed.
@@ -91,17 +92,19 @@ class Culprit:
         peers: number of ranks that `slowdown` is relative to; None without `slowdown`, and for a whole node.
         slow_rounds: number of rounds in `slowdown`; None without `peers`.
         rounds: number of all rounds.
+        evidence: the sentence of `because`.
     """
 
     kind: Literal["gpu", "node", "link"]
     places: tuple[Place, ...]
-    evidence: str
+    because: Reason
     is_certain: bool = True
     computed_wrong: bool = False
     slowdown: float | None = None
     peers: int | None = None
     slow_rounds: int | None = None
     rounds: int | None = None
+    evidence: str = ""
 
     @property
     def place(self) -> Place:

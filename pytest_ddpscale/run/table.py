@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray, ObjectArray, StepArray
 
 T = TypeVar("T")
+K = TypeVar("K", bound="Keeping")
+P = ParamSpec("P")
 # Quantities that every block has.
 _CELLS = {"groups": "i8", "count": "i8", "work": "f8", "seconds": "f8", "digest": "i8"}
 _FEWEST_ROWS = 8  # for which arrays are laid out; the fewest rounds
@@ -37,6 +39,16 @@ class Keeping:
             self._kept[key] = find_out()
         found: T = self._kept[key]
         return found
+
+
+def once(find_out: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
+    """A function whose results are kept with its first argument, for each key of further ones."""
+
+    @wraps(find_out)
+    def found(kept: K, /, *key: P.args, **none: P.kwargs) -> T:
+        return kept.once((find_out, *key), lambda: find_out(kept, *key, **none))
+
+    return found
 
 
 @dataclass(frozen=True, eq=False)

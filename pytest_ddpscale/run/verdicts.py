@@ -14,6 +14,7 @@ from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THR
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
+from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.run_directory import JUDGED, RunDirectory, broken_file, read_file
 from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.strict_json import strict_json
@@ -76,7 +77,7 @@ POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
 BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
 LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
-VERDICTS_SCHEMA_VERSION = 7
+VERDICTS_SCHEMA_VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class Verdict:
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
         against_slowest: weak scaling against the slowest GPU, if the spread of its GPUs was looked at; else None.
+        because: why this outcome, in codes, of which `reason` is the sentence; None if that was written in words.
+        remarks: the same of `notes`.
     """
 
     id: str
@@ -172,6 +175,8 @@ class Verdict:
     place: str = ""
     unit: str = ""
     against_slowest: AgainstSlowest | None = None
+    because: Reason | None = None
+    remarks: tuple[Reason, ...] = ()
     margin: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

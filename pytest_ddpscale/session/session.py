@@ -13,9 +13,9 @@ from pytest_ddpscale.history.database import history_file_of
 from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.recording import history_sku
+from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.judged import blank_verdict
 from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import (
     RunFacts,
@@ -27,6 +27,7 @@ from pytest_ddpscale.judge.outcome import (
 )
 from pytest_ddpscale.judge.values import covers, samples_of
 from pytest_ddpscale.report.profile_text import problem_lines
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import Listener
@@ -180,7 +181,7 @@ class AcceptanceSession:
         if why_not:
             return self._judged_without_data(case, why_not)
         # Without the history, whose baseline is fixed when the run is over.
-        return with_waiver(judge(case, evidence, self.subject.settings.confidence), case, evidence, today())
+        return worded(with_waiver(judge(case, evidence, self.subject.settings.confidence), case, evidence, today()))
 
     def _verdict(self, case: AnyCase, listener: Listener) -> Verdict:
         if self.source.why_not(case) is None:
@@ -193,12 +194,12 @@ class AcceptanceSession:
         return self._judged(case, self.source.measured(listener))
 
     def _judged(self, case: AnyCase, evidence: Evidence) -> Verdict:
-        return with_waiver(self._judged_by_bound(case, evidence), case, evidence, today())
+        return worded(with_waiver(self._judged_by_bound(case, evidence), case, evidence, today()))
 
     def _judged_by_bound(self, case: AnyCase, evidence: Evidence) -> Verdict:
         confidence = self.subject.settings.confidence
         if not _compares_with_earlier_runs(case):
-            return self._with_earlier_launches(judge(case, evidence, confidence), case, evidence)
+            return self._with_earlier_launches(worded(judge(case, evidence, confidence)), case, evidence)
         try:
             baseline = self._baseline(evidence)
         except HistoryError as error:
@@ -228,7 +229,7 @@ class AcceptanceSession:
 
     def _judged_without_data(self, case: AnyCase, reason: str) -> Verdict:
         nothing = self.subject.evidence_of_nothing()
-        return replace(judge(case, nothing, self.subject.settings.confidence), reason=reason)
+        return worded(replace(judge(case, nothing, self.subject.settings.confidence), reason=reason, because=None))
 
     def _coverage(self, evidence: Evidence) -> Coverage:
         """How much of the measured machine was tested."""

@@ -364,10 +364,12 @@ class EvidenceSource(ABC):
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
         from pytest_ddpscale.judge.devices import device_notes
         from pytest_ddpscale.judge.slow import pace_notes, rank_notes
+        from pytest_ddpscale.report.words.reasons import said
 
         seen = self.evidence
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
-        of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
+        of_ranks = (*rank_notes(seen, limit, verdicts), *pace_notes(seen)) if seen else ()
+        of_devices = (*map(said, of_ranks), *(device_notes(seen) if seen else ()))
         of_run = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         unbound = dict[str, dict[str, None]]()  # ranks by reason
         for gang in gangs_by_number(records).values():

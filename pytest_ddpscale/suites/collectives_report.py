@@ -12,6 +12,7 @@ from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.report.figures.maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.text import one_line, verdict_word
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
@@ -29,7 +30,7 @@ def collectives_report(measured: MeasuredSuite) -> SuiteReport:
     evidence, confidence = measured.evidence, measured.confidence
     rows = collective_rows(evidence, confidence)
     cases, no_bounds = cases_of_run(measured.record, evidence.plan)
-    judged = [(case, judge(case, evidence, confidence)) for case in cases]
+    judged = [(case, worded(judge(case, evidence, confidence))) for case in cases]
     sections = [
         _section([row for row in rows if row.probe.world_size == world_size], judged, confidence)
         for world_size in sorted({row.probe.world_size for row in rows})

@@ -223,6 +223,18 @@ class Requirement:
         return one if self.world_size == 1 else f"relative to {one}"
 
     @property
+    def source_text(self) -> str:
+        """Where its bound comes from, for the reader."""
+        source = self.source
+        told = (
+            "the site's bound" if source.is_site else "",
+            "" if source.measured is None else f"measured {source.measured:g}",
+            "" if source.margin_pct is None else f"margin {source.margin_pct:g} %",
+            source.reference, source.reasoning, self.one_gpu_text,
+        )  # fmt: skip
+        return "; ".join(part for part in told if part)
+
+    @property
     def subject(self) -> str:
         """Name of its workload, probe or check; empty if it is about a whole node."""
         return self.workload or self.probe or self.check

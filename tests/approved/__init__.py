@@ -39,9 +39,9 @@ def masked(text: str, *paths: Path) -> str:
 
 
 def shape_of(value: object) -> object:
-    """JSON with the kind of each value in its place; of a list all kinds of members, once."""
+    """JSON with the kind of each value in its place; of a list all kinds of members, once; each code has other args."""
     if isinstance(value, dict):
-        return {key: shape_of(one) for key, one in value.items()}
+        return {key: shape_of(one) for key, one in value.items() if key != "args"}
     if isinstance(value, list):
         return [json.loads(one) for one in sorted({json.dumps(shape_of(one)) for one in value})]
     return type(value).__name__

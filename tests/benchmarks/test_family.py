@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_ddpscale.judge.judged import OUTCOMES
+from pytest_ddpscale.judge.answer import OUTCOMES
 from pytest_ddpscale.judge.stats import estimate
 from tests.benchmarks.scripts import benchmark
 

@@ -16,7 +16,7 @@ from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
-from tests.builders.culprits import gpu, node
+from tests.builders.culprits import SAID, gpu, node
 from tests.builders.json_types import run_record
 from tests.builders.measurements import Measurement
 from tests.builders.records import gang_on
@@ -46,7 +46,9 @@ FAILED = replace(
     notes=("power limit 300 W on node7",),
     culprits=(
         gpu("node7", 3, "1.04× the median time without communication in 12 of 12 rounds", UUID),
-        Culprit("link", (Place("node7", 3, UUID, 3, "00000000:C1:00.0"), PEER), "21 GB/s, peers at 228 GB/s"),
+        Culprit(
+            "link", (Place("node7", 3, UUID, 3, "00000000:C1:00.0"), PEER), SAID, evidence="21 GB/s, peers at 228 GB/s"
+        ),
         node("node9"),
         gpu("laptop", 0, "1.10× the median", "cpu"),
     ),

@@ -8,7 +8,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
-from tests.builders.culprits import gpu
+from tests.builders.culprits import SAID, gpu
 from tests.builders.judgements import PASSED, UUID
 
 MATMUL = Verdict(
@@ -29,7 +29,7 @@ PAIRS = replace(
     culprits=(
         Culprit(
             "link", (Place("node7", None, UUID, 2), Place("node7", None, "GPU-b", 5)),
-            "send-recv-256mib-8gpu at 9.813 GB/s; the median of 27 others is 220 GB/s",
+            SAID, evidence="send-recv-256mib-8gpu at 9.813 GB/s; the median of 27 others is 220 GB/s",
         ),
     ),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
@@ -57,7 +58,7 @@ def test_a_value_is_the_judges(sound: list[TrustedRun]) -> None:
         if not values:
             continue
         worst = max if case.requirement.definition.upper_bound else min
-        verdict = judge(case, sound[0].evidence, 0.95)
+        verdict = worded(judge(case, sound[0].evidence, 0.95))
         if verdict.outcome in ("passed", "failed"):
             assert worst(one.value for one in values.values()) == pytest.approx(verdict.value)
 

@@ -12,6 +12,7 @@ from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
@@ -38,7 +39,7 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> ComparedRun
     found = list(records(simulated, cluster))
     blocks = (one for one in found if isinstance(one, Block))
     evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
-    verdicts = tuple(judge(case, evidence, CONFIDENCE) for case in training_cases(cluster.cases))
+    verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in training_cases(cluster.cases))
     record = run_record(sku=cluster.sku, status="simulated", simulated=True)
     judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
     return ComparedRun(f"run-{seed}", record, evidence, judgement, {}, f"{seed} {faults} {gpus} {rounds}")

@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.hardware import has_kernels
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, surveys_of
@@ -113,7 +114,7 @@ def test_the_node_passes_the_checks_of_its_sku(gpu_run: GpuRun, sku: Sku, name: 
         [one for one in records if isinstance(one, TelemetryBlock)], gangs_by_number(records)
     )
     evidence = replace(evidence_of(gpu_run.plan, Columns(), records), telemetry=telemetry)
-    found = judge(check_case(name, sku=sku), evidence, CONFIDENCE)
+    found = worded(judge(check_case(name, sku=sku), evidence, CONFIDENCE))
     if sku.checks[name] == "fail":
         assert found.outcome == "passed", found.reason
     else:

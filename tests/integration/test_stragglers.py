@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, now_iso
@@ -50,6 +51,6 @@ def test_a_rank_that_sleeps_for_most_of_each_step_is_named(tmp_path: Path) -> No
     # Two ranks on one CPU share caches, power and neighbours.
     peers = PeerLimits(computing=0.1)
     case = Case(line, 2, WORKLOAD, "small-2rank", "", floor_samples_per_s=1.0, peers=peers)
-    verdict = judge(case, read_evidence(run), 0.95)
+    verdict = worded(judge(case, read_evidence(run), 0.95))
     assert [culprit.place.index for culprit in verdict.culprits] == [SLOW_RANK], verdict
     assert "the time of its only peer" in verdict.culprits[0].evidence

@@ -45,6 +45,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
@@ -290,7 +291,7 @@ class Checked:
             return
         # What another SKU expects of the same nodes is its own.
         judge(self.case(check, replaced(self.sku, node=None)), evidence, CONFIDENCE)
-        verdict = judge(self.case(check, self.sku), evidence, CONFIDENCE)
+        verdict = worded(judge(self.case(check, self.sku), evidence, CONFIDENCE))
         value = "" if verdict.value is None else f" {verdict.value:.3g}"
         if "says" in self.flags:
             value += f" ({' … '.join(f'{end:.3g}' for end in verdict.interval or ())}) in {verdict.rounds}"

@@ -11,6 +11,7 @@ import pytest
 from pytest_ddpscale.judge import deciding
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
@@ -95,7 +96,7 @@ class TestWhatNeedsMoreRanksThanThereAre:
 
     def test_is_not_measured(self) -> None:
         plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
-        verdict = judge(self.CASES[0], nodes_evidence(plan, measure_nodes(plan)), CONFIDENCE)
+        verdict = worded(judge(self.CASES[0], nodes_evidence(plan, measure_nodes(plan)), CONFIDENCE))
         assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of 6 ranks in weak/r")
 
     def test_keeps_the_study_from_nothing(self) -> None:

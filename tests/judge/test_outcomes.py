@@ -62,6 +62,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import Pace
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.cause import causes
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
@@ -186,7 +187,7 @@ class Run(runs.Run):
         return Survey(host, 1.7e9, has_driver=True, gpus=tuple(gpus))
 
     def _judged(self, case: AnyCase, result: Any, flags: str) -> Verdict:
-        verdict = judge(case, self.evidence, CONFIDENCE)
+        verdict = worded(judge(case, self.evidence, CONFIDENCE))
         if result in OUTCOMES:
             low = float((re.findall(r"low=([\d.]+)", flags) or [1.5])[0])
             verdict = replace(verdict, outcome=result, value=low + 1, interval=(low, low + 2))
@@ -247,7 +248,7 @@ def told(line: str) -> Iterator[str]:
         rules = [_rule(note) for note in verdict.notes if "waiver" in note] + ["waived"] * verdict.is_waived
         if run.nodes or rules:
             yield f"{' '.join([_names([verdict.id]), verdict.outcome, *rules])}{_listed(verdict.culprits)}"
-            yield from (f"    {_rule(one.evidence)}" for one in verdict.culprits if run.words["gang"])
+            yield from (f"    {_rule(said(one.because))}" for one in verdict.culprits if run.words["gang"])
     if ",low=" in line:
         loss = uniform_loss(verdicts, CONFIDENCE, run.again)
         told = loss and f"{loss.fraction:.4g} … {loss.largest:.4g} by {_names([loss.requirement])} of {loss.workloads}"

@@ -26,6 +26,8 @@ from pytest_ddpscale.judge.stats import (
 )
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.util.arrays import FloatArray
 from tests.builders.judged import CONFIDENCE
@@ -205,14 +207,13 @@ def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
 def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
     found = estimate_of([1.0] * FEWEST_ROUNDS, "factors", 1 - 1e-9)
     assert found.interval is None
-    assert "too few for a confidence of 1" in found.too_few
+    assert found.too_few == because("unsure", FEWEST_ROUNDS, 1 - 1e-9)
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:
-    found = estimate_of(FALLING, "differences", 0.95)
-    assert found.interval is not None
-    assert found.interval[0] == pytest.approx(0.93 - 0.06)
-    assert found.note == ("not steady: -0.06 from the first to the last third of 9 rounds; judged as if this continued")
+    found = estimate(np.array([FALLING]), "differences", 0.95)
+    assert found.low == pytest.approx(0.93 - 0.06)
+    assert found.note(0) == because("drift", -0.06, False, 9)
 
 
 @rows("scale", ["factors", "differences"])
@@ -225,7 +226,7 @@ def test_of_many_places_each_has_its_own(scale: Scale) -> None:
     places = estimate(table, scale, 0.95, 32)
     assert [str(places.found(row)) for row in range(8)] == [str(estimate_of(one, scale, 0.95)) for one in series]
     impossible = [5, 6] if scale == "factors" else [6]
-    assert all(places.found(row).too_few.startswith("an impossible value was measured: [") for row in impossible)
+    assert {one.code for row in impossible if (one := places.found(row).too_few)} == {"impossible"}
     codes, why = places.against(0.01, 1)
     assert codes[:3].tolist() == [1, 1, 1]
     assert [row for row in range(8) if why[row] == "impossible"] == impossible
@@ -280,7 +281,7 @@ def test_the_bound_decides(values: list[float], bound: float, limit: int, outcom
     found = estimate(np.array([values]), "factors", CONFIDENCE, limit)
     codes, why = found.against(bound, 1)
     assert codes.tolist() == [{"passed": 1, "failed": -1, "inconclusive": 0}[outcome]]
-    assert found.told(0, str(why[0])).startswith(reason)
+    assert said(found.why(0, str(why[0]))).startswith(reason)
 
 
 def test_a_ratio_and_its_inverse_have_inverse_intervals() -> None:

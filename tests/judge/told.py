@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 
 # Words of a sentence, and the name of the rule that says it; a sentence without any is told whole.
@@ -108,6 +109,7 @@ ADDED = (
 
 def told(verdict: Verdict, tell: Callable[[str], str]) -> Iterator[str]:
     """What is told of a verdict; `tell` shortens its sentences."""
+    verdict = worded(verdict)
     value = "-" if verdict.value is None else f"{verdict.value:.4g}"
     ends = "" if verdict.interval is None else " ({:.4g} … {:.4g})".format(*verdict.interval)
     place = verdict.place and f" at {verdict.place}"

@@ -23,6 +23,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle
 from pytest_ddpscale.run.records import StudyEnd
@@ -221,7 +222,7 @@ class TestOnlyASurvey:
         assert (end.study, end.reason) == ("survey", "error")
         assert "srun: error: oh" in end.message
         assert [record for record in stage.heard if isinstance(record, StudyEnd)] == [end]
-        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
+        verdict = worded(judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95))
         assert verdict.outcome == "not_measured"
         assert end.message in verdict.reason
 
@@ -231,6 +232,6 @@ class TestOnlyASurvey:
         (end,) = stage.records
         assert isinstance(end, StudyEnd)
         assert (end.study, end.reason) == ("survey", "interrupted")
-        verdict = judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95)
+        verdict = worded(judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95))
         assert verdict.outcome == "not_measured"
         assert end.message in verdict.reason

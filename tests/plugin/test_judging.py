@@ -104,7 +104,7 @@ def test_every_view_of_a_judged_run_says_the_same(site: Site, monkeypatch: pytes
 def assert_verdicts(record: dict[str, Any]) -> None:
     """verdicts.json is the record of truth."""
     assert set(record) == JUDGEMENT_KEYS
-    assert (record["schema_version"], record["sku"], record["outcome"]) == (7, "tested-gpu", "rejected")
+    assert (record["schema_version"], record["sku"], record["outcome"]) == (8, "tested-gpu", "rejected")
     assert record["notes"] == ["judged from measured without a new measurement"]
     assert len(record["verdicts"]) == ALL
     for verdict in record["verdicts"]:

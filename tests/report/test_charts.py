@@ -71,7 +71,7 @@ def test_a_key_and_names_from_outside_are_harmless() -> None:
 
 
 def test_bars_of_each_cell_are_below_each_other_with_their_intervals() -> None:
-    found = Found(20.0, (18.0, 30.0), "")
+    found = Found(20.0, (18.0, 30.0))
     chart = grouped_bars(("GPUs", "img/s"), ["1", "2"], [Bars("a", [10.0, found]), Bars("b", [None, 5.0])])
     assert chart is not None
     assert chart.said == "a: 1 10, 2 20; b: 2 5"

@@ -11,6 +11,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Variant
 from pytest_ddpscale.plan.workload import ImageFolderData
 from pytest_ddpscale.report.csv_tables import render_values
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.judged import CONFIDENCE
@@ -50,7 +51,7 @@ def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
     plan = replace(probe_plan(MATMUL, ranks_per_node=2), sku=SKU, studies=(STUDY,))
     probed = probe_columns_of(measure_probe(plan, MATMUL, steady(700.0, {(1,): 600.0})))
     evidence = with_columns(Evidence(plan, columns_of(measurements("n0", [100.0, 80.0])), {}), probed)
-    verdict = judge(probe_case(MATMUL, 650.0), evidence, CONFIDENCE)
+    verdict = worded(judge(probe_case(MATMUL, 650.0), evidence, CONFIDENCE))
     judgement = replace(JUDGEMENT, verdicts=(verdict,))
     decides, *others = rows(judgement, evidence)
     assert (decides["requirement"], decides["outcome"], decides["code"]) == (verdict.id, "failed", "below-bound")

@@ -13,6 +13,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.scaling_table import scaling_tables
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
@@ -30,7 +31,7 @@ EVIDENCE = nodes_evidence(PLAN, measure_nodes(PLAN, slow_rank(2, 1)))
 
 
 def judged() -> Judgement:
-    verdicts = tuple(judge(case, EVIDENCE, CONFIDENCE) for case in CASES)
+    verdicts = tuple(worded(judge(case, EVIDENCE, CONFIDENCE)) for case in CASES)
     return replace(JUDGEMENT, verdicts=verdicts, requirements=json_of(CASES), requirements_sha256="")
 
 

@@ -21,6 +21,7 @@ from pytest_ddpscale.report.scaling_curves import (
     place_notes,
     scaling_curve,
 )
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
@@ -118,7 +119,7 @@ def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Qua
         nodes_evidence(nodes, measure_nodes(nodes, slow_rank(1, 0, 1.1))),
     ]
     for evidence in evidences:
-        verdict = judge(case, evidence, CONFIDENCE)
+        verdict = worded(judge(case, evidence, CONFIDENCE))
         study = next(one for one in evidence.plan.studies if one.scaling == case.question.metric.scaling)
         (point,) = (one for one in scaling_curve(study, quantity, evidence, ()).points if one.world_size == size)
         assert point.value == pytest.approx(verdict.value)
@@ -165,7 +166,7 @@ def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
     case = make_case("throughput_per_gpu", 90.0, world_size=2, placement="spread")
     plan = plan_of_nodes([case], 2, 2)
     evidence = nodes_evidence(plan, measure_nodes(plan))
-    judged = judge(case, evidence, CONFIDENCE)
+    judged = worded(judge(case, evidence, CONFIDENCE))
     assert judged.value is not None
     assert charted_curves("weak", THROUGHPUT, evidence, [judged]) == []
 

@@ -12,6 +12,7 @@ import pytest
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Culprit, Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.strict_json import read_as, strict_json
 from pytest_ddpscale.run.verdicts import (
     AgainstSlowest,
@@ -41,7 +42,10 @@ BLOCKED = Judgement("cpu", "rejected", "", (FAILED,), blockers=(Blocker("test", 
 
 def test_all_that_is_said_survives(tmp_path: Path) -> None:
     ends = Place("n1", 2, "GPU-a", 6, "00000000:17:00.0"), Place("n2", 0, "cpu", 0)
-    culprits = Culprit("link", ends, "2 GB/s", is_certain=False), Culprit("node", (Place("n3"),), "slow", slowdown=1.3)
+    culprits = (
+        Culprit("link", ends, because("text", "2 GB/s"), is_certain=False),
+        Culprit("node", (Place("n3"),), because("slow"), slowdown=1.3),
+    )
     gpus = GpuCoverage(ends[0], ("training",)), GpuCoverage(Place("n1", None, "", 7), (), "GPU is lost")
     against = AgainstSlowest(0.98, (0.975, 0.985), "GPU 6 on n1", 0.023)
     verdicts = replace(PASSED, against_slowest=against), replace(FAILED, culprits=culprits), WAIVED
@@ -126,7 +130,7 @@ def test_an_outcome_that_verdicts_and_blockers_contradict_is_refused(
     ("change", "why"),
     [
         ({"requirements": [{"bound": 0.9}]}, "requirements changed since they were judged by"),
-        *(({"schema_version": other}, f"has schema_version {other}; expected 7") for other in (6, 8)),
+        *(({"schema_version": other}, f"has schema_version {other}; expected 8") for other in (7, 9)),
     ],
 )
 def test_what_was_edited_or_is_of_another_version_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:

@@ -1,0 +1,1 @@
+"""The sentences of all that is found."""
