@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
-from pytest_ddpscale.compare.value_change import ValueChange, change_between
-from pytest_ddpscale.judge.stats import Estimate, estimate_of
+from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
+from pytest_ddpscale.judge.stats import estimate_of
 from pytest_ddpscale.report.words.reasons import said
 
 PERCENTS_OF_DIFF = (75, 95)

@@ -172,7 +172,7 @@ def _in_windows(told: TelemetryColumns, gpu: IntArray, expected: NodeExpectation
     was_held_down = flags(told)["throttled"] & is_polled
     was_not = told.throttle_reasons.where(lambda one: one is not None) & is_polled & ~was_held_down
     for number, one in _in_most_windows(told, gpu, was_held_down, was_not, "throttle_reasons"):
-        seen = set[str]().union(*map(lasting_faults, told.throttle_reasons[gpu == number].different))
+        seen = set[str]().union(*map(lasting_faults, told.throttle_reasons[gpu == number].different.values()))
         held = throttled(sorted(seen))
         is_fault = one.kind == "fault"
         yield "throttling_under_load", number, held._replace(text=f"{held.text}, {one.text}") if is_fault else one

@@ -17,10 +17,9 @@ from pytest_ddpscale.judge.stats import OPEN
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import CPU, Culprit
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.run.verdicts import LOW_UTILIZATION
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -103,9 +102,9 @@ def _mostly(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
     return found
 
 
-def device_notes(evidence: Evidence) -> list[str]:
+def device_notes(evidence: Evidence) -> list[Reason]:
     """A line for each arm with idle devices, each anomaly of devices in most rounds, and lowered power limits."""
-    notes, told = [], evidence.telemetry
+    notes, told = list[Reason](), evidence.telemetry
     for (study, arm), measured in evidence.columns.arms.items():
         utilization = measured.reading("utilization")[~measured.single_sample]
         known = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
@@ -114,14 +113,14 @@ def device_notes(evidence: Evidence) -> list[str]:
             rank, place = measured.ranks.who(int(known[busy.argmin()]))
             whose = f"{count} of {len(busy)} devices" if len(busy) > 1 else "the device"
             least = f"least busy rank {rank} on {place.host} with {percent(busy.min())}"
-            notes.append(f"{LOW_UTILIZATION}{study}, {arm}: {whose} below {percent(IDLE)}, {least}")
+            notes.append(because("low-utilization", f"{study}, {arm}: {whose} below {percent(IDLE)}, {least}"))
     # Idle devices are noted from the measurements, on a CPU too. Probes of memory and links wait by nature.
     is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
     found = _mostly(told.of(is_training)) | {"throttled": _mostly(told)["throttled"]}
     for flag, devices in found.items():
         places = [windows.place_of(0) for windows in devices]
         if names := [f"{place.number} on {place.host}" for place in places]:
-            notes.append(f"{flag}: {first_few(names)}: {_IN_WORDS[flag]}")
+            notes.append(because("text", f"{flag}: {first_few(names)}: {_IN_WORDS[flag]}"))
     # A lowered power limit makes GPUs slower than others of their model.
     capped = [
         f"GPU {gpu.index} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
@@ -129,7 +128,7 @@ def device_notes(evidence: Evidence) -> list[str]:
         for gpu in survey.gpus
         if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
     ]
-    return [*notes, f"power limit below the default: {first_few(capped)}"] if capped else notes
+    return [*notes, because("text", f"power limit below the default: {first_few(capped)}")] if capped else notes
 
 
 def doubt_stalled_devices(judged: Judged, place: int, measured: ArmRounds, told: TelemetryColumns) -> None:

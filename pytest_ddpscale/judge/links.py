@@ -92,8 +92,8 @@ def _rails(measured: ArmRounds) -> Rails:
 
 
 def node_pairs(rails: Rails) -> tuple[IntArray, FloatArray, IntArray]:
-    """Rails of two nodes together: round and nodes, (pairs, 3); GB/s of the slowest, (pairs,); which pair, (rails,)."""
-    pairs, of = np.unique(np.column_stack([rails.rounds, rails.nodes]), axis=0, return_inverse=True)
+    """Rails of two nodes together: nodes and round, (pairs, 3); GB/s of the slowest, (pairs,); which pair, (rails,)."""
+    pairs, of = np.unique(np.column_stack([rails.nodes, rails.rounds]), axis=0, return_inverse=True)
     gbps = np.full(len(pairs), np.inf)
     np.minimum.at(gbps, of.reshape(-1), rails.gbps)
     return pairs, gbps, of.reshape(-1)
@@ -134,10 +134,10 @@ def find_link_faults(rails: Rails, device_type: DeviceType, excused: Set[str] = 
     ignored, because that explains them.
     """
     places, hosts, (pairs, gbps, of) = rails.places, rails.hosts, node_pairs(rails)
-    nodes, stalled = pairs[:, 1:], np.asarray(np.bincount(of, rails.stalled) > 0)
+    nodes, stalled = pairs[:, :2], np.asarray(np.bincount(of, rails.stalled) > 0)
     counts = ~np.isin(hosts, [*excused])[nodes].any(axis=1)
     measured = zip(*(of_each[counts].tolist() for of_each in (pairs, gbps, stalled)), strict=True)
-    results = [PairResult(number, (one, other), *told) for (number, one, other), *told in measured]
+    results = [PairResult(number, (one, other), *told) for (one, other, number), *told in measured]
     standings = Standings(results, SLOW_SHARES[device_type])
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []

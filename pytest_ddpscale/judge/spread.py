@@ -75,7 +75,7 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
         values: of weak scaling, not against the slowest.
     """
     pace, found = own_pace_of(evidence, study), groups_of(case.question, study, evidence)
-    arms, (of_baseline, at) = Arms(found.arms[-1], found.arms[0], case.world_size).paired, found.columns
+    arms, (of_baseline, at) = Arms(found.arms, case.world_size).paired, found.columns
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
     if pace is None or not measured.seconds.size:
         return None
@@ -89,7 +89,7 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
     of_turn = np.fmax.reduce(own_pace_s(measured), axis=-1, where=is_turn, initial=np.nan)
     factors = np.take_along_axis(own_s, slowest, axis=-1)[..., 0] / of_turn
     samples = measured.samples_per_s_per_gpu / baseline.samples_per_s_per_gpu * factors
-    return replace(values, numbers=measured.numbers, samples=np.ascontiguousarray(samples.T), missing={})
+    return replace(values, numbers=measured.numbers, samples=np.ascontiguousarray(samples.T))
 
 
 @once
@@ -193,7 +193,7 @@ def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tupl
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
     busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
     rules: dict[str, Any] = {
-        "pace-unread": any_of(at < 0),
+        "pace-not-read": any_of(at < 0),
         "": np.isnan(most),  # it is not known yet
         "few-peers": len(ranks) < FEWEST_RANKS,
         "gpu-beyond": any_of(compared.low[at] > 1 + limit),
@@ -229,8 +229,7 @@ def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tupl
 @once
 def _held_down(evidence: Evidence, study_id: str, arm: str) -> tuple[Counter[tuple[str, int]], Set[tuple[str, int]]]:
     """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
-    told = evidence.telemetry
-    told = told.of(told.rows_of_arm(study_id, arm))
+    told = evidence.telemetry.of_arm(study_id, arm)
     is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
     polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
     return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}

@@ -58,7 +58,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
     read = int((~pace.are_unread).sum())
-    missing = because("own-pace-lacks", read, expected)
+    missing = because("pace-unread", read, expected)
     if np.isnan(pace.times_s).all():
         answer.reasons = [missing if len(pace.numbers) else because("no-own-round", arm.name, study.id)]
         return
@@ -163,8 +163,7 @@ def answer_probe_uniformity(
         due: number of rounds that were begun and timed the probe.
     """
     assert case.probe is not None
-    why, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
-    missing = because("text", why) if why else None
+    missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
     if not len(there):
         answer.reasons = [missing] if missing else []
         return

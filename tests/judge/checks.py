@@ -45,7 +45,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
@@ -287,7 +287,7 @@ class Checked:
     def told(self, check: str, evidence: Evidence) -> Iterator[str]:
         """What a check comes to."""
         if check == "devices":
-            yield from (f"~ {self.short(text)}" for text in device_notes(evidence))
+            yield from (f"~ {self.short(said(one))}" for one in device_notes(evidence))
             return
         # What another SKU expects of the same nodes is its own.
         judge(self.case(check, replaced(self.sku, node=None)), evidence, CONFIDENCE)

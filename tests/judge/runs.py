@@ -57,9 +57,13 @@ from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
-from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.telemetry import (
+    GpuReadings,
+    TelemetryColumns,
+    joined_readings,
+    telemetry_columns_of,
+)
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
@@ -308,7 +312,7 @@ class Run:
                 readings.append(GpuReadings(**ends, throttle_reasons=reasons))
                 ranks.append(one.rank)
             place = {"study": study, "arm": arm, "round": number, "gang": 0, "ranks": tuple(ranks)}
-            blocks.append(joined(TelemetryBlock, readings, **place))
+            blocks.append(joined_readings(readings, **place))
         return telemetry_columns_of(blocks, {0: gang_of(found)})
 
     def _seeded_steps(self, plan: Plan, study: Study) -> dict[Place, SeededStep]:
@@ -320,7 +324,7 @@ class Run:
             checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
             step = SeededStep(rank=rank, checksum=checksum)
             step = SeededStep(rank=rank, checksum="a+b", repeats=False) if "unrepeated" in at else step
-            found[Place(f"n{node}", local_rank, f"GPU-{rank}")] = step
+            found[Place(f"n{node}", local_rank, f"GPU-{rank}", local_rank)] = step
         return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from pytest_ddpscale.judge.stats import FAR
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.reason import Reason
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, POWER_UNKNOWN, Verdict
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -94,13 +94,55 @@ def _slow_rank(
     return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
 
 
+def _of(some: int, all_: int) -> str:
+    return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
+
+
+def _met(passed: int, required: int, waived: int, warned: int) -> str:
+    count = f"{_of(passed, required)} {'met' if waived else 'passed'}"
+    return count + (f", {waived} waived" if waived else "") + (f", {warned} warned" if warned else "")
+
+
+def _pairs_missing(met: str, missing: int, planned: int, why: str) -> str:
+    what = f"{missing} of {planned} pairs of nodes not measured with each other"
+    return (
+        f"{met}, but {what if missing else 'the search for a slow node or link did not end'}{f': {why}' if why else ''}"
+    )
+
+
+def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
+    unseen = "has to be of an unknown size to be seen in training"
+    if smallest_fault is not None:
+        unseen = f"up to {percent(smallest_fault)} is not seen in training"
+    elif not is_speed_asked:
+        unseen = "is not rejected in training, whatever its size"
+    return (
+        f"no bound close to a published training speed of this GPU: a loss of all devices alike {unseen}; calibrate "
+        "(`ddpscale calibrate`)"
+    )
+
+
+def _not_read(metric: str, *first: str) -> str:
+    where = ": {} on {}: {}".format(*first) if first else ""
+    return f"{metric} could not be read on every rank{where}"
+
+
+def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen: Listed) -> str:
+    ranks = Listed(f"rank {' to '.join(map(str, dict.fromkeys(ends)))}" for ends in absent)
+    no_results = f" (no results from {unseen})" if unseen else ""
+    return f"measured on {there} of {expected} {noun}; {ranks} missing{no_results}"
+
+
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
     "all": lambda reasons: "; ".join(reasons),
-    "budget-spent": BUDGET_SPENT,
+    "budget-spent": "--ddp-budget ran out before this was decided",
+    "host-bound": "host-bound",
+    "implausible": "implausible",
+    "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
 }
 _STATS: Mapping[str, Entry] = {
@@ -118,7 +160,22 @@ _STATS: Mapping[str, Entry] = {
     "independent",
     "drift": _drift,
 }
-_VALUES: Mapping[str, Entry] = {}
+_VALUES: Mapping[str, Entry] = {
+    "not-planned": "{} scaling of {} was not measured in this run",
+    "not-probed": "{} was not probed in this run",
+    "planned-differently": lambda *differences: (
+        "measured differently: " + "; ".join(f"{field} {one}, required {other}" for field, one, other in differences)
+    ),
+    "broke": "{}",
+    "interrupted": "{}",
+    "one-node": "needs at least 2 nodes to spread ranks over; this run had one",
+    "no-round": "no complete round of {} ranks in {}",
+    "no-round-of": "no complete round of {}",
+    "no-baseline": "{} has no complete round of the arm {} to compare with",
+    "not-read": _not_read,
+    "unsupported": "{} could not be done: {}",
+    "places-missing": _places_missing,
+}
 _JUDGED: Mapping[str, Entry] = {
     "perhaps-chance": "{}, but on one of {} {} this may be chance",
     "more-may-fail": "more rounds may fail further {}: undecided on {}",
@@ -143,7 +200,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "of-cores": "{} CPU cores can compute",
     "of-any-hardware": "any hardware reaches ({:g})",
     "of-peak": "a peak of {:.4g} TFLOPS allows",
-    "host-bound": lambda busy, least, batch, gpus: (
+    "waits-for-host": lambda busy, least, batch, gpus: (
         f"host-bound: GPUs were {percent(busy)} busy (below {percent(least)}); a global batch of {batch} is too small "
         f"for {gpus} GPUs, so this result means nothing"
     ),
@@ -151,7 +208,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
-    "power-unknown": POWER_UNKNOWN,
+    "power-unknown": "power unknown: utilization could not be cross-checked",
 }
 _SLOW: Mapping[str, Entry] = {
     "slow-alone": lambda number, host, more, why: (
@@ -179,7 +236,7 @@ _SLOW: Mapping[str, Entry] = {
 }
 _UNIFORMITY: Mapping[str, Entry] = {
     "no-own-round": "no complete round of {} in {}",
-    "own-pace-lacks": "own pace timed in every round on {} of {} GPUs",
+    "pace-unread": "own pace timed in every round on {} of {} GPUs",
     "node-by-own-pace": "{:.2f}× the median of {} peers by its own pace",
     "gpu-slow-at-times": lambda place, others, why: (
         f"{place} is slow at times{f' (and {others} more)' if others else ''}: {why}"
@@ -208,7 +265,7 @@ _SPREAD: Mapping[str, Entry] = {
         f"{100 * value:.1f} % against the slowest GPU keeps the bound; {100 * (value - before):.1f} points of the loss "
         f"are the spread of its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
     ),
-    "pace-unread": "the own pace of some of its GPUs was not read",
+    "pace-not-read": "the own pace of some of its GPUs was not read",
     "few-peers": "its GPUs have too few peers",
     "gpu-beyond": lambda limit, _: f"a GPU is more than {100 * limit:.3g} % slower than its peers",
     "gpu-at-times": "a GPU is far slower than its peers at times",
@@ -236,11 +293,41 @@ _AGREEMENT: Mapping[str, Entry] = {
     "compared in other studies",
 }
 _COVERAGE: Mapping[str, Entry] = {}
-_DEVICES: Mapping[str, Entry] = {}
+_DEVICES: Mapping[str, Entry] = {"low-utilization": "low utilization: {}"}
 _CHECKS: Mapping[str, Entry] = {
     "without-gpu": "{}: does not apply without a GPU",
 }
-_OUTCOME: Mapping[str, Entry] = {}
+_OUTCOME: Mapping[str, Entry] = {
+    "unmet": lambda judged, what, found: f"{_of(len(found), judged)} {what}: {found}",
+    "interrupted-after": lambda judged, required: f"interrupted after {_of(judged, required)}",
+    "nothing-judged": "no requirement was judged",
+    "met": _met,
+    "not-selected": "{}; {} not selected",
+    "nothing-to-accept": "{}: there is nothing to accept",
+    "unpublished": "not decidable without site bounds: {} (no published bound covers all devices; calibration takes "
+    "runs of 3 trusted nodes or more, better 10)",
+    "missed-between": "{}, but between nodes a bound is missed: {}. Find the fault, or calibrate the bound: put the "
+    "value of a healthy cluster into the thresholds file",
+    "undecided-between": lambda met, found: f"{met}, but {len(found)} undecided between nodes: {found}",
+    "none-between": "{}, but none between nodes: no requirement on speed was met by all {} nodes together",
+    "provisional-between": "{}; between nodes: provisional bounds",
+    "wrong-probe": "{}, but {}, on which no requirement is judged",
+    "silent-gpu": "{1} ({0})",
+    "lost-host": "{1} was lost while measuring: {2} ({0})",
+    "spoiled": "tests skipped, or failed otherwise: {}",
+    "nodes-absent": lambda met, absent, nodes: f"{met}, but {len(absent)} of {nodes} nodes not tested: {absent}",
+    "slow-link": "{}, but communication is slow at {}",
+    "simulated": "simulated: no machine was measured ({})",
+    "idle-gpus": lambda met, idle, gpus: f"{met}, but none of them tested {len(idle)} of {gpus} GPUs: {idle}",
+    "pairs-missing": _pairs_missing,
+    "waiver-not-needed": "{}: not needed",
+    "waives-failures-only": "{}: not applied, only a failure can be waived",
+    "waiver-ended": "waiver by {} ended {}",
+    "never-waives-wrong-data": "{}: not applied, wrong data cannot be waived",
+    "never-waives-unknown": "{}: not applied, other places are open or not measured",
+    "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
+    "unseen-loss": _unseen_loss,
+}
 _REPORT: Mapping[str, Entry] = {
     "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
 }
