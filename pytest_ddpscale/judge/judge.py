@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
 from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
-from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
+from pytest_ddpscale.judge.spread import excuse_spread
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
@@ -80,8 +80,7 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
     planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
     peers = partial(slow_ranks, evidence, study, case.peers.computing)
     judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
-    against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
-    _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
+    _judge_places(judged, planned, study)
     why_not = values.missing
     answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
     if answer.outcome != "not_measured" or is_by_node:
@@ -138,7 +137,7 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None] | None = None) -> None:
+def _judge_places(judged: Judged, planned: int, study: Study | None = None) -> None:
     """Judge all places by the bound, the spread of GPUs and all doubts.
 
     Failures are judged again at the confidence that holds for all places together.
@@ -146,18 +145,18 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
 
     def look(found: Estimated) -> None:
         judged.decide(found)
-        if spread is not None:
-            spread(judged)
+        if study is not None:
+            excuse_spread(judged, study)
         for caveat in CAVEATS:
             caveat(judged)
 
-    look(found := judged.found)
+    look(judged.found)
     failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
     if not failed.any() or of == 1:
         return
     reasons = {place: judged.why(place) for place in np.flatnonzero(failed).tolist()}
-    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
-    look(found.at(strict, failed))
+    confidence = judged.blank.confidence
+    look(judged.values.estimated(np.where(failed, 1 - (1 - confidence) / of, confidence), judged.limit))
     for place, reason in reasons.items():
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN

@@ -39,8 +39,9 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.slow import NO_PACE, OwnPace, columns_in, own_pace_of, own_pace_s, pace_in, study_before
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
-from pytest_ddpscale.judge.values import Values, groups_of
+from pytest_ddpscale.judge.values import Values, groups_of, values
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
@@ -56,40 +57,27 @@ _SMALLER_WAIT = 0.01  # by which the wait may be smaller in steps of ranks that 
 # nodes with 1.5 % of spread, 91 %.
 _GROUPS_APART, _GAP_OF_GROUPS = 0.035, 0.3
 FEWEST_RANKS = 4  # each with three peers
+_OPEN_RULES = ("pace-unknown", "gpu-open", "perhaps-groups", "node-open")  # that further rounds may exclude
 
 
-def applies_to(case: Case) -> bool:
-    """Whether a requirement is one on weak scaling, with limits that tell spread from faults."""
-    limits = case.peers.computing, case.peers.nodes
-    is_limited = limits[0] is not None and all(one is None or one <= MOST_EXCUSED for one in limits)
-    return case.requirement.definition is WEAK_SCALING_EFFICIENCY and is_limited
-
-
-def values_against_slowest(case: Case, study: Study, evidence: Evidence, values: Values[str]) -> Values[str] | None:
-    """Weak scaling against the slowest GPU, at the places of `values`; None if no own pace was read.
-
-    Args:
-        case: to which this `applies_to`.
-        study: that measured it.
-        evidence: of the run.
-        values: of weak scaling, not against the slowest.
-    """
-    pace, found = own_pace_of(evidence, study), groups_of(case.question, study, evidence)
-    arms, (of_baseline, at) = Arms(found.arms, case.world_size).paired, found.columns
+@once
+def _against_slowest(evidence: Evidence, question: Question, study: Study) -> Values[str] | None:
+    """Weak scaling against the slowest GPU, at the places of its values; None if no own pace was read."""
+    pace, found = own_pace_of(evidence, study), groups_of(question, study, evidence)
+    arms, (of_baseline, at) = Arms(found.arms, question.world_size).paired, found.columns
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
     if pace is None or not measured.seconds.size:
         return None
-    before = _known_before(evidence, study)[np.searchsorted(pace.numbers, measured.numbers)][
-        :, columns_in(pace.ranks, ranks)[at]
-    ]
-    own_s = np.where(np.isnan(before), np.nan, own_pace_s(measured))
-    slowest = np.where(np.isnan(own_s), -np.inf, before).argmax(axis=-1, keepdims=True)
+    known, rows = _known_before(evidence, study), np.searchsorted(pace.numbers, measured.numbers)
+    before, own_s = known[rows][:, columns_in(pace.ranks, ranks)[at]], own_pace_s(measured)
+    told_s = np.where(np.isnan(before), np.nan, own_s)
+    slowest = np.where(np.isnan(told_s), -np.inf, before).argmax(axis=-1, keepdims=True)
     turns = np.where(baseline.present, columns_in(ranks, found.merged[0].ranks)[of_baseline], -1)
     is_turn = at == turns.max(axis=-1, initial=-1, keepdims=True)
-    of_turn = np.fmax.reduce(own_pace_s(measured), axis=-1, where=is_turn, initial=np.nan)
-    factors = np.take_along_axis(own_s, slowest, axis=-1)[..., 0] / of_turn
+    factors = np.take_along_axis(told_s, slowest, axis=-1)[..., 0]
+    factors /= np.fmax.reduce(own_s, axis=-1, where=is_turn, initial=np.nan)
     samples = measured.samples_per_s_per_gpu / baseline.samples_per_s_per_gpu * factors
-    return replace(values, numbers=measured.numbers, samples=np.ascontiguousarray(samples.T))
+    return replace(values(evidence, question), numbers=measured.numbers, samples=np.ascontiguousarray(samples.T))
 
 
 @once
@@ -113,43 +101,41 @@ def _known_before(evidence: Evidence, study: Study) -> FloatArray:
     return known
 
 
-def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
-    """Make places that do not pass better, open again, or leave them as they are.
+def excuse_spread(judged: Judged, study: Study) -> None:
+    """Make places that do not pass weak scaling better, open again, or leave them as they are.
 
     A place passes if either interval clears the bound. It fails only if both are clear below it, or if the value
     against the slowest GPU does not count and the other is: without spread both are the same, so one below the bound
     and one above is noise.
 
     Args:
-        judged: a requirement to which this `applies_to`, by the values that are not against the slowest GPU.
+        judged: a requirement of training, by the values that are not against the slowest GPU.
         study: that measured it.
-        own: values against the slowest GPU, at the same places.
     """
-    pace = own_pace_of(judged.evidence, study, last_round(judged.groups))
-    if pace is None or not np.isin(judged.codes, (OPEN, FAILED)).any():
+    case, evidence, found, are_bad = judged.case, judged.evidence, judged.found, np.isin(judged.codes, (OPEN, FAILED))
+    limit, nodes_limit = case.peers.computing, case.peers.nodes
+    if not isinstance(case, Case) or case.requirement.definition is not WEAK_SCALING_EFFICIENCY or not are_bad.any():
         return
-    limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
-    second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
-    strict = own.estimated(float(confidences.max()), judged.limit)
-    second.decide(second.found.at(strict, confidences > judged.blank.confidence))
-    are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
-    key = "spread", study.id, judged.case.id, judged.case.peers
-    for place in np.flatnonzero(are_looked_at).tolist():
-        before, (value, interval, _) = float(judged.found.values[place]), second.numbers(place)
-        shown = judged.evidence.once(key, lambda: _find(judged, study, own, pace))
-        why_not, why_open, slowest, behind = (of_each[place].item() for of_each in shown)
-        code, against = int(second.codes[place]), AgainstSlowest(value, interval, slowest, behind)
-        if code != FAILED and not why_open and value > before * (1 + limit):
-            why_not = why_not or "excuses-too-much"
-        why = because(why_not or why_open, limit, judged.case.peers.nodes)
-        if code != FAILED and why_not:
+    own = _against_slowest(evidence, case.question, study)
+    pace = own_pace_of(evidence, study, last_round(judged.groups))
+    if own is None or pace is None or limit is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
+        return
+    second = replace(judged, values=own)
+    second.decide(own.estimated(found.confidences, judged.limit))
+    for place in np.flatnonzero(are_bad & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))).tolist():
+        before, (value, interval, _), code = float(found.values[place]), second.numbers(place), int(second.codes[place])
+        what, slowest, behind = (of_each[place].item() for of_each in _shown(evidence, judged, study, own, pace))
+        if not what and code != FAILED and value > before * (1 + limit):
+            what = "excuses-too-much"
+        why, is_open = because(what, limit, nodes_limit), what in _OPEN_RULES
+        if what and not is_open and code != FAILED:
             judged.note(place, because("not-excused", why))
-        if why_not or (code == FAILED and judged.codes[place] != FAILED):
+        if (what and not is_open) or (code == FAILED and judged.codes[place] != FAILED):
             continue
-        judged.against[place] = against
+        judged.against[place] = AgainstSlowest(value, interval, slowest, behind)
         if code == FAILED:
             judged.reasons[place] = because("missed-by-the-slowest", judged.why(place), value)
-        elif why_open:
+        elif is_open:
             judged.codes[place], judged.reasons[place] = OPEN, because("perhaps-spread", value, why)
         else:
             judged.codes[place], judged.reasons[place] = code, because("by-the-slowest", value, second.why(place))
@@ -159,15 +145,17 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
             judged.reasons[place] = because("spread-excused", value, before, slowest, behind, limit)
 
 
-def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tuple[Any, ...]:
+@once
+def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tuple[Any, ...]:
     """What the forward times, utilization and telemetry of all ranks show of each place, (places,) each.
 
-    What is there beside spread, or cannot be excluded; what further rounds may exclude; its slowest GPU; and how far
-    that is behind the median of its peers. The first rule that holds says it; empty if none does.
+    The first rule that holds: what is there beside spread or cannot be excluded, then what further rounds may exclude;
+    empty if none does. Its slowest GPU, and how far that is behind the median of its peers.
     """
     assert judged.groups is not None
-    evidence, measured, (ranks, times_s) = judged.evidence, judged.groups.merged[-1], (pace.ranks, pace.times_s)
-    limit, nodes_limit, places = judged.case.peers.computing or 0.0, judged.case.peers.nodes, len(own.places)
+    measured, last, places = judged.groups.merged[-1], last_round(judged.groups), len(own.places)
+    limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes
+    ranks, times_s = pace.ranks, pace.times_s
     place, column = np.nonzero(judged.groups.arms[-1].present.any(axis=0))
     column = judged.groups.columns[-1][place, column]  # of each rank among the measured ones, and among the paces
     at, are_nodes = columns_in(ranks, measured.ranks)[column], len(ranks.by_host) > 1
@@ -175,55 +163,48 @@ def _find(judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tupl
     def any_of(of_ranks: BoolArray | Sequence[bool]) -> BoolArray:
         return np.bincount(place, of_ranks, places) > 0
 
-    def may_be_two(times_s: FloatArray) -> bool:
-        """Spread hides the gap between groups from `peers.find_groups`, which accuses; this only doubts."""
-        *_, apart, gap = split_at_gap(median_over_rounds(relative_logs(times_s)))
-        return gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART)
-
-    compared, group = compare(times_s, limit), find_groups(times_s, limit)
-    far = math.inf if nodes_limit is None else nodes_limit
+    compared, group, far = compare(times_s, limit), find_groups(times_s, limit), nodes_limit or math.inf
     nodes, node = compare(pace.of_nodes_s, far), np.unique(ranks.hosts, return_inverse=True)[1][at]
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
     most = most_alone = compared.ratio[slowest]
     for arm in (arm for arm in study.arms if arm.kind == "each"):
-        alone, most_alone = pace_in(study, arm, evidence, last_round(judged.groups)), np.full(places, np.nan)
+        alone, most_alone = pace_in(study, arm, evidence, last), np.full(places, np.nan)
         ratio = np.append(compare(alone.times_s, limit).ratio, np.nan)
         np.fmax.at(most_alone, place, ratio[columns_in(alone.ranks, measured.ranks)[column]])
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
     busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
+    # Of each place alone: spread hides the gap between groups from `find_groups`, which accuses; this only doubts.
+    splits = (split_at_gap(median_over_rounds(relative_logs(times_s[:, at[place == one]]))) for one in range(places))
+    may_be_two = [gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART) for *_, apart, gap in splits]
+    who = [measured.ranks.places[one] for one in column.tolist()]
+    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm.name]
+    told = [_held_down(evidence, study.id, arm) for arm in arms]
+    polled, rounds = np.array([told[0][0][one] for one in who]), measured.present.sum(axis=0)[column]
     rules: dict[str, Any] = {
         "pace-not-read": any_of(at < 0),
-        "": np.isnan(most),  # it is not known yet
+        "pace-unknown": np.isnan(most),
         "few-peers": len(ranks) < FEWEST_RANKS,
         "gpu-beyond": any_of(compared.low[at] > 1 + limit),
         "gpu-at-times": any_of(find_slow_at_times(times_s, limit)[at]),
         "gpus-in-groups": median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit,
-        "nodes-not-compared": are_nodes and math.isinf(far),
+        "nodes-not-compared": are_nodes and nodes_limit is None,
         "node-beyond": any_of(nodes.low[node] > 1 + far),
         "alike-alone": most > most_alone + _SMALLER_WAIT,
         # Before the first round of all it is unknown which GPU is slowest.
         "forward-lacking": lacking[:, 1:].any(axis=1),
         "busy-unknown": (count == 0) | (count < SHARE_OF_ROUNDS * judged.values.rounds()),
         "idle-at-times": busy < HOST_BOUND_UTILIZATION * count,
-    }
-    if not evidence.goes_on:  # else telemetry is read after the measurement
-        who = [measured.ranks.places[one] for one in column.tolist()]
-        arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm.name]
-        told = [_held_down(evidence, study.id, arm) for arm in arms]
-        polled, rounds = np.array([told[0][0][one] for one in who]), measured.present.sum(axis=0)[column]
-        rules["heat-unknown"] = any_of(polled < SHARE_OF_ROUNDS * rounds)
-        held = set[Any]().union(*(held for _, held in told))
-        rules["held-down"] = any_of([one in held for one in who])
-    open_rules: dict[str, Any] = {
-        "pace-unknown": np.isnan(most),
+        # While measuring, telemetry is not read.
+        "heat-unknown": any_of(polled < SHARE_OF_ROUNDS * rounds) & (not evidence.goes_on),
+        "held-down": any_of([any(one in held for _, held in told) for one in who]),
         "gpu-open": any_of(~compared.within[at]),
-        "perhaps-groups": [bool(len(group.at)) or may_be_two(times_s[:, at[place == one]]) for one in range(places)],
+        "perhaps-groups": np.array(may_be_two) | (len(group.at) > 0),
         "node-open": are_nodes & any_of(~(nodes.high[node] < 1 + far)),
     }
-    firsts = (np.select([*map(np.asarray, one.values())], [*one], "") for one in (rules, open_rules))
     names = [f"{gpu.number} on {gpu.host}" for gpu in ranks.rank_places[slowest]]
-    return *firsts, np.where(np.isnan(most), "", names), np.nan_to_num(most, nan=1.0) - 1
+    first = np.select([*map(np.asarray, rules.values())], [*rules], "")
+    return first, np.where(np.isnan(most), "", names), np.nan_to_num(most, nan=1.0) - 1
 
 
 @once

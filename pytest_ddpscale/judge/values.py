@@ -92,9 +92,9 @@ class Values(Generic[P]):
         """Number of known values of each place, (places,)."""
         return np.asarray((~np.isnan(self.samples)).sum(axis=1))
 
-    def estimated(self, confidence: float, limit: int = 0) -> Estimated:
+    def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
-        key = confidence, limit
+        key = np.asarray(confidence).tobytes(), limit
         if key not in self._kept:
             self._kept[key] = estimate(self.samples, self.scale, confidence, limit, self.errors)
         return self._kept[key]

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import FAR
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.verdicts import Verdict
@@ -76,22 +78,22 @@ def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) ->
     return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
 
 
-def _whom(peers: int) -> str:
-    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+def _and(them: Listed) -> str:
+    return " and ".join(map(str, them))
 
 
-def _doubt(is_odd: bool, explains: bool) -> str:
-    odd = "" if is_odd else "; either may be the odd one"
-    return odd if explains else f"{odd}; too little to explain the failure"
+def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
+    name, unit = requirement.partition("[")[2].removesuffix("]"), METRICS[KINDS[kind].metric].unit
+    what = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
+    beside = f"the median of all others is {others:.4g} {unit}" if others is not None else "no other to compare with"
+    return f"{what} at {value:.4g} {unit}; {beside}"
 
 
-def _slow_rank(
-    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
-) -> str:  # fmt: skip
-    when = f"{times} of {rounds} rounds"
-    if not is_always:
-        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
-    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
+def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
+    whom = "from most of the ranks" if is_certain else "between the ranks"
+    said = [f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}"] * (blocks > 0)
+    said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
+    return "; ".join([*said, *["it is unknown which is right"] * (not is_certain)])
 
 
 def _of(some: int, all_: int) -> str:
@@ -210,6 +212,26 @@ _CAVEATS: Mapping[str, Entry] = {
     "no pass",
     "power-unknown": "power unknown: utilization could not be cross-checked",
 }
+
+
+def _whom(peers: int) -> str:
+    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+
+
+def _doubt(is_odd: bool, explains: bool) -> str:
+    odd = "" if is_odd else "; either may be the odd one"
+    return odd if explains else f"{odd}; too little to explain the failure"
+
+
+def _slow_rank(
+    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
+) -> str:  # fmt: skip
+    when = f"{times} of {rounds} rounds"
+    if not is_always:
+        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
+    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
+
+
 _SLOW: Mapping[str, Entry] = {
     "slow-alone": lambda number, host, more, why: (
         f"{f'{number} on {host}' if number else f'host {host}'}{f' and {more} more' if more else ''} "
@@ -284,9 +306,27 @@ _SPREAD: Mapping[str, Entry] = {
     "perhaps-groups": "its GPUs may be two groups",
     "node-open": "its node is not certain to be within theirs",
 }
-_LINKS: Mapping[str, Entry] = {}
+_LINKS: Mapping[str, Entry] = {
+    "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
+    "slow-node-of-pairs": "node {} ({})",
+    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-pairs": lambda gbps, usual, count, ranks: (
+        f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
+        f"({count} measurements)"
+    ),
+    "stalls": "messages stall, as after a lost packet, in {} of {} pairs with it and {} of {} pairs without it",
+    "misses": _misses,
+    "gpu-or-its-links": "{}: the GPU or its own links are at fault",
+    "gpu-or-these-links": "{}: the GPU or these links are at fault",
+    "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
+    "wrong-results": "{} wrong data in {} of {} rounds",
+    "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
+    "wrong-data": "{} wrong data, as seen by {} ({} of {} rounds)",
+    "unasked-wrong-data": "wrong data in the probe {}, as seen by {} ({} of {} rounds)",
+}
 _AGREEMENT: Mapping[str, Entry] = {
     "results-differ": "{}: results differ from those of other ranks",
+    "unlike-others": _unlike,
     "speed-does-not-count": "{} (see {}); speed does not count",
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
