@@ -100,8 +100,7 @@ class Values(Generic[P]):
         return self._kept[key]
 
 
-def _nothing(scale: Scale, why: Reason) -> Values[Any]:
-    return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), broken=why)
+_NOTHING: Values[Any] = Values("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)))
 
 
 @once
@@ -112,7 +111,7 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     """
     study, metric = matching_study(evidence.plan, question), question.metric
     if study is None:
-        return _nothing(metric.scale, why_no_study(evidence.plan, question))
+        return replace(_NOTHING, broken=why_no_study(evidence.plan, question))
     found = groups_of(question, study, evidence)
     ranks, flops = found.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
     arms = Arms(found.arms, question.world_size, _slowness(question, study, evidence, found), flops).paired
@@ -151,12 +150,13 @@ def _over_peers(
     The peers are those of the whole run, as in `uniformity`.
     """
     pace = pace_in(study, arms_read(question, study)[-1], evidence)
-    times_s, columns, nowhere = pace.times_s, dict[str, Any](pace.ranks.by_host), np.zeros(0, np.int64)
+    times_s, columns = pace.times_s, dict[str, Any](pace.ranks.by_host)
     if question.metric is NODE_UNIFORMITY and columns:
         times_s, columns = pace.of_nodes_s, {host: [at] for at, host in enumerate(columns)}
     ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
+    columns[WHOLE] = slice(None)
     for row, place in enumerate(places):
-        own = ratios[:, columns.get(place, slice(None) if place == WHOLE else nowhere)]
+        own = ratios[:, columns.get(place, slice(0))]
         if own.size:
             found[row] = own[:, np.nan_to_num(median_over_rounds(own)).argmax()]
     return pace.numbers, found
@@ -256,7 +256,7 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     """Values of a probe, in its metric's unit, at the places that took part. Raises as `Layout.crews`."""
     study = evidence.plan.probes
     if study is None or probe not in study.arms:
-        return _nothing("factors", because("not-probed", probe.name))
+        return replace(_NOTHING, broken=because("not-probed", probe.name))
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     return replace(found, broken=why_broken(study.id, evidence))
 
