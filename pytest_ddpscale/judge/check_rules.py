@@ -36,10 +36,7 @@ PREVENTING = frozenset({"few-gpus", "cuda-lacks", "old-driver", "lost-needed", "
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _GIB = 2**30
 _OF_GPUS = ("processes", "mig", "ecc", "throttling", "pcie", "nvlink")
-# Readings from the same NVML call share one key in `SurveyedGpu.unreadable`.
-_READ_AS = {"nvlinks_active": "nvlinks"}
-# A GPU either retires pages (before Ampere) or remaps rows (since).
-_MAY_LACK = frozenset({"mig_enabled", "retired_pages_pending", "remapped_rows"})
+_MAYBE = "if the hardware has it"
 _COMPARED = ("torch", "python", "pytest_ddpscale")
 _COMPARED_WITH_GPUS = ("topology", "driver", "cuda_driver", "cuda", "nccl", *_COMPARED)
 _FEWEST_TO_COMPARE = 3
@@ -92,7 +89,7 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
 
 def _on_node(expected: NodeExpectation, survey: Survey) -> Facts:
     """Checks of one node by itself."""
-    here, asked, versions = Place(survey.host), expected.gpus_per_node or 1, survey.versions
+    here, asked, versions = Place(survey.host), expected.gpus_per_node, survey.versions
     visible = [gpu for gpu in survey.gpus if gpu.is_visible]  # to ranks
     silent = sum(bool(gpu.problem) for gpu in visible)
     yield here, "", "looked", len(visible) - silent
@@ -112,7 +109,7 @@ def _on_node(expected: NodeExpectation, survey: Survey) -> Facts:
     # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
     # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
     answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
-    pattern, installed = expected.name_pattern or "^.*$", expected.gpus_installed or 0
+    pattern, installed = expected.name_pattern or "^.*$", expected.gpus_installed
     of_sku = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
     why_none = because("none-visible", survey.driver_problem, survey.has_driver, len(survey.gpus))
     if len(visible) < asked:
@@ -161,7 +158,7 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     is_slot = gpu.pcie_width_max is not None and gpu.pcie_width_max < lanes
     is_narrow = not is_slot and gpu.pcie_width is not None and gpu.pcie_width < lanes
     up, links, kernels = gpu.nvlinks_active, expected.nvlinks, () if survey.torch_problem else survey.arch_list
-    is_spare = not up and len(survey.gpus) == max(expected.gpus_per_node or 1, expected.gpus_installed or 1) == 1
+    is_spare = not up and len(survey.gpus) == max(expected.gpus_per_node, expected.gpus_installed) == 1
     major, minor = map(int, (gpu.compute_capability or "0.0").split("."))
     # The check, the reading, what it is compared with (nothing: it is not read), whether it deviates, and the code.
     rules: list[tuple[Any, ...]] = [
@@ -169,12 +166,13 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         ("gpus", "pci_device_id", ids, gpu.pci_device_id not in ids, "other-id"),
         ("gpus", "memory_bytes", sizes, not sizes or not sizes[0] <= gib <= sizes[1], "other-memory"),
         ("processes", "processes", True),
-        ("mig", "mig_enabled", True, gpu.mig_enabled, "mig-on"),
+        ("mig", "mig_enabled", _MAYBE, gpu.mig_enabled, "mig-on"),
         ("throttling", "throttle_reasons", True),
-        ("ecc", "ecc_enabled", True, expected.ecc not in (None, is_on), "ecc-mode"),
+        ("ecc", "ecc_enabled", expected.ecc is not None or _MAYBE, expected.ecc not in (None, is_on), "ecc-mode"),
         ("ecc", "ecc_uncorrected", is_on),
-        ("ecc", "retired_pages_pending", is_on and gpu.remapped_rows is None),
-        ("ecc", "remapped_rows", is_on),
+        # A GPU either retires pages (before Ampere) or remaps rows (since).
+        ("ecc", "retired_pages_pending", is_on and gpu.remapped_rows is None and _MAYBE),
+        ("ecc", "remapped_rows", is_on and _MAYBE),
         # What GPU and slot reach together: an idle GPU lowers generation and lanes to save power.
         ("pcie", "pcie_width_max", is_slot and lanes, True, "few-lanes-reached"),
         ("pcie", "pcie_width", not is_slot and lanes, is_narrow and (gpu.pcie_generation or 0) == reached, "few-lanes"),
@@ -187,10 +185,10 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         ("bf16", "compute_capability", "bf16" in expected.precisions, (major, minor) < (8, 0), "without-bf16"),
     ]  # fmt: skip
     for check, reading, wanted, *deviation in rules:
-        found, why = getattr(gpu, reading), gpu.unreadable.get(_READ_AS.get(reading, reading), "")
+        # NVML gives all about NVLinks, or nothing.
+        found, why = getattr(gpu, reading), gpu.unreadable.get(reading.removesuffix("_active"), "")
         if wanted and found in (None, ""):
-            may_lack = reading in _MAY_LACK or (reading == "ecc_enabled" and expected.ecc is None)
-            if not (may_lack and "not supported" in why.lower()):
+            if wanted != _MAYBE or "not supported" not in why.lower():
                 yield check, "no-reading", reading, why
         elif wanted and any(deviation[:1]):
             yield check, deviation[1], found, wanted
@@ -233,7 +231,7 @@ def memory_faults(gpu: SurveyedGpu) -> dict[str, int | None]:
 
 def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     """Versions and topology are those of most nodes."""
-    known, first_with = _surveyed(evidence), dict[str, str]()
+    known, first_with = surveyed(evidence), dict[str, str]()
     # Ranks do not communicate through the kernel, so another one is only noted.
     for name in (*names, "kernel"):
         check, found, counted = "topology" if name == "topology" else "versions", dict[str, str](), Counter[str]()
@@ -262,7 +260,8 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     yield from ((Place(host), "versions", "note-backend") for host in others & known.keys())
 
 
-def _surveyed(evidence: Evidence) -> dict[str, Survey]:
+def surveyed(evidence: Evidence) -> dict[str, Survey]:
+    """Surveys by host, without those that failed."""
     return {host: survey for host, survey in evidence.surveys.items() if not survey.problem}
 
 
@@ -319,7 +318,7 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
     ports as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
     """
-    transports, surveyed, asked = evidence.transports, _surveyed(evidence), expected.gpus_per_node or 1
+    transports, known, asked = evidence.transports, surveyed(evidence), expected.gpus_per_node
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
     ranks, between = Counter(place.host for place in transports), defaultdict[str, set[str]](set)
     for host, count in ranks.items():
@@ -350,12 +349,12 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
             for one in survey.infiniband
             if one.state.rpartition(":")[2].strip().upper() == "ACTIVE"
         }
-        for host, survey in surveyed.items()
+        for host, survey in known.items()
     }
     fast = {host: tuple(one for one in ports if ports[one] or uses_rdma) for host, ports in active.items()}
     counts = {host: sum(ports.values()) for host, ports in active.items()}
     for host, used in between.items():
-        here, survey, uses_tcp = Place(host), surveyed.get(host), any(name.startswith("NET/Socket") for name in used)
+        here, survey, uses_tcp = Place(host), known.get(host), any(name.startswith("NET/Socket") for name in used)
         if not any(between.values()):
             yield here, "transport", "no-nodes-joined"
             continue

@@ -12,7 +12,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pytest_ddpscale.judge.check_rules import THROTTLE_FAULTS, Facts, gpus_afterwards, memory_faults, throttled
+from pytest_ddpscale.judge.check_rules import (
+    THROTTLE_FAULTS,
+    Facts,
+    gpus_afterwards,
+    memory_faults,
+    surveyed,
+    throttled,
+)
 from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
@@ -88,19 +95,19 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
     for check, reading, rows, was_so, was_not in readings:
         own = gpu[rows]
         for at, is_fault, windows in _in_most_windows(told.of(rows), own, was_so[rows], was_not[rows]):
-            values = getattr(told, reading)[rows][own == at]
             if not is_fault:
                 yield gpus[at], check, "no-windows", reading, windows
-            elif check == _THROTTLING:
+                continue
+            values, least = getattr(told, reading)[rows][own == at], getattr(expected, reading, None)
+            if least is None:
                 seen = set[str]().union(*map(lasting_faults, values.different))
                 yield gpus[at], check, *throttled(sorted(seen), windows)
             else:
-                yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), getattr(expected, reading), windows
+                yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows
 
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
     worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
-    surveys = [survey for survey in evidence.surveys.values() if not survey.problem]
-    listed = {survey.host: {gpu.uuid for gpu in survey.gpus} for survey in surveys}
+    listed = {host: {gpu.uuid for gpu in survey.gpus} for host, survey in surveyed(evidence).items()}
     watched = [(gpus[at].host, gpus[at].uuid) for at in np.unique(gpu).tolist()]
     known = [one for one in watched if one[1] in listed.get(one[0], one) and (not worked or one in worked)]
     counting, on_host = Counter(host for host, _ in known), Counter(host for host, _ in watched)
@@ -108,8 +115,8 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
         yield Place(host), "", "looked", on_host[host]
         if len(readings) == 1:
             yield Place(host), _PCIE, "no-expectation", "pcie_generation or pcie_width"
-        if counting[host] < (asked := expected.gpus_per_node or 1):
-            yield Place(host), "", "no-telemetry", counting[host], asked
+        if counting[host] < expected.gpus_per_node:
+            yield Place(host), "", "no-telemetry", counting[host], expected.gpus_per_node
 
 
 def _in_most_windows(
