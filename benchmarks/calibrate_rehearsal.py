@@ -32,10 +32,7 @@ from reporting import Share, argument_parser, keep, positive_int, table
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
-from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.simulate.faults import Faults, InjectedFault
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
@@ -194,8 +191,7 @@ def _slow(chance: random.Random, node: int, factor: float) -> list[InjectedFault
 def evidence_of_run(cluster: SimulatedCluster, run: SimulatedRun) -> Evidence:
     """The evidence of a simulated run, as if it had been read from its directory."""
     found = list(records(run, cluster))
-    blocks = (record for record in found if isinstance(record, Block))
-    return evidence_of(run.plan, columns_of(blocks, gangs_by_number(found).values()), found)
+    return evidence_of(run.plan, None, found)
 
 
 def _trusted(name: str, evidence: Evidence) -> TrustedRun:

@@ -19,11 +19,8 @@ from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
 from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.words.reasons import worded
-from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -48,8 +45,7 @@ def simulated(cluster: SimulatedCluster, seed: int, *faults: str) -> ComparedRun
     """One run, judged."""
     plan = cluster.plan(ROUNDS, short_blocks=True)
     found = list(records(SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed), cluster))
-    blocks = (one for one in found if isinstance(one, Block))
-    evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
+    evidence = evidence_of(plan, None, found)
     verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in training_cases(cluster.cases))
     record = RunRecord(sku=cluster.sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
     judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)

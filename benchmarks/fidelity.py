@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
+from pytest_ddpscale.compare.value_change import Estimate
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.arm import Arm
@@ -43,6 +43,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.sku.detection import visible_gpus
+from pytest_ddpscale.suites.pace import geometric_mean_estimate
 
 Loop = Literal["bare", "worker"]
 # Of each round, by loop.

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
+from pytest_ddpscale.compare.value_change import Estimate
 from pytest_ddpscale.sku.detection import visible_gpus
+from pytest_ddpscale.suites.pace import geometric_mean_estimate
 from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, gangs_by_number
-from pytest_ddpscale.run.table import columns_of
-from pytest_ddpscale.run.telemetry import telemetry_columns_of
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
@@ -41,7 +39,7 @@ def decide(run: SimulatedRun, cases: Sequence[AnyCase], confidence: float) -> li
     """Simulate a session that stops each study once all training requirements on it are decided."""
     plan, records = run.plan, list[AnyRecord]()
     rounds = _train(run, Decider(plan, cases, confidence), records)
-    evidence = replace(_evidence_of(plan, records), goes_on=True)  # telemetry is read, and could excuse less, later
+    evidence = replace(evidence_of(plan, None, records), goes_on=True)  # telemetry is read later
     verdicts: dict[str, list[Verdict]] = {study.id: [] for study in plan.studies}
     for case in training_cases(cases):
         answering = matching_study(plan, case.question)
@@ -72,9 +70,10 @@ def conclude_with_links(
     """As `conclude_all`, and the nodes and links that the search among nodes names: see `slow_links`."""
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
-    found, links = tuple(verdicts.values()), slow_links(evidence)
+    found, links = tuple(verdicts.values()), {said(why): {*one.hosts} for why, one in slow_links(evidence).items()}
     facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
-    return *conclude(facts)[:2], found, links
+    outcome, why, _ = conclude(facts)
+    return outcome, said(why), found, links
 
 
 def _judge_all(
@@ -89,8 +88,7 @@ def _judge_all(
         for record in records
         if cluster.is_watched and isinstance(record, Block)
     ]
-    telemetry = telemetry_columns_of(said, gangs_by_number(records))
-    evidence = replace(_evidence_of(plan, records), telemetry=telemetry)
+    evidence = evidence_of(plan, None, [*records, *said])
     asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
     return {case.id: worded(judge(case, evidence, confidence)) for case in asked}, asked, evidence
 
@@ -117,8 +115,3 @@ def _train(run: SimulatedRun, decider: Decider, records: list[AnyRecord]) -> dic
             needed = decider.needed_arms(study.id)
             timed = tuple(arm for arm in timed if arm.name in needed)
     return rounds
-
-
-def _evidence_of(plan: Plan, records: Sequence[AnyRecord]) -> Evidence:
-    gangs = gangs_by_number(records).values()
-    return evidence_of(plan, columns_of((one for one in records if isinstance(one, Block)), gangs), records)

@@ -56,7 +56,7 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return why_no_study(evidence.plan, case.question).text
+        return said(why_no_study(evidence.plan, case.question))
     return "not measured, or not usable by the judge"
 
 
@@ -78,7 +78,7 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
 def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     if not all(map(evidence.plan.layout.fits_node, case.question.arms)):
         return {}
-    study, values = matching_study(evidence.plan, case.question), values_of(case.question, evidence) / case.constant
+    study, values = matching_study(evidence.plan, case.question), values_of(evidence, case.question) / case.constant
     if study is None or values.broken is not None:
         return {}
     found = groups_of(case.question, study, evidence)

@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.configuration import ConfigurationDifference, configuration_differences
-from pytest_ddpscale.compare.value_change import ValueChange, change_between
+from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.judge.stats import Estimate
 from pytest_ddpscale.judge.values import values, worst_value
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU, Metric
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.verdicts import Verdict
 
 _LEAST_SHARE = 1e-6  # smallest lower limit relative to the value, for values that err by factors
@@ -229,9 +229,9 @@ def _of_generations(a: ComparedRun, b: ComparedRun, confidence: float) -> Iterat
 def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) -> _Reached:
     """As a verdict on it would have it."""
     question = Question(THROUGHPUT_PER_GPU, study.workload, size, one_gpu=_one_gpu(study))
-    found, worst = values(question, run.evidence), worst_value(question, run.evidence, confidence)
+    found, worst = values(run.evidence, question), worst_value(question, run.evidence, confidence)
     if found.broken is not None or worst is None:
-        return _Reached(why_not=found.broken.text if found.broken else "no complete round")
+        return _Reached(why_not=said(found.broken) if found.broken else "no complete round")
     why_not = "" if worst.interval else f"{int(found.rounds().max())} rounds are too few"
     return _Reached(worst.value, worst.interval, worst.place, why_not=why_not)
 

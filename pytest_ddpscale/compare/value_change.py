@@ -14,10 +14,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from pytest_ddpscale.judge.stats import Estimate
-
 # 0.1 %: the same limit as for drifts and for differences between repeated runs; smaller changes are not reported.
 NEGLIGIBLE_CHANGE = 0.001
+
+
+class Estimate(NamedTuple):
+    """A value with the lower and upper limit of its interval."""
+
+    value: float
+    interval: tuple[float, float]
 
 
 class ValueChange(NamedTuple):

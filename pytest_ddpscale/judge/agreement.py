@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.run.table import ArmRounds, once
 from pytest_ddpscale.run.verdicts import WRONG_DATA
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
@@ -58,7 +58,7 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
     the seeded step, unless another study compared them: DDP averages what a rank computes wrong, so equal parameters
     alone do not show that each rank computes right.
     """
-    odd = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
+    odd = disagreements(evidence, study)
     compares = METRICS[answer.blank.metric].compares_results
     steps = evidence.seeded_steps.get(study.id, {})
     if not odd:
@@ -79,7 +79,8 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
         answer.outcome, answer.reasons, answer.culprits = "error", [reason], [*odd.values()]
 
 
-def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
+@once
+def disagreements(evidence: Evidence, study: Study) -> dict[int, Culprit]:
     """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
 
     Ranks that differ from more than half of those that they trained with are certain. If no result is shared by more
@@ -88,41 +89,35 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     Groups that lack a rank or a result are skipped; each rank computed the seeded step alone.
     """
     places = {step.rank: place for place, step in evidence.seeded_steps.get(study.id, {}).items()}
-    of_arms = [
-        (arm, evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS))
-        for arm in study.arms
-        if arm.kind == "ddp" and arm.world_size > 1
-    ]
-    for _, measured in of_arms:
-        places |= dict(zip(measured.ranks.numbers.tolist(), measured.ranks.rank_places, strict=True))
-    size = 1 + max(places, default=-1)
+    size = evidence.plan.layout.world_size
     own, unlike = numbered(evidence.seeded_checksums(study.id), range(size)), np.zeros((2, size), np.int64)
-    is_odd, is_open = _unlike_most(own[own > 0])
-    unlike[1, own > 0], doubted = is_odd & (not is_open), np.zeros(size, np.bool_)
-    for arm, measured in sorted(of_arms, key=lambda one: -one[0].world_size):
-        named = np.asarray(unlike.any(axis=0))
+    known, doubted = np.flatnonzero(own), np.zeros(size, np.bool_)
+    odd = known[_are_unlike_most(own[known])]
+    unlike[1, odd] = len(odd) < len(known)
+    for arm in sorted(study.arms, key=lambda arm: -arm.world_size):
+        measured, named = evidence.columns.arms.get((study.id, arm.name)), np.asarray(unlike.any(axis=0))
+        if measured is None or arm.kind != "ddp":
+            continue
         for row in np.flatnonzero(measured.is_of_work(arm.batch_size)).tolist():
-            present = measured.present[row]
-            ranks, groups = measured.ranks.numbers[present], measured.groups[row, present]
-            results = np.stack([measured.digest[row, present], own[ranks]])
+            column = np.flatnonzero(measured.present[row])
+            ranks, groups = measured.ranks.numbers[column], measured.groups[row, column]
+            results = np.stack([measured.digest[row, column], own[ranks]])
             _, first, group = np.unique(groups, return_index=True, return_inverse=True)
             for number in np.unique(group[(results != results[:, first[group]]).any(axis=0)]).tolist():
-                at = ranks[group == number]
-                is_told = (named & ~doubted)[at].any()
-                for kind, result in enumerate(results[:, group == number]):
-                    is_odd, is_open = _unlike_most(result)
-                    if result.all() and len(at) == arm.world_size and not (is_open and is_told):
-                        unlike[kind, at[is_odd]] += 1
-                        doubted[at[is_odd]] |= is_open & ~named[at[is_odd]]
+                here = np.flatnonzero(group == number)
+                is_told = (named & ~doubted)[ranks[here]].any()
+                for kind, result in enumerate(results[:, here]):
+                    at = here[_are_unlike_most(result)]
+                    is_open, odd = len(at) == arm.world_size, ranks[at]
+                    if result.all() and len(here) == arm.world_size and not (is_open and is_told):
+                        unlike[kind, odd] += 1
+                        doubted[odd] |= is_open & ~named[odd]
+                        places |= dict(map(measured.ranks.who, column[at].tolist()))
     found = dict[int, Culprit]()
     for rank in np.flatnonzero(unlike.any(axis=0)).tolist():
         blocks, seeded = unlike[:, rank].tolist()
-        whom = "between the ranks" if doubted[rank] else "from most of the ranks"
-        what = f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}; " if blocks else ""
-        what += f"gradients of one seeded step, each computed alone, differ {whom}; " if seeded else ""
-        what += "it is unknown which is right" if doubted[rank] else ""
         is_certain = not doubted[rank]
-        why = because("text", what.removesuffix("; "))
+        why = because("unlike-others", blocks, bool(seeded), is_certain)
         found[rank] = Culprit("gpu", (places[rank],), why, is_certain, computed_wrong=True)
     return found
 
@@ -134,13 +129,12 @@ def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
     checksum of either kind: an unknown result does not count as agreement. `own` has a number for each rank's result of
     the seeded step: `numbered`.
     """
-    results, there = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)]), rows.present
-    is_unknown = ((results == 0) & there).any(axis=(0, -1)) | ~there.any(axis=-1)
+    results, there = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)], axis=-1), rows.present
+    is_unknown = ((results == 0).any(axis=-1) & there).any(axis=-1) | ~there.any(axis=-1)
     found = np.where(is_unknown, np.nan, 1.0)
-    first = there.argmax(axis=-1)[np.newaxis, ..., np.newaxis] if there.size else np.zeros((1, *there.shape), np.int64)
-    differs = (results != np.take_along_axis(results, first, axis=-1)).any(axis=0) & there
+    differs = (results != results[..., :1, :]).any(axis=-1) & there
     for at in map(tuple, np.argwhere(differs.any(axis=-1) & ~is_unknown).tolist()):
-        counts = np.unique(np.stack([of[at][there[at]] for of in results]), axis=1, return_counts=True)[1]
+        counts = np.unique(results[at][there[at]], axis=0, return_counts=True)[1]
         found[at] = counts.max() / counts.sum()
     return found
 
@@ -151,8 +145,7 @@ def numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
     return np.where(results == "", 0, 1 + np.unique(results, return_inverse=True)[1])
 
 
-def _unlike_most(results: IntArray) -> tuple[BoolArray, bool]:
-    """Which results differ from the majority's, and whether there is no majority; without one, all of them do."""
+def _are_unlike_most(results: IntArray) -> BoolArray:
+    """Which results are not shared by more than half; all of them if none is."""
     _, number, counts = np.unique(results, return_inverse=True, return_counts=True)
-    is_open = bool(2 * counts.max(initial=0) <= len(results))
-    return is_open | (number != np.argmax([*counts, 0])), is_open
+    return np.asarray(2 * counts[number] <= len(results))

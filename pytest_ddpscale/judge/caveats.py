@@ -121,7 +121,9 @@ def host_bound(judged: Judged) -> None:
     total, count = judged.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
     busy, least = total / np.where(count > 0, count, np.nan), HOST_BOUND_UTILIZATION
     of = case.workload.global_batch_size, case.world_size
-    judged.open(busy < least, lambda place: because("host-bound", float(busy[place]), least, *of), "host-bound", ANY)
+    judged.open(
+        busy < least, lambda place: because("waits-for-host", float(busy[place]), least, *of), "host-bound", ANY
+    )
 
 
 def stalled_devices(judged: Judged) -> None:

@@ -18,8 +18,8 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
-from pytest_ddpscale.run.transport_record import WITHOUT_OVERLAP
 
 # The GPU, or the node; the check, or "" for all that read the same; a code and its arguments. Codes of missing data
 # begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.

@@ -6,8 +6,9 @@ Ranks go by host and local rank, which stay the same when a relaunch renumbers t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import chain, compress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,77 +31,62 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, Case
-from pytest_ddpscale.util.arrays import IntArray
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
-_Block = tuple[str, str]  # study and arm
 _OF_GPUS = PROBES, TRAINING, INFERENCE
 # One round may have been cut short by the end of the run.
 _MOST_CUT_SHORT = 1
-# A second gang may hit one of many ranks by chance only rarely; of two ranks it hits the same one in half of the cases.
-_GANGS_FOR_CERTAIN, _GANGS_FOR_CERTAIN_OF_TWO = 2, 3
 
 
-class _Presence:
-    """Who was measured. The last row of each array is of hosts that are not listed: nobody.
+class _Presence(NamedTuple):
+    """Who was measured.
 
     Attributes:
         known: the devices of all ranks as surveyed, as launched and as measured; of a rank the last one counts.
-        hosts: row of each host.
-        places: of each rank, None where there is none, (hosts + 1, local ranks).
-        times: number of rows of each block with this rank, (hosts + 1, local ranks).
-        missed: largest number of rounds of one arm of all ranks that others were measured in and this rank was not.
-        lost: whether it missed more than the end of a run may cut short, (hosts + 1, local ranks).
+        ranks: those that each host should have, host by host, then the known ones beyond.
+        times: number of rows of each arm with a rank, (ranks,).
+        missed: largest number of rounds of one arm of all ranks that others were measured in and a rank was not,
+            (ranks,).
+        lost: whether it missed more than the end of a run may cut short, (ranks,).
     """
 
-    def __init__(self, evidence: Evidence) -> None:
-        self._plan, arms = evidence.plan, evidence.columns.arms
-        layout, per_node = self._plan.layout, self._plan.layout.ranks_per_node
-        surveyed = [(host, gpu) for host, survey in evidence.surveys.items() for gpu in survey.gpus]
-        launched = [gang.places for gang in evidence.gangs]
-        measured = [ranks.rank_places for ranks in dict.fromkeys(arm.ranks for arm in arms.values())]
-        of_surveys = [gpu.on(host) for host, gpu in surveyed if gpu.local_rank is not None]
-        self.known = list(dict.fromkeys(chain(of_surveys, *launched, *measured)))
-        named = sorted({*evidence.hosts, *(place.host for place in self.known)})
-        self.hosts = {host: row for row, host in enumerate(named)}
-        width = max([per_node, *(place.of_rank[1] + 1 for place in self.known)])
-        self.places = np.full((len(named) + 1, width), None)
-        for place in self.known:
-            self.places[self.hosts[place.host], place.local_rank] = place
-        self.times, self.missed = dict[_Block, IntArray](), np.zeros(self.places.shape, np.int64)
-        for block, arm in arms.items():
-            if block[0] == PAIRS:
-                continue
-            at = np.array([(self.hosts[host], number) for host, number in arm.ranks.places])
-            self.times[block] = times = np.zeros_like(self.missed)
-            times[tuple(at.T)] = arm.present.sum(axis=0)
-            planned, is_imported = self._plan.arm(*block), arm.single_sample.any()
-            if planned is None or is_imported or planned.name in evidence.unsupported:  # out of memory
-                continue
-            # One that never came, too. In a probe of several a rank waits for its partner, and both are absent.
-            is_alone = not planned.is_probe or planned.world_size == 1
-            if is_alone and len(layout.ranks([planned])) == layout.world_size:
-                expected = times.any(axis=1, keepdims=True) & (np.arange(width) < per_node)
-                missed = expected * (arm.present.any(axis=1).sum() - times)
-                self.missed = np.maximum(self.missed, missed)
-        self.lost = self.missed > _MOST_CUT_SHORT
-
-    def nodes(self, block: _Block | None) -> int:
-        """Number of hosts that measured a block."""
-        return int(self.times[block].any(axis=1).sum()) if block in self.times else 0
-
-    def spans_nodes(self, block: _Block | None) -> bool:
-        """Whether ranks of several nodes communicated in a block."""
-        layout, arm = self._plan.layout, self._plan.arm(*block) if block else None
-        if arm is None or self.nodes(block) < 2 or not (arm.is_probe or arm.kind == "ddp"):
-            return False
-        # The plan of an imported run has one node, even if its ranks were on several hosts.
-        return layout.nodes == 1 or not layout.fits_node(arm)
+    known: Collection[Place]
+    ranks: RankColumns
+    times: Mapping[ArmRounds, IntArray]
+    missed: IntArray
+    lost: BoolArray
 
 
+@once
 def _presence(evidence: Evidence) -> _Presence:
-    return evidence.once("presence", lambda: _Presence(evidence))
+    plan, layout, arms = evidence.plan, evidence.plan.layout, evidence.columns.arms
+    surveyed = ((host, gpu) for host, survey in evidence.surveys.items() for gpu in survey.gpus)
+    of_surveys = (gpu.on(host) for host, gpu in surveyed if gpu.local_rank is not None)
+    measured = (ranks.rank_places for ranks in dict.fromkeys(arm.ranks for arm in arms.values()))
+    known = dict.fromkeys(chain(of_surveys, *(gang.places for gang in evidence.gangs), *measured))
+    hosts = sorted({*evidence.hosts, *(place.host for place in known)})
+    places = {(host, number): Place(host, number) for host in hosts for number in range(layout.ranks_per_node)}
+    places |= {place.of_rank: place for place in known}
+    node = np.arange(len(places)) // layout.ranks_per_node
+    column = {place: number for number, place in enumerate(places)}
+    times, missed = dict[ArmRounds, IntArray](), np.zeros(len(places), np.int64)
+    for block, arm in arms.items():
+        at = np.array([column[place] for place in arm.ranks.places])
+        times[arm] = here = np.zeros_like(missed)
+        here[at] = arm.present.sum(axis=0)
+        planned, is_imported = plan.arm(*block), arm.single_sample.any()
+        if planned is None or is_imported or planned.name in evidence.unsupported:  # out of memory
+            continue
+        # One that never came, too. In a probe of several a rank waits for its partner, and both are absent.
+        is_alone = not planned.is_probe or planned.world_size == 1
+        if is_alone and len(layout.ranks([planned])) == layout.world_size:
+            expected = np.isin(node, node[at])
+            missed = np.maximum(missed, expected * (arm.present.any(axis=1).sum() - here))
+    ranks = RankColumns(np.arange(len(places)), np.fromiter(places.values(), np.object_))
+    return _Presence(known, ranks, times, missed, missed > _MOST_CUT_SHORT)
 
 
 def coverage_of(
@@ -118,30 +104,34 @@ def coverage_of(
         left_out: reason by host for nodes on which nothing was launched.
         gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
-    seen, plan = _presence(evidence), evidence.plan
-    judged = {case.id: block for case in cases if case.id in verdicts and (block := _block(case, evidence))}
-    decided = {name: block for name, block in judged.items() if verdicts[name].outcome in ("passed", "failed")}
-    tested = np.zeros((len(_OF_GPUS), *seen.missed.shape), np.bool_)
-    for block in {*decided.values()} & seen.times.keys():
-        arm = plan.arm(*block)
-        kind = PROBES if block[0] == PROBES else INFERENCE if arm and arm.infers else TRAINING
-        tested[_OF_GPUS.index(kind)] |= seen.times[block] > 0
-    missing_in = {  # where it had a lost rank less often than others, by undecided requirement
-        name: seen.lost & (times < times.max())
-        for name, block in judged.items()
-        if verdicts[name].outcome in ("inconclusive", "not_measured") and (times := seen.times.get(block)) is not None
-    }
-    hosts = {host: number for number, host in enumerate(sorted({*seen.hosts, *evidence.surveys, *left_out}))}
-    reached: dict[tuple[int, int], list[float]] = defaultdict(list)
-    rails = rails_of(evidence)
-    pairs, gbps, _ = node_pairs(rails)
-    for (one, other), value in zip(rails.hosts[pairs[:, 1:]].tolist(), gbps.tolist(), strict=True):
-        reached[hosts[one], hosts[other]].append(value)
-    paired, nodes = {number for ends in reached for number in ends}, list[NodeCoverage]()
+    seen, plan, layout, rails = _presence(evidence), evidence.plan, evidence.plan.layout, rails_of(evidence)
+    hosts = {host: number for number, host in enumerate(sorted({*seen.ranks.by_host, *evidence.surveys, *left_out}))}
+    named = len(hosts) - len(left_out)
+    planned, together, over_all = max(plan.nodes, named), list[str](), list[str]()
+    # What tested a GPU, and which undecided requirements a lost rank was measured for less often than others.
+    tested, missing = np.zeros((len(_OF_GPUS), *seen.lost.shape), np.bool_), dict[str, BoolArray]()
+    for case in cases:
+        measured, kind, is_between = measured_for(case, evidence)
+        if case.id not in verdicts or not len(measured):
+            continue
+        times, outcome = seen.times[measured], verdicts[case.id].outcome
+        if is_decided := outcome in ("passed", "failed"):
+            tested[_OF_GPUS.index(kind)] |= times > 0
+        elif outcome != "error":
+            missing[case.id] = seen.lost & (times < times.max())
+        if is_between:
+            together.append(case.id)
+            if is_decided and len(measured.ranks.by_host) == planned:
+                over_all.append(case.id)
+    nodes, (pairs, gbps, _) = list[NodeCoverage](), node_pairs(rails)
+    ends, first, rounds = np.unique(pairs[:, :2], axis=0, return_index=True, return_counts=True)
+    one, other = np.array([hosts[host] for host in rails.hosts], np.int64)[ends].T.tolist()
+    best, paired = np.maximum.reduceat(gbps, first), {*one, *other}
+    paths = map(PathCoverage, one, other, best.tolist(), rounds.tolist())
     for host, node in hosts.items():
-        row, survey = seen.hosts.get(host, -1), evidence.surveys.get(host)
-        ranks = seen.places[row].tolist()
-        used = {place.uuid for place in ranks if place} - {""}
+        at, survey = np.array(seen.ranks.by_host.get(host, ()), np.int64), evidence.surveys.get(host)
+        places = seen.ranks.rank_places[at]
+        used = {place.uuid for place in places} - {""}
         silent = [
             one
             for one in (survey.gpus if survey else ())
@@ -150,48 +140,46 @@ def coverage_of(
         answering = gpus_per_node - len(silent)  # some without a rank
         gpus = [
             GpuCoverage(
-                place or Place(host, number),
-                tuple(compress(_OF_GPUS, tested[:, row, number])),
-                rounds_missing=int(seen.missed[row, number]),
-                missing_in=tuple(name for name, where in missing_in.items() if where[row, number]),
+                place,
+                tuple(compress(_OF_GPUS, tested[:, number])),
+                rounds_missing=int(seen.missed[number]),
+                missing_in=tuple(name for name, where in missing.items() if where[number]),
             )
-            for number, place in enumerate(ranks)
-            if place or number < answering
+            for number, place in zip(at.tolist(), places, strict=True)
+            if place in seen.known or place.local_rank < answering
         ]
-        gpus += [GpuCoverage(Place(host, number)) for number in range(len(ranks), answering)]
+        gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
         gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
         is_surveyed = survey is not None and not survey.problem
-        by = compress((SURVEY, *_OF_GPUS, PAIRS), (is_surveyed, *np.any(tested[:, row], axis=1), node in paired))
+        by = compress((SURVEY, *_OF_GPUS, PAIRS), (is_surveyed, *np.any(tested[:, at], axis=1), node in paired))
         has_gpus = plan.device_type == "cuda"
         nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus) if has_gpus else ()))
-    named = len(nodes) - len(left_out)
-    planned = max(plan.nodes, named)
-    together = [name for name, block in judged.items() if seen.spans_nodes(block)]
     why_no_paths = evidence.errors.get(PAIRS, "") or evidence.interrupted.get(PAIRS, "")
+    why = "--ddp-budget ran out" if PAIRS in evidence.out_of_time else why_no_paths
+    paths_planned = sum(map(len, first_rounds(plan.nodes))) if plan.pairs else 0
     return Coverage(
-        nodes=tuple(nodes),
-        unnamed_nodes=planned - named,
-        ranks_per_node=plan.layout.ranks_per_node,
-        ranks=plan.layout.world_size,
-        paths=tuple(PathCoverage(*ends, max(gbps), len(gbps)) for ends, gbps in sorted(reached.items())),
-        paths_planned=sum(map(len, first_rounds(plan.nodes))) if plan.pairs else 0,
-        why_paths_are_missing="--ddp-budget ran out" if PAIRS in evidence.out_of_time else why_no_paths,
-        between_nodes=tuple(together),
-        over_all_nodes=tuple(name for name in together if name in decided and seen.nodes(judged[name]) == planned),
-    )
+        tuple(nodes), planned - named, layout.ranks_per_node, layout.world_size,
+        tuple(paths), paths_planned, why, tuple(together), tuple(over_all),
+    )  # fmt: skip
 
 
-def is_between_nodes(case: AnyCase, evidence: Evidence) -> bool:
-    """Whether ranks of several nodes measured a requirement together, as in `Coverage.between_nodes`."""
-    return _presence(evidence).spans_nodes(_block(case, evidence))
+def measured_for(case: AnyCase, evidence: Evidence) -> tuple[ArmRounds, str, bool]:
+    """What was measured for a requirement, of which kind it is, and whether ranks of several nodes did it together.
 
-
-def _block(case: AnyCase, evidence: Evidence) -> _Block | None:
-    """The block measured for a requirement; None for one on neither training nor a probe."""
-    if not isinstance(case, Case):
-        return (PROBES, case.probe.name) if case.probe else None
-    study = matching_study(evidence.plan, case.question)
-    return (study.id, case.question.measured.name) if study else None
+    Nothing for one on neither training nor a probe.
+    """
+    if isinstance(case, NodeCase):
+        arm, study_id = case.probe, PROBES
+    else:
+        arm, study = case.question.measured, matching_study(evidence.plan, case.question)
+        study_id = study.id if study else ""
+    if arm is None:
+        return NO_ROUNDS, "", False
+    measured, layout = evidence.columns.arms.get((study_id, arm.name), NO_ROUNDS), evidence.plan.layout
+    # The plan of an imported run has one node, even if its ranks were on several hosts.
+    spans_nodes = len(measured.ranks.by_host) > 1 and (layout.nodes == 1 or not layout.fits_node(arm))
+    kind = PROBES if arm.is_probe else INFERENCE if arm.infers else TRAINING
+    return measured, kind, spans_nodes and (arm.is_probe or arm.kind == "ddp")
 
 
 def lost_places(evidence: Evidence) -> dict[Place, int]:
@@ -200,12 +188,11 @@ def lost_places(evidence: Evidence) -> dict[Place, int]:
     A gang does not outlive a rank that is killed or a time limit, so only its device explains why one rank alone is
     missing. Of a node with most of its ranks missing no single GPU is lost.
     """
-    seen, hosts = _presence(evidence), list(_presence(evidence).hosts)
-    few = 2 * seen.lost.sum(axis=1, keepdims=True) <= evidence.plan.layout.ranks_per_node
-    return {
-        seen.places[row, rank] or Place(hosts[row], rank): int(seen.missed[row, rank])
-        for row, rank in np.argwhere(seen.lost & few).tolist()
-    }
+    seen, per_node = _presence(evidence), evidence.plan.layout.ranks_per_node
+    lost = np.flatnonzero(seen.lost)
+    node = lost // per_node
+    lost = lost[2 * np.bincount(node)[node] <= per_node]
+    return dict(zip(seen.ranks.rank_places[lost], seen.missed[lost].tolist(), strict=True))
 
 
 def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
@@ -229,14 +216,12 @@ def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
                 by_gpu[place].append((gang, one))
     found = dict[Culprit, Set[str]]()
     for place, own in by_gpu.items():
-        needed = _GANGS_FOR_CERTAIN_OF_TWO if min(gang.ranks for gang, _ in own) == 2 else _GANGS_FOR_CERTAIN
-        shown = {
-            gang.gang
-            for gang, one in own
-            if one.peers >= len(gang.errors) and "nvlink" not in one.error.lower()  # CUDA 220 and 226
-        }
-        is_certain = needed <= len(shown) == len(gangs_on[place.host])
-        gangs, errors = len({gang.gang for gang, _ in own}), list(dict.fromkeys(one.error for _, one in own))
+        # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
+        needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
+        of_link = "nvlink"  # CUDA 220 and 226
+        shown = sum(one.peers >= len(gang.errors) and of_link not in one.error.lower() for gang, one in own)
+        is_certain = needed <= shown == len(gangs_on[place.host])
+        gangs, errors = len(own), list(dict.fromkeys(one.error for _, one in own))
         text = f"{' and '.join(errors[:2])} ended its rank in {gangs} {'gang' if gangs == 1 else 'gangs'}"
         if is_certain:
             text += ", while its peers did the same work without such an error"

@@ -7,7 +7,7 @@ the run cannot pass, and these rounds show another slow device or link all the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.judge.judge import judge
@@ -19,9 +19,8 @@ from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
-from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart
-from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.table import Columns, GrowingColumns
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.table import GrowingColumns
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
 
@@ -33,15 +32,18 @@ class Decider:
     """
 
     def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
-        self._plan = plan
+        self._plan, self._confidence = plan, confidence
         self._cases: dict[str, list[AnyCase]] = defaultdict(list)
         self._arms: dict[str, set[str]] = {}  # that a requirement needs, by its id
         for case in cases:
-            study = matching_study(plan, case.question) if isinstance(case, Case) else plan.probes
-            if study is not None and (names := arms_of(case, study)):
+            study: Study | ProbeStudy | None = plan.probes
+            arms = [case.probe] if isinstance(case, NodeCase) else []
+            if isinstance(case, Case):
+                study = matching_study(plan, case.question)
+                arms = [*arms_read(case.question, study)] if study else []
+            if study is not None and (names := {arm.name for arm in arms if arm}):
                 self._cases[study.id].append(case)
                 self._arms[case.id] = names
-        self._confidence = confidence
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
@@ -58,7 +60,7 @@ class Decider:
             self._columns.add_gang(record)
         elif isinstance(record, Block):
             self._columns.add(record)
-        elif not isinstance(record, RunStart | Survey | PostMortem | Lost | GpuErrors | OfDevices):
+        elif not isinstance(record, OfDevices) and hasattr(record, "study"):
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
@@ -66,41 +68,34 @@ class Decider:
 
         Empty once the study needs no more rounds.
         """
-        study = next((one for one in self._plan.timed if one.id == study_id), None)
+        plan, rounds = self._plan, self._columns.rounds_begun(study_id)
+        study = next((one for one in plan.timed if one.id == study_id), None)
         if study is None or isinstance(study, PairStudy):
             return []
-        arms, rounds = [arm.name for arm in study.arms], self._columns.rounds_begun(study_id)
-        wanted, records = {(study_id, name) for name in arms}, [*self._gangs.values(), *self._records[study_id]]
-        if isinstance(study, ProbeStudy):
-            if rounds < study.swept_rounds:
-                return arms
-            plan, columns = self._plan, self._columns.columns(wanted)
-        else:
-            if rounds < FEWEST_ROUNDS:
-                return arms
-            # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
-            # And the study before shows which rank was slowest before the first round.
-            before = study_before(study, self._plan.studies)
-            paces = {(before.id, pace_arms(before)[0].name)} if before else set()
-            columns = self._columns.columns(wanted | self._each | paces)
-            plan = self._plan_of_those_there(study, columns)
+        arms = [arm.name for arm in study.arms]
+        if rounds < (study.swept_rounds if isinstance(study, ProbeStudy) else FEWEST_ROUNDS):
+            return arms
+        # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
+        # And the study before shows which rank was slowest before the first round.
+        before = study_before(study, plan.studies) if isinstance(study, Study) else None
+        wanted = self._each | {(study_id, name) for name in arms}
+        columns = self._columns.columns(wanted | ({(before.id, pace_arms(before)[0].name)} if before else set()))
+        # After a loss nothing can pass, but the nodes that remain can still be judged. Probes and pairs over all do not
+        # fit fewer, and requirements on studies do not need them.
+        nodes = len({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
+        if isinstance(study, Study) and study.world_size <= nodes * plan.layout.ranks_per_node and nodes < plan.nodes:
+            plan = replace(plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
+        records, cases = [*self._gangs.values(), *self._records[study_id]], self._cases[study_id]
         evidence = replace(evidence_of(plan, columns, records), goes_on=True)
         measured = {name: int(arm.present.sum()) for (of, name), arm in columns.arms.items() if of == study_id}
-        if rounds < FEWEST_ROUNDS:
-            asked = {name for case in self._cases[study_id] for name in self._arms[case.id]}
-            asked -= evidence.unsupported.keys() - measured.keys()  # one that some ranks support may still fail on one
-            return [name for name in arms if name in asked]
-        return self._needed(study_id, arms, evidence, measured)
-
-    def _needed(self, study_id: str, arms: Sequence[str], evidence: Evidence, measured: Mapping[str, int]) -> list[str]:
-        """Those of the arms that open requirements need; `measured` is the number of measurements of each."""
-        cases = self._cases[study_id]
-        count = {case.id: sum(measured.get(name, 0) for name in self._arms[case.id]) for case in cases}
 
         def needed(cases: Sequence[AnyCase]) -> list[str]:
             names = {name for case in cases for name in self._arms[case.id]}
             return [name for name in arms if name in names]
 
+        if rounds < FEWEST_ROUNDS:  # a probe that some ranks support may still fail on one
+            return [name for name in needed(cases) if name in measured or name not in evidence.unsupported]
+        count = {case.id: sum(measured.get(name, 0) for name in self._arms[case.id]) for case in cases}
         asked = [case for case in cases if case.id not in self._decided]
         found = self._still_open(asked, evidence)
         if not asked or needed(found) != needed(asked):
@@ -126,19 +121,3 @@ class Decider:
                 # Uniformity may be open because of another one.
                 found.append((case, definition.slowed_by_one_rank and not definition.reads_own_pace))
         return [case for case, is_slowed in found if not (self._is_explained and is_slowed)]
-
-    def _plan_of_those_there(self, study: Study, columns: Columns) -> Plan:
-        """The plan reduced to the remaining nodes: after a loss nothing can pass, but these can still be judged."""
-        nodes = len({host for arm in columns.of_study(study.id) for host in arm.ranks.by_host})
-        ranks = nodes * self._plan.layout.ranks_per_node
-        if nodes >= self._plan.nodes or study.world_size > ranks:
-            return self._plan
-        # Probes and pairs over all nodes do not fit fewer nodes, and requirements on studies do not need them.
-        return replace(self._plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
-
-
-def arms_of(case: AnyCase, study: Study | ProbeStudy) -> set[str]:
-    """Names of the arms that a requirement needs of a study, or the id of its probe; empty for a check."""
-    if isinstance(case, Case) and isinstance(study, Study):
-        return {arm.name for arm in arms_read(case.question, study)}
-    return {case.probe.name} if isinstance(case, NodeCase) and case.probe is not None else set()

@@ -100,7 +100,7 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
                 continue
             values, least = getattr(told, reading)[rows][own == at], getattr(expected, reading, None)
             if least is None:
-                seen = set[str]().union(*map(lasting_faults, values.different))
+                seen = set[str]().union(*map(lasting_faults, values.different.values()))
                 yield gpus[at], check, *throttled(sorted(seen), windows)
             else:
                 yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows

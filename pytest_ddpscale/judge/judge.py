@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -14,18 +15,18 @@ from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
-from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, name_slow
 from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity
-from pytest_ddpscale.judge.values import Missing, groups_of, matching_study, values_of_probe, why_incomplete
+from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -65,7 +66,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
 def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | None) -> Answer:
     question, requirement = case.question, case.requirement
-    values = values_of(question, evidence) / case.constant
+    values = values_of(evidence, question) / case.constant
     if study is None or values.broken is not None:
         assert values.broken is not None
         return _broken(answer, values.broken, study.id if study else "", evidence)
@@ -82,7 +83,7 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
     judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
     _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
-    why_not = {name: because("text", why.text) for name, why in values.missing.items()}
+    why_not = values.missing
     answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
     if answer.outcome != "not_measured" or is_by_node:
         add_disagreements(answer, study, evidence)
@@ -91,8 +92,8 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
             if not is_by_node:
                 return judged.rounds(WHOLE)
             alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            hosts = {place.host for place, is_alike in zip(judged.places, alike, strict=True) if is_alike}
-            return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), hosts)
+            measured, hosts = found.merged[-1], [*itertools.compress(found.places, alike)]
+            return measured.of(slice(None), np.isin(measured.ranks.hosts, hosts)).there()
 
         name_slow(answer, case, peers, rounds)
     if is_by_node:
@@ -103,7 +104,7 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
 def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) -> Answer:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
     if values.broken is not None or study is None:
-        answer = _broken(answer, values.broken or Missing("not probed", (probe.name,)), PROBES, evidence)
+        answer = _broken(answer, values.broken or because("not-probed", probe.name), PROBES, evidence)
     else:
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
@@ -113,8 +114,7 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
             judged = Judged(answer.blank, case, evidence, values, study.rounds, due)
             planned = len(evidence.plan.layout.groups_of_round(probe))
             _judge_places(judged, planned)
-            missing = why_incomplete(probe, values, evidence)
-            answer = judged.answer(planned, because("text", missing) if missing else None)
+            answer = judged.answer(planned, why_incomplete(probe, values, evidence))
             limit = getattr(case.peers, KINDS[probe.operation.kind].peers or "computing")
             there = np.flatnonzero(judged.codes != ABSENT)
             places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
@@ -125,9 +125,10 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
     return answer
 
 
-def _broken(answer: Answer, why: Missing, study_id: str, evidence: Evidence) -> Answer:
+def _broken(answer: Answer, why: Reason, study_id: str, evidence: Evidence) -> Answer:
     """The answer on what has no values."""
-    answer.outcome, answer.reasons, answer.flags = why.outcome, [because("text", why.text)], [*why.flags]
+    answer.outcome, answer.reasons = "error" if why.code == "broke" else "not_measured", [why]
+    answer.flags = ["interrupted"] if why.code == "interrupted" else []
     name_gpu_errors(answer, study_id, evidence)
     return answer
 
@@ -151,13 +152,13 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
         for caveat in CAVEATS:
             caveat(judged)
 
-    look(found := judged.found)
+    look(judged.found)
     failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
     if not failed.any() or of == 1:
         return
     reasons = {place: judged.why(place) for place in np.flatnonzero(failed).tolist()}
-    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
-    look(found.at(strict, failed))
+    confidence = judged.blank.confidence
+    look(judged.values.estimated(np.where(failed, 1 - (1 - confidence) / of, confidence), judged.limit))
     for place, reason in reasons.items():
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN

@@ -18,7 +18,7 @@ from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.metrics import Groups
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.slow import SlowRanks
-from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated, possible_part
+from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import JudgedPlace, Place
@@ -81,7 +81,7 @@ class Judged:
     def rounds(self, place: str) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
         assert self.groups is not None
-        return self.groups.at(self.groups.places.index(place))[-1]
+        return self.groups.at(self.groups.places.index(place))
 
     def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
@@ -105,7 +105,7 @@ class Judged:
         for place in opened:
             self.codes[place], self.reasons[place] = OPEN, why(place)
             if flag is not None:
-                self.note(place, because("text", flag))
+                self.note(place, because(flag))
                 self.flags[place] = (flag,)
         return opened
 
@@ -115,10 +115,10 @@ class Judged:
 
     def numbers(self, place: int) -> tuple[float, tuple[float, float] | None, float | None]:
         """Value, interval, clipped to possible values, and None if it says nothing, and correlation of a place."""
-        value, interval, _, correlation = self.found.found(place)
-        possible = self.case.requirement.definition.range_at(self.blank.world_size, "possible")
-        told = None if interval is None or self.found.say_nothing[place] else possible_part(*interval, value, possible)
-        return value, told, correlation
+        definition, found = self.case.requirement.definition, self.found
+        value, told = found.found(place, definition.range_at(self.blank.world_size, "possible"))
+        correlation = None if told is None or np.isnan(found.correlations[place]) else float(found.correlations[place])
+        return value, None if found.say_nothing[place] else told, correlation
 
     def answer(self, planned: int, missing: Reason | None) -> Answer:
         """One answer for all places, at least one of which is measured unless something is missing.

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Final
+from typing import Any, Final
 
-from pytest_ddpscale.judge.coverage import is_between_nodes
+from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.verdicts import (
-    ACCEPTING,
-    CALIBRATE,
     PARTLY_KNOWN,
     WRONG_DATA,
     Blocker,
@@ -25,8 +24,6 @@ from pytest_ddpscale.run.verdicts import (
 )
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import first_few
 
 LARGEST_UNREMARKED = 0.1
 _NOT_ACCEPTED: Final = "run-not-accepted"
@@ -42,7 +39,7 @@ class RunFacts:
         interrupted: the session ended before every selected item was judged.
         coverage: of the machine.
         spoiled: test items that were skipped, or failed for a reason other than their verdict.
-        not_one_machine: why the studies were not all measured on the same devices; empty if they were.
+        not_one_machine: why the studies were not all measured on the same devices; None if they were.
         silent: description of each GPU that does not answer and was not measured.
         lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
@@ -56,7 +53,7 @@ class RunFacts:
     interrupted: bool = False
     coverage: Coverage = field(default_factory=Coverage)
     spoiled: Sequence[Blocker] = ()
-    not_one_machine: str = ""
+    not_one_machine: Reason | None = None
     is_simulated: bool = False
     silent: Sequence[str] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -66,8 +63,8 @@ class RunFacts:
     calibrate: str = "ddpscale calibrate RUN_DIR"
 
 
-def conclude(run: RunFacts) -> tuple[RunOutcome, str, CauseId]:
-    """The run's outcome, why, in one sentence, and the kind of cause if it is incomplete whatever its verdicts.
+def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
+    """The run's outcome, why, and the kind of cause if it is incomplete whatever its verdicts.
 
     Returns:
         ``rejected`` if any requirement of severity ``fail`` failed and is not waived. Else ``incomplete`` if one of
@@ -80,83 +77,71 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, str, CauseId]:
         ``accepted_with_waivers`` instead of ``accepted`` if any failure is waived. Good outcomes also need everything
         else in order, and all parts of the machine tested.
     """
-    verdicts, judged = run.verdicts, len(run.verdicts)
+    verdicts, judged, coverage = run.verdicts, len(run.verdicts), run.coverage
     blocking = [v for v in verdicts if v.blocks()]
+
+    def stopped(code: str, *args: Any, cause: CauseId = _NOT_ACCEPTED) -> tuple[RunOutcome, Reason, CauseId]:
+        return "incomplete", because(code, *args), cause
+
     for what, of in (
         ("failed", ["failed"]),
         ("not measured", ["error", "not_measured"]),
         ("undecided", ["inconclusive"]),
     ):
-        if found := [v.id for v in blocking if v.outcome in of]:
-            why = f"{_of(len(found), judged)} {what}: {first_few(found)}"
+        if found := tuple(v.id for v in blocking if v.outcome in of):
+            why = because("unmet", judged, what, found)
             return "rejected" if what == "failed" else "incomplete", why, _NOT_ACCEPTED
     if run.interrupted:
-        return "incomplete", f"interrupted after {_of(judged, run.required)}", _NOT_ACCEPTED
+        return stopped("interrupted-after", judged, run.required)
     if not verdicts:
-        return "incomplete", "no requirement was judged", _NOT_ACCEPTED
+        return stopped("nothing-judged")
     passed, waived = sum(v.passed for v in verdicts), sum(v.is_waived for v in verdicts)
-    count = f"{_of(passed, run.required)} {'met' if waived else 'passed'}"
-    count += f", {waived} waived" if waived else ""
-    count += f", {judged - passed - waived} warned" if judged > passed + waived else ""
+    met = because("met", passed, run.required, waived, judged - passed - waived)
     if not passed:
-        return "incomplete", f"{count}: there is nothing to accept", _NOT_ACCEPTED
+        return stopped("nothing-to-accept", met)
+    met = because("not-selected", met, run.required - judged) if judged < run.required else met
     # If studies ran on different hosts, these are separate machines with nothing to measure between them.
-    coverage = Coverage() if run.not_one_machine else run.coverage
-    if judged < run.required:
-        count += f"; {run.required - judged} not selected"
-    elif not rests_on_published(verdicts, coverage):
-        why = "no published bound covers all devices; calibration takes runs of 3 trusted nodes or more, better 10"
-        return "incomplete", f"not decidable without site bounds: {run.calibrate} ({why})", _NOT_ACCEPTED
-    elif coverage.is_on_several_nodes:  # requirements between nodes have to be measured over all of them, and met
-        between = [v for v in verdicts if v.id in coverage.between_nodes]
-        if missed := [v.id for v in between if v.outcome == "failed"]:
-            do = "Find the fault, or calibrate the bound: put the value of a healthy cluster into the thresholds file"
-            why = f"{count}, but between nodes a bound is missed: {first_few(missed)}. {do}"
-            return "incomplete", why, _NOT_ACCEPTED
-        if undecided := [v.id for v in between if v.outcome == "inconclusive"]:
-            why = f"{count}, but {len(undecided)} undecided between nodes: {first_few(undecided)}"
-            return "incomplete", why, _NOT_ACCEPTED
-        over_all = [v for v in between if v.passed and v.id in coverage.over_all_nodes]
+    tested = Coverage() if run.not_one_machine else coverage
+    if judged == run.required and not rests_on_published(verdicts, tested):
+        return stopped("unpublished", run.calibrate)
+    if judged == run.required and tested.is_on_several_nodes:  # requirements between nodes have to be met over all
+        between = [v for v in verdicts if v.id in tested.between_nodes]
+        if missed := tuple(v.id for v in between if v.outcome == "failed"):
+            return stopped("missed-between", met, missed)
+        if undecided := tuple(v.id for v in between if v.outcome == "inconclusive"):
+            return stopped("undecided-between", met, undecided)
+        over_all = [v for v in between if v.passed and v.id in tested.over_all_nodes]
         kept = [v for v in over_all if METRICS[v.metric].tells_speed]
         if not kept:
-            why = f"no requirement on speed was met by all {coverage.node_count} nodes together"
-            return "incomplete", f"{count}, but none between nodes: {why}", _NOT_ACCEPTED
-        count += "; between nodes: provisional bounds" if all(v.provisional for v in kept) else ""
+            return stopped("none-between", met, tested.node_count)
+        met = because("provisional-between", met) if all(v.provisional for v in kept) else met
     # What else stands in the way, the worst first.
-    coverage = run.coverage
     if run.wrong_data:
-        return "incomplete", f"{count}, but {run.wrong_data[0]}, on which no requirement is judged", "wrong-data"
+        return stopped("wrong-probe", met, run.wrong_data[0], cause="wrong-data")
     if run.silent:
-        return "incomplete", f"{run.silent[0]} ({count})", "lost-gpu"
+        return stopped("silent-gpu", met, run.silent[0], cause="lost-gpu")
     if run.not_one_machine:
         return "incomplete", run.not_one_machine, _NOT_ACCEPTED
-    for host, why in run.lost.items():
-        return "incomplete", f"{host} was lost while measuring: {why.splitlines()[0]} ({count})", "lost-node"
+    for host, why_lost in run.lost.items():
+        return stopped("lost-host", met, host, why_lost.splitlines()[0], cause="lost-node")
     if run.spoiled:
-        names = ", ".join(one.name for one in run.spoiled)
-        return "incomplete", f"tests skipped, or failed otherwise: {names}", "test-failed"
-    if absent := coverage.nodes_absent:
-        why = f"{count}, but {len(absent)} of {coverage.node_count} nodes not tested: {first_few(absent)}"
-        return "incomplete", why, "not-measured"
+        return stopped("spoiled", ", ".join(one.name for one in run.spoiled), cause="test-failed")
+    if absent := tuple(coverage.nodes_absent):
+        return stopped("nodes-absent", met, absent, coverage.node_count, cause="not-measured")
     if run.slow_links:
-        return "incomplete", f"{count}, but communication is slow at {run.slow_links[0]}", "slow-node-link"
+        return stopped("slow-link", met, run.slow_links[0], cause="slow-node-link")
     if run.is_simulated:  # last of these, so that a rehearsal shows what else there is
-        return "incomplete", f"simulated: no machine was measured ({count})", _NOT_ACCEPTED
-    if judged < run.required:
-        return "partial", count, _NOT_ACCEPTED
+        return stopped("simulated", met)
     # Parts of the machine that no decided requirement tested.
-    if idle := coverage.idle_gpus:
-        names = first_few([f"{gpu.place.number} on {gpu.place.host}" for gpu in idle])
-        why = f"{count}, but none of them tested {len(idle)} of {len(coverage.gpus)} GPUs: {names}"
-        return "partial", why, _NOT_ACCEPTED
-    missing = coverage.paths_planned - len(coverage.paths)
-    why = f": {coverage.why_paths_are_missing}" if coverage.why_paths_are_missing else ""
-    if missing > 0:
-        pairs = f"{missing} of {coverage.paths_planned} pairs of nodes"
-        return "incomplete", f"{count}, but {pairs} not measured with each other{why}", _NOT_ACCEPTED
-    if why:  # slow pairs were not measured again
-        return "incomplete", f"{count}, but the search for a slow node or link did not end{why}", _NOT_ACCEPTED
-    return "accepted_with_waivers" if waived else "accepted", count, _NOT_ACCEPTED
+    idle = tuple(f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus)
+    if judged < run.required:
+        return "partial", met, _NOT_ACCEPTED
+    if idle:
+        return "partial", because("idle-gpus", met, idle, len(coverage.gpus)), _NOT_ACCEPTED
+    missing, why_missing = coverage.paths_planned - len(coverage.paths), coverage.why_paths_are_missing
+    if missing > 0 or why_missing:  # or slow pairs were not measured again
+        return stopped("pairs-missing", met, max(missing, 0), coverage.paths_planned, why_missing)
+    return "accepted_with_waivers" if waived else "accepted", met, _NOT_ACCEPTED
 
 
 def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage) -> bool:
@@ -175,25 +160,6 @@ def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage) -> bool:
     )
 
 
-def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
-    """Reasons other than requirements why a machine is not accepted: `Judgement.other_blockers`.
-
-    A reason on the run as a whole is returned only if there is no other. With `RunFacts.allows_unmeasured`,
-    requirements that were not measured count as not required.
-    """
-    if run.spoiled or any(v.blocks(allows_unmeasured=run.allows_unmeasured) for v in run.verdicts):
-        return tuple(run.spoiled)
-    if run.allows_unmeasured:
-        measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
-    outcome, reason, cause = conclude(run)
-    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", reason, cause),)
-
-
-def _of(some: int, all_: int) -> str:
-    return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
-
-
 def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) -> Verdict:
     """The verdict, waived if its requirement has a waiver that covers this failure; else with a note why not.
 
@@ -202,16 +168,19 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
     waiver = case.requirement.waiver
     if waiver is None or why_never_waived(case.requirement):
         return verdict
-    notes = (
-        (verdict.passed, f"{waiver}: not needed"),
-        (verdict.outcome != "failed", f"{waiver}: not applied, only a failure can be waived"),
-        (not waiver.holds_on(day), f"waiver by {waiver.who} ended {waiver.until}"),
-        (WRONG_DATA in verdict.flags, f"{waiver}: not applied, wrong data cannot be waived"),
-        (PARTLY_KNOWN in verdict.flags, f"{waiver}: not applied, other places are open or not measured"),
-        (is_between_nodes(case, evidence), f"{waiver}: not applied, a result between nodes cannot be waived"),
+    rules = (
+        (verdict.passed, "waiver-not-needed"),
+        (verdict.outcome != "failed", "waives-failures-only"),
+        (not waiver.holds_on(day), "waiver-ended"),
+        (WRONG_DATA in verdict.flags, "never-waives-wrong-data"),
+        (PARTLY_KNOWN in verdict.flags, "never-waives-unknown"),
+        (measured_for(case, evidence)[2], "never-waives-between-nodes"),
     )
-    note = next((text for holds, text in notes if holds), "")
-    return replace(verdict, notes=(*verdict.notes, note)) if note else replace(verdict, waiver=waiver)
+    for holds, code in rules:
+        if holds:
+            args = (waiver.who, str(waiver.until)) if code == "waiver-ended" else (str(waiver),)
+            return replace(verdict, remarks=(*verdict.remarks, because(code, *args)))
+    return replace(verdict, waiver=waiver)
 
 
 def uniform_loss(
@@ -248,7 +217,9 @@ def uniform_loss(
     return UniformLoss(losses[name], max(losses.values()), confidence, name, len(losses))
 
 
-def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], selected: Iterable[AnyCase]) -> str:
+def remark_on_unseen_loss(
+    device_type: DeviceType, required: Iterable[AnyCase], selected: Iterable[AnyCase]
+) -> Reason | None:
     """The remark on a loss of training speed that all devices share and no bound rejects, without a full stop.
 
     Peers see no common loss. A bound on training speed does, from the smallest fault of its row on
@@ -261,14 +232,14 @@ def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], 
         selected: those that the run judges.
 
     Returns:
-        Empty if a published bound that rejects, packaged or the site's own, sees a common loss of `LARGEST_UNREMARKED`
+        None if a published bound that rejects, packaged or the site's own, sees a common loss of `LARGEST_UNREMARKED`
         of the speed, and for a run that judges no training, or only that ranks are alike, as a nightly check does.
     """
     asked = [case.requirement.definition for case in training_cases(selected)]
     if device_type == "cpu" or all(
         one.compares_results or one.reads_own_pace or one.measured == "infer" for one in asked
     ):
-        return ""
+        return None
     speeds = [
         case.requirement
         for case in training_cases(required)
@@ -278,11 +249,6 @@ def remark_on_unseen_loss(device_type: DeviceType, required: Iterable[AnyCase], 
     ]
     faults = [(one.smallest_fault, one) for one in speeds if one.smallest_fault is not None]
     if any(round(fault, 6) <= LARGEST_UNREMARKED for fault, one in faults if not one.provisional):
-        return ""
-    unseen = "is not rejected in training, whatever its size"
-    if faults:
-        unseen = f"up to {percent(min(fault for fault, _ in faults))} is not seen in training"
-    elif speeds:
-        unseen = "has to be of an unknown size to be seen in training"
-    of_all = f"a loss of all devices alike {unseen}; {CALIBRATE}"
-    return f"no bound close to a published training speed of this GPU: {of_all}"
+        return None
+    smallest = min((fault for fault, _ in faults), default=None)
+    return because("unseen-loss", smallest, bool(speeds))

@@ -23,7 +23,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import Case, cases_of, training_cases
 
 _DIGEST_DIGITS = 12
-_Place = tuple[str, str, int | None, str]  # place, host, gpu_index and gpu_uuid of a row
+_NOT_WORK = "name", "global_batch_size"
 
 
 class Row(NamedTuple):
@@ -71,55 +71,45 @@ def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
     with suppress(ValueError):  # an earlier version compiled them
         asked = {case.id: case for case in training_cases(cases_of(judgement.requirements))}
     for one in judgement.verdicts:
-        low, high = one.interval or (None, None)
-        of = one.id, one.metric, one.workload, one.world_size, "", one.place, "", None, "", one.value, low, high
-        kind, blocks = next(iter(one.bound)), judgement.is_blocked_by(one)
-        yield Row(*of, one.unit, one.rounds, one.outcome, one.code, one.severity, kind, one.bound_value, blocks)
-        if one.place and one.id in asked and not asked[one.id].requirement.definition.reads_own_pace:  # of each node
-            of_nodes = values_of(asked[one.id].question, evidence) / asked[one.id].constant
-            named: list[_Place] = [(host, host, None, "") for host in of_nodes.places]
-            yield from _rows(of[:5], named, of_nodes.estimated(one.confidence), one.unit, "", without=one.place)
+        what, case = (one.id, one.metric, one.workload, one.world_size, ""), asked.get(one.id)
+        kind, (low, high) = next(iter(one.bound)), one.interval or (None, None)
+        yield Row(
+            *what, one.place, "", None, "", one.value, low, high, one.unit, one.rounds,
+            one.outcome, one.code, one.severity, kind, one.bound_value, judgement.is_blocked_by(one),
+        )  # fmt: skip
+        if one.place and case and not case.requirement.definition.reads_own_pace:
+            of_nodes = values_of(evidence, case.question) / case.constant
+            rows = _rows(what, map(Place, of_nodes.places), of_nodes.estimated(one.confidence), one.unit)
+            yield from (row for row in rows if row.place != one.place)
     plan, confidence = evidence.plan, max((one.confidence for one in judgement.verdicts), default=0.95)
     for study in plan.studies:
-        for arm in study.arms:
+        unit = THROUGHPUT_PER_GPU.unit_of(study.workload.family)
+        for arm in study.arms if study.id not in evidence.errors else ():
             measured = evidence.columns.arms.get((study.id, arm.name))
             # Only synthetic data: a slow disk does not make a GPU slower.
-            is_own = (
-                arm.kind in ("alone", "each") and arm.variant == USUAL and arm.data_of(study.workload) == "synthetic"
-            )
-            if measured is None or not is_own or study.id in evidence.errors:
-                continue
-            ours = measured.of(measured.is_of_work(arm.batch_size) & ~measured.single_sample)
-            found = estimate(np.where(ours.present, ours.per_second, np.nan).T, "factors", confidence)
-            named = [_place(one) for one in ours.ranks.rank_places]
-            unit = THROUGHPUT_PER_GPU.unit_of(study.workload.family)
-            of_arm = "", THROUGHPUT_PER_GPU.name, study.workload.name, arm.world_size, arm.name
-            yield from _rows(of_arm, named, found, unit, digest_of(plan, study, arm))
-    probes = plan.probes if plan.probes and plan.probes.id not in evidence.errors else None
-    for arm in [arm for arm in probes.arms if arm.operation.is_single_device] if probes else ():
-        values, metric = values_of_probe(arm, evidence), METRICS[KINDS[arm.operation.kind].metric]
-        found = values.estimated(confidence)
-        named = [_place(one.ends[0]) for one in values.places]
-        yield from _rows(
-            ("", metric.name, arm.kind, arm.world_size, arm.name), named, found, metric.unit, digest_of(plan)
-        )
-
-
-def _place(device: Place) -> _Place:
-    return f"{device.number} of {device.host}", device.host, device.index, device.uuid
+            is_own = arm.variant == USUAL and arm.data_of(study.workload) == "synthetic"
+            if measured is not None and is_own and arm.kind in ("alone", "each"):
+                found = estimate(measured.per_second.T, "factors", confidence)
+                what = "", THROUGHPUT_PER_GPU.name, study.workload.name, arm.world_size, arm.name
+                yield from _rows(what, measured.ranks.rank_places, found, unit, digest_of(plan, study, arm))
+    for arm in plan.probes.arms if plan.probes and plan.probes.id not in evidence.errors else ():
+        if arm.operation.is_single_device:
+            values, metric = values_of_probe(arm, evidence), METRICS[KINDS[arm.operation.kind].metric]
+            what, places = ("", metric.name, arm.kind, arm.world_size, arm.name), (one.ends[0] for one in values.places)
+            yield from _rows(what, places, values.estimated(confidence), metric.unit, digest_of(plan))
 
 
 def _rows(
-    what: tuple[str, str, str, int, str], named: Iterable[_Place], found: Estimated, unit: str, digest: str,
-    without: str = "",
-) -> Iterator[Row]:  # fmt: skip
-    """The rows of an arm, one for each place that has a value, but for one place."""
-    numbers = np.stack([found.values, *(np.where(found.say_nothing, np.nan, end) for end in (found.low, found.high))])
-    cells = numbers.T.astype(object)
-    cells[np.isnan(numbers.T)] = None
-    for place, (value, low, high), rounds in zip(named, cells.tolist(), found.rounds.tolist(), strict=True):
-        if rounds and place[0] != without:
-            yield Row(*what, *place, value, low, high, unit, rounds, measured=digest)
+    what: tuple[str, str, str, int, str], places: Iterable[Place], found: Estimated, unit: str, digest: str = ""
+) -> Iterator[Row]:
+    """The rows of an arm, one for each node or device that has a value."""
+    ends = (np.where(found.say_nothing, np.nan, end) for end in (found.low, found.high))
+    cells = np.stack([found.values, *ends], axis=1).astype(object)
+    cells[cells != cells] = None  # NaN
+    for at, (value, low, high), rounds in zip(places, cells.tolist(), found.rounds.tolist(), strict=True):
+        name = f"{at.number} of {at.host}" if at.uuid else at.host
+        if rounds:
+            yield Row(*what, name, at.host, at.index, at.uuid, value, low, high, unit, rounds, measured=digest)
 
 
 def digest_of(plan: Plan, study: Study | None = None, arm: Arm | None = None) -> str:
@@ -129,8 +119,6 @@ def digest_of(plan: Plan, study: Study | None = None, arm: Arm | None = None) ->
     """
     said: dict[str, Any] = {"ranks_per_cpu": plan.layout.ranks_per_node if plan.device_type == "cpu" else None}
     if study is not None and arm is not None:
-        workload = study.workload.settings
-        for name in ("name", "global_batch_size"):
-            workload.pop(name)
-        said |= {"workload": {**workload, "batch_size": arm.batch_size}, "block_s": study.block_s}
+        workload = {name: one for name, one in study.workload.settings.items() if name not in _NOT_WORK}
+        said |= {"workload": workload | {"batch_size": arm.batch_size}, "block_s": study.block_s}
     return hashlib.sha256(strict_json(dict(sorted(said.items()))).encode()).hexdigest()[:_DIGEST_DIGITS]

@@ -45,7 +45,7 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
@@ -335,7 +335,7 @@ def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
         yield Culprit("gpu", (measured.ranks.rank_places[at],), because("text", evidence))
 
 
-def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[str]:
+def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[Reason]:
     """A line on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
 
     Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
@@ -357,14 +357,14 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
             changing.setdefault(one.identity, f"{one.place.number} on {one.host}, {one.because.args[0]}")
     look_at, at_times = (first_few(list(one.values()), separator="; ") for one in (watched, changing))
     what = "slower without communication, not clearly enough to be named by that"
-    return [f"look at {look_at}: {what}"] * bool(watched) + [f"slow at times: {at_times}"] * bool(changing)
+    notes = [f"look at {look_at}: {what}"] * bool(watched) + [f"slow at times: {at_times}"] * bool(changing)
+    return [because("text", note) for note in notes]
 
 
-def pace_notes(evidence: Evidence) -> list[str]:
+def pace_notes(evidence: Evidence) -> list[Reason]:
     """A line for each arm without expected readings of forward passes."""
     return [
-        f"no own pace in {one.blocks} rank blocks of {one.arm} of {one.study}, the first of rank {one.rank} on "
-        f"{one.host}: {one.reason}"
+        because("no-own-pace", one.blocks, one.arm, one.study, one.rank, one.host, one.reason)
         for one in evidence.unread
         if one.reading == FORWARD_S
     ]

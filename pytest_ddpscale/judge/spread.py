@@ -78,8 +78,7 @@ def values_against_slowest(case: Case, study: Study, evidence: Evidence, values:
         return None
     known = evidence.once(("known before", study.id), lambda: _known_before(pace, before, evidence))
     numbers, samples = _read(groups_of(case.question, study, evidence), pace, known, case)
-    errors = np.full(len(samples), np.nan)
-    return Values(values.scale, values.places, numbers, samples, {}, values.broken, errors)
+    return Values(values.scale, values.places, numbers, samples, broken=values.broken)
 
 
 def _known_before(pace: OwnPace, before: Study | None, evidence: Evidence) -> FloatArray:
@@ -102,7 +101,7 @@ def _known_before(pace: OwnPace, before: Study | None, evidence: Evidence) -> Fl
 
 def _read(groups: Groups, pace: OwnPace, known: FloatArray, case: Case) -> tuple[IntArray, FloatArray]:
     """Numbers of the rounds, and values, (places, rounds)."""
-    arms = Arms(groups.arms[-1], groups.arms[0], case.world_size).paired
+    arms = Arms(groups.arms, case.world_size).paired
     measured, baseline, places = arms.measured, arms.baseline, [one.ranks.places for one in groups.merged]
     if not measured.seconds.size:
         return measured.numbers, np.full((len(groups.places), len(measured)), np.nan)
@@ -156,8 +155,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         return
     limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
     second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
-    strict = own.estimated(float(confidences.max()), judged.limit)
-    second.decide(second.found.at(strict, confidences > judged.blank.confidence))
+    second.decide(own.estimated(confidences, judged.limit))
     are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
     key = "spread", study.id, judged.case.id, judged.case.peers
     for place in np.flatnonzero(are_looked_at).tolist():
@@ -267,8 +265,7 @@ def _held_down(
     study: Study, name: str, evidence: Evidence
 ) -> tuple[Mapping[tuple[str, int], int], Collection[tuple[str, int]]]:
     """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
-    told = evidence.telemetry
-    told = told.of(told.rows_of_arm(study.id, name))
+    told = evidence.telemetry.of_arm(study.id, name)
     is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
     polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
     return polled, {told.places[number].of_rank for number in np.unique(told.place[held_down(told)])}

@@ -43,10 +43,9 @@ values err by factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -62,8 +61,6 @@ CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 # Expected distance of a mean from a bound, in standard deviations of a round. Any value is valid; 3 decides soonest at
 # the margins of benchmarks/wrong_verdicts.py.
 EFFECT_SCALE = 3.0
-# One round at either end and three between them. With fewer, a straight line leaves too little noise to compare with.
-FEWEST_ROUNDS_TO_SEE_DRIFT = 5
 _DRIFT_CONFIDENCE = 0.98
 # Factor by which AR(1) noise with the largest allowed correlation, 0.5, widens the spread of means of rounds
 # compared with independent noise: sqrt((1 + ρ) / (1 - ρ)).
@@ -81,12 +78,10 @@ PASSED, OPEN, FAILED, IMPOSSIBLE, ABSENT = 1, 0, -1, -2, -3  # codes of places
 
 
 class Found(NamedTuple):
-    """Value and interval from the rounds of one place; None if there are too few rounds for one, and why."""
+    """Value and interval from the rounds of one place; None if there are too few rounds for one."""
 
     value: float
     interval: tuple[float, float] | None
-    too_few: Reason | None = None
-    correlation: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +96,6 @@ class Estimated:
         drifts: change from the first to the last third of the rounds, where it exceeds the noise, on the scale of the
             estimates.
         correlations: of successive rounds, which widen the interval.
-        errors: relative error of a series that is one imported sample.
         rounds: number of rounds.
         series: the values, each row's rounds first, (series, most rounds).
         scale: how they err.
@@ -114,7 +108,6 @@ class Estimated:
     high: FloatArray
     drifts: FloatArray
     correlations: FloatArray
-    errors: FloatArray
     rounds: IntArray
     series: FloatArray
     scale: Scale
@@ -124,17 +117,12 @@ class Estimated:
     @property
     def are_single(self) -> BoolArray:
         """Whether a series is one imported sample, whose interval comes from its error."""
-        return np.asarray((self.rounds == 1) & ~np.isnan(self.errors))
+        return np.asarray((self.rounds == 1) & ~np.isnan(self.low))
 
     @property
     def say_nothing(self) -> BoolArray:
         """Whether an interval is too wide to be told."""
-        return np.asarray((self.scale == "factors") & ~self.are_single & (self.high > WIDEST * self.values))
-
-    def at(self, strict: Estimated, where: BoolArray) -> Estimated:
-        """With the intervals of another confidence in some series, (series,)."""
-        names = "low", "high", "confidences"
-        return replace(self, **{name: np.where(where, getattr(strict, name), getattr(self, name)) for name in names})
+        return np.asarray((self.scale == "factors") & (self.high > WIDEST * self.values))
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and codes of reasons.
@@ -150,15 +138,16 @@ class Estimated:
         keeps = side * (self.values - bound) >= 0
         sides, to = np.where(keeps, side, -side), np.log if self.scale == "factors" else np.asarray
         good, bad = (self.low >= bound, self.high < bound) if side > 0 else (self.high <= bound, self.low > bound)
-        lasts, is_far = self.are_single, np.zeros(len(keeps), np.bool_)
-        with_interval = ~np.isnan(self.low) & (self.rounds >= FEWEST_ROUNDS)
+        will_last, are_far = self.are_single, np.zeros(len(keeps), np.bool_)
+        with_interval = ~np.isnan(self.low) & ~will_last
         for count in np.unique(self.rounds[with_interval]).tolist():
             rows = np.flatnonzero(with_interval & (self.rounds == count))
-            series, own = to(self.series[rows, :count]), sides[rows]
-            lasts[rows] = would_last(series, self.limit, float(to(bound)), own, self.confidences[rows])
-            is_far[rows] = (bound > 0) & are_beyond(series, self.limit, to(bound * FAR ** own.astype(np.float64)), own)
-        is_decided = (good | bad) & lasts
-        is_far &= ~is_decided
+            series, lines = to(self.series[rows, :count]), to(bound * FAR ** sides[rows].astype(np.float64))
+            will_last[rows], are_far[rows] = lasts(
+                series, self.limit, float(to(bound)), lines, sides[rows], self.confidences[rows]
+            )
+        is_decided = (good | bad) & will_last
+        is_far = are_far & ~is_decided & (bound > 0)
         why = np.select(
             [((self.rounds > 0) & np.isnan(self.values)) | (self.series < least).any(axis=1),
              (self.rounds < FEWEST_ROUNDS) & ~self.are_single, np.isnan(self.low), is_far, is_decided & keeps,
@@ -177,7 +166,7 @@ class Estimated:
     def note(self, row: int) -> Reason | None:
         """For the reader: that a series drifts, or is a single sample; None if neither."""
         if self.are_single[row]:
-            return because("single-sample" if self.errors[row] > 0 else "single-value")
+            return because("single-sample" if self.high[row] > self.low[row] else "single-value")
         change = float(self.drifts[row])
         if math.isnan(change) or math.isnan(self.low[row]):
             return None
@@ -185,19 +174,16 @@ class Estimated:
         told = round(math.expm1(change), 3) if is_factor else float(f"{change:.3g}")  # as it is said
         return because("drift", told, is_factor, int(self.rounds[row]))
 
-    def found(self, row: int) -> Found:
-        """One of the series."""
-        value, low, high = float(self.values[row]), float(self.low[row]), float(self.high[row])
-        if math.isnan(low):
-            why = "impossible" if math.isnan(value) else "few" if self.rounds[row] < FEWEST_ROUNDS else "unsure"
-            return Found(value, None, self.why(row, why))
-        correlation = float(self.correlations[row])
-        return Found(value, (low, high), None, None if math.isnan(correlation) else correlation)
+    def found(self, row: int, possible: tuple[float, float] = (-math.inf, math.inf)) -> Found:
+        """One of the series, its interval clipped to possible values and the value, which noise may put beyond."""
+        value, low, high = (float(one[row]) for one in (self.values, self.low, self.high))
+        inside = min(max(low, possible[0]), value), max(min(high, possible[1]), value)
+        return Found(value, None if math.isnan(low) else inside)
 
 
 def estimate(
-    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | None = None,
-    alike: int | None = None,
+    samples: FloatArray, scale: Scale, confidence: FloatArray | float, limit: int = 0,
+    errors: FloatArray | float = math.nan, alike: int | None = None,
 ) -> Estimated:  # fmt: skip
     """Values and intervals of many series, with fields of `Estimated` as arguments.
 
@@ -205,7 +191,7 @@ def estimate(
         samples: in the order of the rounds, NaN where there is none, (series, rounds). A series with an impossible
             value has the value NaN, and one with fewer than `FEWEST_ROUNDS` its mean without an interval.
         scale: how they err.
-        confidence: of the interval, valid for all rounds together, 0 … 1.
+        confidence: of all intervals or of each, (series,), valid for all rounds together, 0 … 1.
         limit: largest number of rounds; 0 if no more will come.
         errors: relative standard error of a series that may be a single imported sample, NaN for our own rounds,
             (series,).
@@ -217,6 +203,7 @@ def estimate(
     rounds: IntArray = (~missing).sum(axis=1)
     are_possible = ~(np.isinf(series) | (by_factors & (series <= 0))).any(axis=1)
     found, back = np.full((5, len(series)), np.nan), np.exp if by_factors else np.asarray
+    confidences = np.full(len(series), confidence)
     for count in np.unique(rounds[are_possible & (rounds > 0)]).tolist():
         rows = np.flatnonzero(are_possible & (rounds == count))
         values = series[rows, :count]
@@ -227,30 +214,23 @@ def estimate(
         negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
         rho = lag_one_correlations(logs)
         factors = np.where(fit_lines(logs)[2] > negligible, widening(rho, count, alike or len(rows)), 1.0)
-        centres, low, high = intervals(logs, confidence)
+        centres, low, high = intervals(logs, confidences[rows])
         drifts, gone_on = find_drifts(logs, negligible)
         gone_on = np.where(np.isnan(drifts), centres, gone_on)
         low = np.minimum(centres + factors * (low - centres), gone_on)
         high = np.maximum(centres + factors * (high - centres), gone_on)
         found[:, rows] = back(centres), back(low), back(high), drifts, rho
-    errors = np.full(len(series), np.nan) if errors is None else errors
-    single = np.flatnonzero(are_possible & (rounds == 1) & ~np.isnan(errors))
-    reach = np.exp(NormalDist().inv_cdf(0.5 + confidence / 2) * errors[single])  # one long sample: of logarithms
-    found[1, single], found[2, single] = found[0, single] / reach, found[0, single] * reach
     values, low, high, drifts, rho = found
-    return Estimated(
-        values, low, high, drifts, rho, errors, rounds, series, scale, limit, np.full(len(series), confidence)
-    )
+    # One long sample errs on the scale of logarithms.
+    quantile = NormalDist().inv_cdf(0.5 + confidences.max(initial=0.0) / 2)
+    reach = np.exp(quantile * np.where(rounds == 1, errors, np.nan))
+    low, high = np.fmin(low, values / reach), np.fmax(high, values * reach)
+    return Estimated(values, low, high, drifts, rho, rounds, series, scale, limit, confidences)
 
 
-def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float, error: float = math.nan) -> Found:
+def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float) -> Found:
     """`estimate` of one series, in the order of the rounds."""
-    return estimate(np.array([values]), scale, confidence, errors=np.array([error])).found(0)
-
-
-def possible_part(low: float, high: float, value: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """The interval clipped to possible values; the value stays inside, even if noise puts it slightly beyond."""
-    return min(max(low, possible[0]), value), max(min(high, possible[1]), value)
+    return estimate(np.array([values]), scale, confidence).found(0)
 
 
 def intervals(series: FloatArray, confidences: FloatArray | float) -> FloatArray:
@@ -311,11 +291,10 @@ def find_drifts(series: FloatArray, negligible: FloatArray | float = 0.0) -> tup
 
     The noise is the residual of a straight line through all rounds. The t statistic of the change is compared with
     Student's distribution at 2 % false alarms, widened for correlated noise. Smaller changes than `negligible`, of all
-    or of each series, are ignored, however little noise there is.
+    or of each series, are ignored, however little noise there is. There must be five rounds: one at either end and
+    three between them, because a straight line through fewer leaves too little noise to compare with.
     """
     rounds = series.shape[1]
-    if rounds < FEWEST_ROUNDS_TO_SEE_DRIFT:
-        return np.full(len(series), np.nan), series[:, -1]
     third = rounds // 3
     first, last = series[:, :third].mean(axis=1), series[:, -third:].mean(axis=1)
     quantile = t_quantile(0.5 + _DRIFT_CONFIDENCE / 2, rounds - 2)
@@ -366,65 +345,36 @@ def widening(correlations: FloatArray, rounds: int, alike: int = 1) -> FloatArra
     return np.where(is_known & (highest > least), np.sqrt((1 + rho) / (1 - rho)) / _INFLATION, 1.0)
 
 
-def would_last(
-    series: FloatArray, limit: int, bound: float, side: IntArray, confidences: FloatArray
-) -> BoolArray:  # fmt: skip
+def lasts(
+    series: FloatArray, limit: int, bound: float, lines: FloatArray, side: IntArray, confidences: FloatArray
+) -> tuple[BoolArray, BoolArray]:  # fmt: skip
     """Whether verdicts would survive a trend within the noise to the last round, and one odd round.
 
-    Series without variation always do.
+    Series without variation always do. And whether each round lies beyond a line, and so would a drift that went on to
+    the last round: that holds whatever the interval is, which correlation may make arbitrarily wide. (series,) each.
 
     Args:
         series: (series, rounds), at least three rounds.
         limit: largest number of rounds.
         bound: on the scale of the series.
+        lines: as far from the bound as needs no interval, (series,).
         side: 1 if values lie above the bound, -1 below, (series,).
         confidences: of the interval that excludes the bound, also after one more round, (series,).
     """
-    rounds = series.shape[1]
-    if rounds >= limit:
-        return np.ones(len(series), np.bool_)
+    rounds, (means, slopes, noise, _) = series.shape[1], fit_lines(series)
     # Sum of squares of the centred round numbers; distance of the last round from their centre.
-    squares, ahead = rounds * (rounds**2 - 1) / 12, limit - 1 - (rounds - 1) / 2
-    means, slopes, noise, _ = fit_lines(series)
+    squares, ahead = rounds * (rounds**2 - 1) / 12, max(limit, rounds) - 1 - (rounds - 1) / 2
+    ends, is_near = means + slopes * ahead, (side[:, np.newaxis] * (series - lines[:, np.newaxis]) < 0).any(axis=1)
+    are_far = ~is_near & (np.isnan(find_drifts(series)[0]) | (side * (ends - lines) >= 0))
+    if rounds >= limit:
+        return np.ones(len(series), np.bool_), are_far
     error = noise * math.sqrt(1 / rounds + ahead**2 / squares)
-    goes_on = side * (means + slopes * ahead - bound) >= t_quantile(TREND_CONFIDENCE, rounds - 2) * error
+    goes_on = side * (ends - bound) >= t_quantile(TREND_CONFIDENCE, rounds - 2) * error
     longer = np.column_stack([series, means - side * HICCUP_SDS * series.std(axis=1)])
     _, low, high = intervals(longer, confidences)
-    is_excluded = np.where(side > 0, low >= bound, high <= bound)
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
-    return np.asarray(is_alike | (goes_on & is_excluded))
-
-
-def are_beyond(series: FloatArray, limit: int, lines: FloatArray, side: IntArray) -> BoolArray:
-    """Whether each round of a series lies on that side of a line, and so would a drift that went on to the last round.
-
-    That holds whatever the interval is, which correlation may make arbitrarily wide.
-    """
-    means, slopes, _, _ = fit_lines(series)
-    ends = means + slopes * (max(limit, series.shape[1]) - 1 - (series.shape[1] - 1) / 2)
-    is_near = (side[:, np.newaxis] * (series - lines[:, np.newaxis]) < 0).any(axis=1)
-    return np.asarray(~is_near & (np.isnan(find_drifts(series)[0]) | (side * (ends - lines) >= 0)))
-
-
-class Estimate(NamedTuple):
-    """A value with the lower and upper limit of its interval."""
-
-    value: float
-    interval: tuple[float, float]
-
-
-def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """Mean and two-sided Student-t interval of independent rounds (Student 1908), at least two, one value per round."""
-    mean, error = fmean(values), stdev(values) / math.sqrt(len(values))
-    reach = t_quantile(0.5 + confidence / 2, len(values) - 1) * error
-    return Estimate(mean, (mean - reach, mean + reach))
-
-
-def geometric_mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
-    """`mean_estimate` of the logarithms: the right mean for ratios and rates."""
-    logs = mean_estimate([math.log(value) for value in values], confidence)
-    return Estimate(math.exp(logs.value), (math.exp(logs.interval[0]), math.exp(logs.interval[1])))
+    return np.asarray(is_alike | (goes_on & np.where(side > 0, low >= bound, high <= bound))), are_far
 
 
 @cache

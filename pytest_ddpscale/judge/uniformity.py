@@ -39,7 +39,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.arrays import IntArray
@@ -65,9 +65,9 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
     read = int((~pace.are_unread).sum())
-    missing = "" if read == expected else f"own pace timed in every round on {read} of {expected} GPUs"
+    missing = None if read == expected else because("pace-unread", read, expected)
     if np.isnan(pace.times_s).all():
-        answer.reasons = [because("text", missing)]
+        answer.reasons = [missing] if missing else []
         return answer
     is_of_nodes, limit = case.requirement.definition is NODE_UNIFORMITY, case.requirement.bound - 1
     places = [f"{place.number} of {place.host}" for place in pace.ranks.rank_places]
@@ -124,8 +124,9 @@ def _add_slow_ranks(answer: Answer, pace: OwnPace, compared: Compared, limit: fl
 
 
 def _answer_on_places(
-    answer: Answer, compared: Compared, places: Sequence[str], noun: str, missing: str, limit: float, due: int = 0
-) -> Answer:
+    answer: Answer, compared: Compared, places: Sequence[str], noun: str, missing: Reason | None,
+    limit: float, due: int = 0,
+) -> Answer:  # fmt: skip
     """The answer of the comparison, without culprits; value and interval are those of the worst place.
 
     Args:
@@ -133,7 +134,7 @@ def _answer_on_places(
         compared: the places.
         places: their names, (places,).
         noun: what they are, in the plural.
-        missing: why not all of the plan was measured; empty if it was.
+        missing: why not all of the plan was measured; None if it was.
         limit: by which a place may be slower, 0.05 for 5 %.
         due: number of rounds without which a place is undecided.
     """
@@ -145,7 +146,7 @@ def _answer_on_places(
     is_enough = compared.rounds >= max(FEWEST_ROUNDS, due)
     beyond, within = compared.beyond & is_enough, compared.within & is_enough
     if missing and not beyond.any():
-        answer.reasons = [because("text", missing)]
+        answer.reasons = [missing] if missing else []
         return answer
     deciding = beyond if beyond.any() else ~np.isnan(ratio)
     worst = int(np.argmax(np.where(deciding, ratio, -np.inf)))
@@ -187,7 +188,7 @@ def answer_probe_uniformity(
     assert case.probe is not None
     missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
     if not len(there):
-        answer.reasons = [because("text", missing)]
+        answer.reasons = [missing] if missing else []
         return answer
     places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
     positions, limit = _positions(case, places), case.requirement.bound - 1

@@ -7,20 +7,16 @@ import statistics
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import (
-    GIB,
-    PERCENTS,
-    memory_spread,
-    merged,
-    peak_memory_bytes,
-    step_time_percentiles_ms,
-    waited_s_per_step,
-)
+from pytest_ddpscale.judge.metrics import VALUE_OF, Arms, merged
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.run.block import STEP_S, WAITED_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.tables import Table, table
+
+PERCENTS = (50, 75, 90, 95, 99)
 
 
 def breakdown(evidence: Evidence) -> Table:
@@ -47,8 +43,8 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
     speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
     waited_s = waited_s_per_step(rounds)
-    peaks = [gib for gib in (peak_memory_bytes(rounds) / GIB).tolist() if not math.isnan(gib)]
-    spreads = [spread for spread in memory_spread(rounds).tolist() if not math.isnan(spread)]
+    held = (VALUE_OF[name](Arms([rounds], 1)).tolist() for name in ("peak_memory_gib", "memory_spread"))
+    peaks, spreads = ([one for one in values if not math.isnan(one)] for values in held)
     skipped = int(np.nansum(rounds.reading("skipped_steps")))
     return (
         str(len(rounds)),
@@ -60,3 +56,18 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
         percent(max(spreads), 1) if spreads else ABSENT,
         str(skipped) if skipped else ABSENT,
     )
+
+
+def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:
+    """`PERCENTS` of an arm's step time in ms over the raw steps of all ranks and rounds; may be empty."""
+    steps_s = measured.of_steps(STEP_S)
+    steps_s = steps_s[~np.isnan(steps_s)].astype(np.float64)
+    return dict(zip(PERCENTS, (1000 * np.percentile(steps_s, PERCENTS)).tolist(), strict=True)) if len(steps_s) else {}
+
+
+def waited_s_per_step(measured: ArmRounds) -> FloatArray:
+    """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data, (rounds,)."""
+    waited_s = measured.of_steps(WAITED_S)
+    is_unknown = np.isnan(waited_s).all(axis=-1)
+    in_all = np.where(is_unknown, np.nan, np.nansum(waited_s, axis=-1, dtype=np.float64))
+    return measured.most(in_all / np.maximum(measured.count, 1))

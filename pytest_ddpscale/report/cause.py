@@ -20,7 +20,6 @@ from pytest_ddpscale.report.cause_kinds import CAUSES
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.verdicts import (
-    BUDGET_SPENT,
     WRONG_DATA,
     Blocker,
     Category,
@@ -384,7 +383,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         if WRONG_DATA in worst.flags:
             sentence = f"wrong data: {text.reason_text(worst)}"
     else:
-        spent = "; --ddp-budget ran out" if BUDGET_SPENT in first.notes else ""
+        spent = "; --ddp-budget ran out" if first.was_left_for_time else ""
         sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}{spent}"
     return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
 

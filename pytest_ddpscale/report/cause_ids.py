@@ -16,7 +16,6 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.verdicts import (
-    BUDGET_SPENT,
     WRONG_DATA,
     Category,
     CauseId,
@@ -69,7 +68,7 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         if "implausible" in verdict.flags:
             return "implausible-value"
         return "interrupted" if is_unfinished else "undecided"
-    if verdict.outcome == "not_measured" and BUDGET_SPENT in verdict.notes and not is_unfinished:
+    if verdict.outcome == "not_measured" and verdict.was_left_for_time and not is_unfinished:
         return "undecided"
     if verdict.outcome != "failed":
         if verdict.outcome == "error" and verdict.culprits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
@@ -19,8 +20,9 @@ from pytest_ddpscale.report.sentences import (
 )
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.words.reasons import said as said_of
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import JUDGED_FROM, LOW_UTILIZATION, POWER_UNKNOWN, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 _INDENT = "    "
@@ -30,6 +32,8 @@ _MOST_CULPRITS = 8
 _MOST_LOWERED = 5
 _MOST_WARNINGS = 3
 _MOST_ROWS = 3
+# Codes of notes that only the page and -v tell.
+_ON_THE_PAGE = ("low-utilization", "judged-from", "host-bound", "power-unknown")
 _MOST_LINES = 20  # without -v
 _MOST_QUIET_LINES = 4  # with -q; pytest adds its marks and its counts, and the path of the report follows
 
@@ -105,8 +109,10 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
         yield loss, ""
     told = [(note, note) for note in (judgement.unseen_loss, *judgement.other_notes) if note]
     told += [(note, _noted(note, at)) for note, at in _notes(judgement.verdicts).items()]
+    remarks = chain(judgement.remarks, *(one.remarks for one in judgement.verdicts))
+    on_the_page = {said_of(one) for one in remarks if one.is_of(_ON_THE_PAGE)}
     for note, said in told:
-        if not note.startswith((LOW_UTILIZATION, JUDGED_FROM)) and not note.endswith(("host-bound", POWER_UNKNOWN)):
+        if note not in on_the_page:
             yield f"note: {text.one_line(said)}", ""
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta, field
@@ -56,19 +55,12 @@ MOST_SAMPLES_PER_S, MOST_WORK_PER_S = 1e9, 1e18
 NO_CHECKSUM = "0" * 16  # of parameters
 STEP_BYTES = 4  # of one step time: float32 has seven digits, more than any GPU clock
 # Fields with a value for each rank, by the type of their arrays.
-CELLS = {"groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
-_COLUMNS = {"ranks": "i8", **CELLS}
+_COLUMNS = {"ranks": "i8", "groups": "i8", "count": "i8", "work": "f8", "began_unix_s": "f8", "seconds": "f8"}
 
 WorkDone = Annotated[float, Meta(gt=0, le=1e30)]
 # Of a reading; larger integers would not be exact as numbers in columns.
 Value = bool | Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | None
 Reason = Annotated[str, Meta(max_length=1000)]
-
-
-def _by_name(join: Callable[[Sequence[Any]], Any], absent: Any, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the values of each name that any rank has a value of."""
-    names = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
-    return {name: join([one.get(name, absent) for one in said]) for name in names}
 
 
 def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
@@ -120,13 +112,6 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
     series: dict[str, bytes] = field(default_factory=dict)
     digests: Annotated[str, Meta(pattern="^([0-9a-f]{16})+$")] | None = None
 
-    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
-        "readings": partial(_by_name, column, None),
-        "unread": partial(_by_name, column, ""),
-        "series": partial(_by_name, b"".join, b""),
-        "digests": joined_checksums,
-    }
-
     def __post_init__(self) -> None:
         """Convert columns to arrays, unless all ranks share a value. Raises ValueError if it cannot be so."""
         for given, known in ((self.readings, READINGS), (self.unread, READINGS), (self.series, SERIES)):
@@ -137,8 +122,6 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         for name, said in columns.items():
             if isinstance(said, tuple):
                 force_setattr(self, name, np.array(said, _COLUMNS[name]))
-        if (np.diff(np.sort(self.ranks)) == 0).any():
-            raise ValueError(f"ranks has {size} values; expected each rank once")
         readings: dict[str, Any] = {}
         for name, said in self.readings.items():
             reading = READINGS[name]
@@ -152,27 +135,30 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         for name, steps in self.series.items():
             if isinstance(self.count, np.ndarray) or len(steps) != STEP_BYTES * size * fewest:
                 raise ValueError(f"{len(steps)} bytes of {name}; expected 4 for each of {size} x {fewest}")
-        waited_s = self.each(WAITED_S)
-        if not (np.isfinite(waited_s) & (waited_s >= 0)).all():
-            raise ValueError("a wait for data (waited_s) is negative or not finite; expected 0 s or more")
-        if len(digits := self.digests or NO_CHECKSUM) not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size):
-            raise ValueError(f"digests has {len(digits)} digits; expected 16 for each of {size} ranks")
+        waited_s, digits = self.each(WAITED_S), len(self.digests or NO_CHECKSUM)
         is_probe = operation_of(self.arm.partition("@")[0]) is not None
         most, unit = (MOST_WORK_PER_S, "of it") if is_probe else (MOST_SAMPLES_PER_S, "samples")
         with np.errstate(over="ignore"):  # an overflow to infinity is refused
             fastest = self.per_second.max()
-        if fastest > most:
-            raise ValueError(f"a rank has {fastest:g} {unit} per second; expected at most {most:g}")
+        for is_wrong, why in (
+            ((np.diff(np.sort(self.ranks)) == 0).any(), f"ranks has {size} values; expected each rank once"),
+            (
+                not (np.isfinite(waited_s) & (waited_s >= 0)).all(),
+                "a wait for data (waited_s) is negative or not finite; expected 0 s or more",
+            ),
+            (
+                digits not in (len(NO_CHECKSUM), len(NO_CHECKSUM) * size),
+                f"digests has {digits} digits; expected 16 for each of {size} ranks",
+            ),
+            (fastest > most, f"a rank has {fastest:g} {unit} per second; expected at most {most:g}"),
+        ):
+            if is_wrong:
+                raise ValueError(why)
 
     @property
     def key(self) -> tuple[str, str, int]:
         """Study, arm and round."""
         return self.study, self.arm, self.round
-
-    @property
-    def quantities(self) -> list[str]:
-        """Names of all that `each` has of its ranks: fields, readings and series."""
-        return [*CELLS, "digest", *self.readings, *self.series]
 
     def each(self, name: str) -> Any:
         """A quantity as an array, even if all ranks share one value.
@@ -208,6 +194,19 @@ class RankBlock(Record, frozen=True, kw_only=True):
     unread: dict[str, Reason] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+
+
+def joined(parts: Sequence[RankBlock], **common: Any) -> Block:
+    """One block of the parts of all ranks, in order, and of `common`: what they share, or rank 0 alone knows."""
+    for name in ("work", "began_unix_s", "seconds"):
+        common[name] = column(getattr(one, name) for one in parts)
+    joins: Any = {"readings": (column, None), "unread": (column, ""), "series": (b"".join, b"")}
+    for part, (join, absent) in joins.items():
+        said = [getattr(one, part) for one in parts]
+        known = dict.fromkeys(name for one in said for name, value in one.items() if value is not None)
+        common[part] = {name: join([one.get(name, absent) for one in said]) for name in known}
+    digests, groups = joined_checksums([one.digest for one in parts]), column(one.group for one in parts)
+    return Block(ranks=tuple(one.rank for one in parts), groups=groups, digests=digests, **common)
 
 
 class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsupported"):

@@ -8,9 +8,8 @@ of one group would count for another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,25 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
+from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.block import STEP_S, Block, Unsupported
 from pytest_ddpscale.run.place import CPU
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
-from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
+from pytest_ddpscale.run.records import (
+    ArmProfile,
+    GangRecord,
+    LaunchTime,
+    OfTraining,
+    RoundEnd,
+    SeededSteps,
+    TrainedEpoch,
+    TrainedRun,
+    WorkloadFlops,
+)
 from pytest_ddpscale.run.run_directory import BROKEN, RunDirectory
 from pytest_ddpscale.run.run_record import studies_measured
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedRun
-from pytest_ddpscale.util.arrays import Index, IntArray
+from pytest_ddpscale.util.arrays import IntArray
 from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
@@ -58,98 +66,97 @@ def refuse_contradictions(
         RunDirectoryError: the message has the line.
     """
     arms = {(study.id, arm.name): arm for study in plan.timed for arm in study.arms}
+    runs = {one.id: one for one in plan.training_runs}
     blocks = defaultdict[tuple[str, int], dict[tuple[str, int], Block]](dict)  # of each round, by arm and turn
     told = defaultdict[tuple[str, int], set[str]](set)  # arms of each round with telemetry
-    unable = dict[str, set[int]]()  # ranks, by probe
+    unable = defaultdict[str, set[int]](set)  # ranks, by probe
     for one in records:
         if isinstance(one, Block):
             blocks[one.study, one.round].setdefault((one.arm, one.turn), one)
         elif isinstance(one, TelemetryBlock):
             told[one.study, one.round].add(one.arm)
         elif isinstance(one, Unsupported) and one.study == PROBES:
-            unable.setdefault(one.arm, set()).update(one.ranks)
-    layouts, measured = dict[int, Layout](), studies_measured(records)
-    first = dict[object, int]()  # line of what there is once; gang of a study
+            unable[one.arm].update(one.ranks)
+    measured, layouts = studies_measured(records), dict[int, Layout]()  # of gangs; an imported run has none
+    trained = defaultdict[str, list[Any]](list)  # lines of each run so far
+    first = dict[object, int]()  # line of what there is once; gang of a study; launch of a gang
 
     def refuse(line: int, one: AnyRecord) -> None:
-        said: list[Any] = [getattr(one, part, 0) for part in ("study", "arm", "round", "turn")]
-        study, arm, number, turn = said
+        said: list[Any] = [getattr(one, part, 0) for part in ("study", "arm", "round", "turn", "gang")]
+        study, arm, number, turn, gang = said
+        layout = layouts.get(gang)
         if name := _ONCE.get(type(one)):
-            of = f"{study}, {arm}" if arm else study
-            if (earlier := first.setdefault((name, of, number, turn), line)) != line:
-                raise ValueError(f"is another {name} {number} of {of} than line {earlier}")
+            which = f"{name} {number} of {study}, {arm}" if arm else f"{name} {number} of {study}"
+            _refuse_other(first, (which, turn), line, f"is another {which} than line")
         if isinstance(one, Block | Unsupported | RoundEnd | ArmProfile):
             for timed in one.arms if isinstance(one, RoundEnd) else (arm,):
                 if (study, timed) not in arms:
                     raise ValueError(f"has {timed} of {study}, which plan.json does not plan")
-        if isinstance(one, RoundEnd):
-            due = {(name, turn) for name in one.arms for turn in range(plan.layout.turns(arms[study, name]))}
-            worked = {name for name, _ in blocks[study, number]}
-            early = {name for its, name in arms if its == study} if number < FEWEST_ROUNDS else set()
-            absent = {name for name, _ in due - blocks[study, number].keys()}
-            for names, why in (  # an arm is left out once all requirements on it are decided
-                (early - {*one.arms} - unable.keys(), f"left out before round {FEWEST_ROUNDS}"),
-                (() if is_simulated else absent - unable.keys(), "not recorded"),  # or all its ranks are missing
-                (worked - {*one.arms}, "measured all the same"),
-                (worked - told[study, number] if told and study != PAIRS else (), "without telemetry"),
-            ):
-                if names:
-                    raise ValueError(f"ends round {number} of {study}, {why}: {', '.join(sorted(names))}")
-        elif isinstance(one, Block):
-            _refuse_steps(one, arms[study, arm], plan.samples, is_imported=is_imported)
-        if is_imported:
-            return
-        if isinstance(one, GangRecord):
-            layouts[one.gang] = _layout_of(one, plan)
-        elif isinstance(one, OfRanks):
-            layout = layouts[one.gang]
+        if layout and isinstance(one, OfRanks):
             if layout.nodes < plan.nodes and not plan.fits_nodes(study):  # those that fit may lack lost nodes
                 raise _not_planned(f"{study} on {layout.nodes} hosts", plan.nodes)
             launch = plan.launch_of(study)
-            if (earlier := first.setdefault(("launch", one.gang), launch)) != launch:
-                raise ValueError(
-                    f"has {study}, of launch {launch}, by gang {one.gang}, which measured launch {earlier}"
-                )
+            found = f"has {study}, of launch {launch}, by gang {gang}, which measured launch"
+            _refuse_other(first, ("launch", gang), launch, found)
         # Others may have other software, devices or memory placement. A study whose gang ended is measured from its
         # first round again, or not at all.
-        if isinstance(one, Block | SeededSteps | OfTraining):
-            earlier = first.setdefault(study, one.gang)
-            if earlier != one.gang:
-                raise ValueError(f"has {study} measured by gang {one.gang}, as well as by gang {earlier}")
-        if isinstance(one, Block):
-            _refuse_groups(one, plan, arms[study, arm], layout, unable.get(arm, ()), is_simulated=is_simulated)
-        elif isinstance(one, SeededSteps):
-            trained, ranks = plan.study(study), np.array([step.rank for step in one.ranks])
-            planned = np.full(layout.world_size, -1)
-            planned[list(trained.ranks(trained.arms, layout) if trained else ())] = 0
-            _compare(
-                planned, ranks, np.zeros_like(ranks), slice(None if is_simulated else 0), f"the seeded step of {study}"
-            )
+        if not is_imported and isinstance(one, Block | SeededSteps | OfTraining):
+            _refuse_other(first, study, gang, f"has {study} measured by gang {gang}, as well as by gang")
+        match one:
+            case GangRecord() if not is_imported:
+                layouts[gang] = _layout_of(one, plan)
+            case Block():
+                _refuse_block(one, plan, arms[study, arm], layout, unable.get(arm, set()), is_simulated=is_simulated)
+            case RoundEnd():
+                due = {(name, turn) for name in one.arms for turn in range(plan.layout.turns(arms[study, name]))}
+                worked = {name for name, _ in blocks[study, number]}
+                early = {name for its, name in arms if its == study} if number < FEWEST_ROUNDS else set()
+                absent = {name for name, _ in due - blocks[study, number].keys()}
+                for names, why in (  # an arm is left out once all requirements on it are decided
+                    (early - {*one.arms} - unable.keys(), f"left out before round {FEWEST_ROUNDS}"),
+                    (() if is_simulated else absent - unable.keys(), "not recorded"),  # or all its ranks are missing
+                    (worked - {*one.arms}, "measured all the same"),
+                    (worked - told[study, number] if told and study != PAIRS else (), "without telemetry"),
+                ):
+                    if names:
+                        raise ValueError(f"ends round {number} of {study}, {why}: {', '.join(sorted(names))}")
+            case SeededSteps() if layout:
+                seeded, ranks = plan.study(study), np.array([step.rank for step in one.ranks])
+                planned = np.full(layout.world_size, -1)
+                planned[list(seeded.ranks(seeded.arms, layout) if seeded else ())] = 0
+                what = f"the seeded step of {study}"
+                _refuse_groups(planned, ranks, np.zeros_like(ranks), set(), what, is_simulated=is_simulated)
+            case TelemetryBlock():
+                timed = [block for (name, _), block in blocks[study, number].items() if name == arm]
+                of, is_ended = f"is telemetry of {study}, {arm}, round {number}", study in measured
+                if not timed and (is_ended or (study, arm) not in arms):
+                    raise ValueError(f"{of}, which was not measured")
+                if timed:  # else of a round that its study has not finished: it is written before the block
+                    ran = np.concatenate([(block.ranks, block.each("began_unix_s")) for block in timed], axis=1)
+                    seen = np.stack([np.asarray(one.ranks), np.broadcast_to(one.started_unix_s, len(one.ranks))])
+                    in_order, its = (times[:, np.lexsort(times)] for times in (ran, seen))
+                    is_cut = not is_ended and np.isin(ran, seen).all()  # a killed run may lack the last turns
+                    if timed[0].gang != gang or not (is_cut or np.array_equal(in_order, its)):
+                        raise ValueError(f"{of}, which was measured by other ranks or at another time")
+            case TrainedEpoch() | TrainedRun() | LaunchTime():
+                if study not in runs:
+                    raise ValueError(f"is of {study}, which plan.json does not plan")
+                if layout and not isinstance(one, LaunchTime):
+                    _refuse_training(one, runs[study], layout, trained[study])
 
-    def refuse_telemetry(_line: int, one: AnyRecord) -> None:
-        """Telemetry is of a block with its ranks and times, or of one that its study has not finished: it is written
-        before the block."""
-        if not isinstance(one, TelemetryBlock):
-            return
-        of, is_measured = f"is telemetry of {one.study}, {one.arm}, round {one.round}", one.study in measured
-        timed = [block for (arm, _), block in blocks[one.study, one.round].items() if arm == one.arm]
-        if not timed and not is_measured and (one.study, one.arm) in arms:
-            return
-        if not timed:
-            raise ValueError(f"{of}, which was not measured")
-        worked = np.concatenate([(block.ranks, block.each("began_unix_s")) for block in timed], axis=1)
-        seen = np.stack([np.asarray(one.ranks), np.broadcast_to(one.started_unix_s, len(one.ranks))])
-        in_order, its = (times[:, np.lexsort(times)] for times in (worked, seen))
-        is_cut = not is_measured and np.isin(worked, seen).all()  # a run that was killed may lack the last turns
-        if timed[0].gang != one.gang or not (is_cut or np.array_equal(in_order, its)):
-            raise ValueError(f"{of}, which was measured by other ranks or at another time")
-
-    for check, (line, one) in product((refuse, refuse_telemetry), enumerate(records, 1)):
+    # Telemetry last, because it is said more shortly what its blocks lack.
+    for line, one in sorted(enumerate(records, 1), key=lambda said: isinstance(said[1], TelemetryBlock)):
         try:
-            check(line, one)
+            refuse(line, one)
         except ValueError as error:
             found, *remedy = error.args
             raise RunDirectoryError(str(run.measurements_jsonl), f"line {line} {found}", *(remedy or BROKEN)) from None
+
+
+def _refuse_other(first: dict[object, int], key: object, value: int, found: str, *remedy: str) -> None:
+    """Refuse another value than the first one of this key."""
+    if (earlier := first.setdefault(key, value)) != value:
+        raise ValueError(f"{found} {earlier}", *remedy)
 
 
 def _layout_of(gang: GangRecord, plan: Plan) -> Layout:
@@ -162,16 +169,15 @@ def _layout_of(gang: GangRecord, plan: Plan) -> Layout:
     for rank, place in enumerate(places):
         if (place.uuid == CPU) != (plan.device_type == CPU):
             raise _not_planned(f"ranks on {place.uuid!r}", plan.device_type)
-        if place.uuid != CPU and (other := first.setdefault(place.uuid, rank)) != rank:
-            raise ValueError(
-                f"has rank {rank} on {place.uuid}, as rank {other}", "a separate GPU for every rank",
+        if place.uuid != CPU:
+            _refuse_other(
+                first, place.uuid, rank, f"has rank {rank} on {place.uuid}, as rank", "a separate GPU for every rank",
                 "Restore the file from a copy, or measure again with as many GPUs as ranks.",
             )  # fmt: skip
-        if first.setdefault(place.of_rank, rank) != rank:
-            raise ValueError(
-                f"has two ranks as local rank {place.local_rank} of {place.host}", "a unique name for every node",
-                "Give the nodes different host names, and measure again.",
-            )  # fmt: skip
+        _refuse_other(
+            first, place.of_rank, rank, f"has rank {rank} as local rank {place.local_rank} of {place.host}, as rank",
+            "a unique name for every node", "Give the nodes different host names, and measure again.",
+        )  # fmt: skip
     if len(hosts) > plan.nodes or len(places) > plan.layout.world_size:
         raise _not_planned(f"{len(places)} ranks on {len(hosts)} hosts", f"{plan.layout.world_size} on {plan.nodes}")
     layout = Layout(len(hosts), len(places) // len(hosts))
@@ -180,28 +186,27 @@ def _layout_of(gang: GangRecord, plan: Plan) -> Layout:
     return layout
 
 
-def _refuse_steps(one: Block, arm: Arm, samples: str, *, is_imported: bool) -> None:
-    """The work of a step is the arm's, and steps of a rank fill its block."""
+def _refuse_block(
+    one: Block, plan: Plan, arm: Arm, layout: Layout | None, unable: set[int], *, is_simulated: bool
+) -> None:
+    """The work of a step is the arm's, and steps of a rank fill its block. The planned groups of ranks worked, without
+    those that were unable to, and replicas have checksums. `layout` is None if the run is imported."""
     work, seconds, steps = one.each("work"), one.each("seconds"), one.each(STEP_S)
     if not arm.is_probe and (work != arm.batch_size).any():
-        raise _not_planned(f"{work.max():g} {samples} a step of {one.study}, {one.arm}", arm.batch_size)
-    if STEP_S not in one.series:
-        if one.study == PAIRS or not (arm.is_probe or is_imported):
-            raise ValueError(f"has no step times ({STEP_S}) of {one.arm}")
-        return
+        raise _not_planned(f"{work.max():g} {plan.samples} a step of {one.study}, {one.arm}", arm.batch_size)
     total_s = steps.sum(axis=1, dtype=np.float64)
     fill = (np.abs(total_s - seconds) <= STEPS_DIFFER_FROM_BLOCK * seconds) & (steps > 0).all(axis=1)
-    if not fill.all():
-        at = int(fill.argmin())
-        found = f"has steps ({STEP_S}) of {steps[at].min():g} s and more, {total_s[at]:g} s in all"
-        raise ValueError(f"{found}, of rank {one.ranks[at]} in a block of {seconds[at]:g} s")
-
-
-def _refuse_groups(
-    one: Block, plan: Plan, arm: Arm, layout: Layout, unable: Collection[int], *, is_simulated: bool
-) -> None:
-    """The planned groups of ranks worked, without those that were unable to, and replicas have checksums."""
-    ranks, groups = np.asarray(one.ranks), one.each("groups")
+    if STEP_S not in one.series:
+        if one.study == PAIRS or not (arm.is_probe or layout is None):
+            raise ValueError(f"has no step times ({STEP_S}) of {one.arm}")
+    elif not fill.all():
+        bad = int(fill.argmin())
+        found = f"has steps ({STEP_S}) of {steps[bad].min():g} s and more, {total_s[bad]:g} s in all"
+        raise ValueError(f"{found}, of rank {one.ranks[bad]} in a block of {seconds[bad]:g} s")
+    if layout is None:
+        return
+    ranks: IntArray = np.asarray(one.ranks)
+    groups = one.each("groups")
     if one.turn >= (turns := layout.turns(arm)):
         raise ValueError(f"is turn {one.turn} of {one.arm}, whose groups take {turns} in a round")
     if one.study == PAIRS:
@@ -213,26 +218,27 @@ def _refuse_groups(
         return
     study = plan.study(one.study)
     planned = _group_of_rank(layout, arm, study.turn(plan.seed, one.round) if study else one.turn)
-    alone, lacking = arm.is_probe and arm.operation.is_single_device, {*unable}
-    if unable and not alone:  # the others of their crew wait in vain
-        lacking.update(*(crew for crew in layout.crews(arm) if lacking.intersection(crew)))
+    if arm.is_probe and arm.operation.is_single_device:
+        groups, lacking = planned[ranks], unable
+    else:  # the others of their crew wait in vain
+        crews = layout.crews(arm) if unable else ()
+        lacking = unable.union(*(crew for crew in crews if unable.intersection(crew)))
     what = f"{one.arm} of {one.study}, round {one.round}"
-    may_lack = (
-        slice(None) if is_simulated else np.array([rank for rank in lacking if rank < layout.world_size], np.int64)
-    )
-    _compare(planned, ranks, planned[ranks] if alone else groups, may_lack, what)
+    _refuse_groups(planned, ranks, groups, lacking, what, is_simulated=is_simulated)
     if arm.kind == "ddp" and not one.each("digest").all():
         raise ValueError("has a replica without a checksum (digests)")
 
 
-def _compare(planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: Index, what: str) -> None:
+def _refuse_groups(
+    planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: set[int], what: str, *, is_simulated: bool
+) -> None:
     """Refuse other groups than planned.
 
     Args:
         planned: number of each rank's group, -1 without one, (ranks of the gang,).
         ranks: those that worked.
         groups: the numbers of their groups, (ranks that worked,).
-        may_lack: ranks that may be absent.
+        may_lack: ranks that may be absent; all, if it is simulated.
         what: they did, for the message.
     """
     its = planned[ranks]
@@ -244,9 +250,34 @@ def _compare(planned: IntArray, ranks: IntArray, groups: IntArray, may_lack: Ind
         expected = f"ranks {_named(np.flatnonzero(planned == number))}" if number >= 0 else "none"
         raise _not_planned(f"ranks {_named(found)} as a group of {what}", expected)
     absent = planned >= 0
-    absent[ranks] = absent[may_lack] = False
-    if absent.any():
-        raise ValueError(f"lacks rank {_named(np.flatnonzero(absent))} of {what}")
+    absent[ranks] = False
+    missing = [] if is_simulated else [rank for rank in np.flatnonzero(absent).tolist() if rank not in may_lack]
+    if missing:
+        raise ValueError(f"lacks rank {_named(missing)} of {what}")
+
+
+def _refuse_training(one: TrainedEpoch | TrainedRun, run: TrainingRun, layout: Layout, told: list[Any]) -> None:
+    """Every rank has its part. Epochs follow each other, each with all its images; the end comes after the last one, or
+    after that which reached the loss. `told` has the earlier lines of the run, to which this one is added."""
+    ranks, number = [rank.rank for rank in one.ranks], len(told)
+    if layout.world_size != run.world_size or ranks != list(range(layout.world_size)):
+        raise ValueError(f"has ranks {ranks} of {layout.world_size}; expected 0 to {run.world_size - 1}")
+    is_over = number > 0 and isinstance(told[-1], TrainedRun)
+    told.append(one)
+    if isinstance(one, TrainedRun):
+        losses, threshold = [loss for epoch in told[:-1] for loss in epoch.losses], run.loss_threshold
+        if number != run.epochs and (threshold is None or loss_reached(losses, threshold) is None):
+            raise ValueError(f"ends {run.id} after {number} epochs; expected {run.epochs}")
+        return
+    of, samples = f"of epoch {one.epoch} of {run.id}", run.workload.family.samples
+    if is_over or one.epoch != number or number >= run.epochs:
+        raise ValueError(f"is {of}; expected epoch {number} of {run.epochs}")
+    trained, each = [rank.trained for rank in one.ranks], run.iterations * run.workload.batch_size
+    if {*trained} != {each}:
+        raise ValueError(f"trained {trained} {samples} {of}; expected {each} on each rank")
+    validated = sum(rank.validated for rank in one.ranks)
+    if validated != run.samples.validation_samples:
+        raise ValueError(f"validated {validated} {samples} {of}; expected {run.samples.validation_samples}, each once")
 
 
 @lru_cache(maxsize=256)
@@ -258,7 +289,7 @@ def _group_of_rank(layout: Layout, arm: Arm, turn: int) -> IntArray:
     return found
 
 
-def _named(ranks: IntArray) -> str:
+def _named(ranks: Iterable[int]) -> str:
     return first_few(list(map(str, ranks)))
 
 

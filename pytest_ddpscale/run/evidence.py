@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,16 +15,22 @@ from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    ArmProfile,
     GangRecord,
+    GangTransport,
     GpuErrors,
+    LaunchTime,
+    OfTraining,
+    RankTransport,
     RoundEnd,
     RunStart,
     SeededStep,
     SeededSteps,
     StudyEnd,
+    TrainedEpoch,
+    TrainedRun,
     WorkloadFlops,
     gangs_by_number,
 )
@@ -35,8 +40,6 @@ from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
 from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
-from pytest_ddpscale.run.training_record import RunRecords, trained_runs
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 
 
 class Unread(NamedTuple):
@@ -72,11 +75,10 @@ class Evidence(Keeping):
         telemetry: telemetry of GPUs during measurements.
         transports: NCCL's connections of each rank.
         gpu_errors: ranks that errors of their own GPUs ended, gang by gang.
-        ranks_of_errors: places of all ranks, if there are any such errors.
         post_mortems: surveys of GPUs after ranks had failed, in order; empty if none did.
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
-        training: whole training runs, by id.
+        training: lines of whole training runs and ends of studies; `suites.trained_run` adds them up.
         gangs: the ranks of each launch.
         hosts: names of all known hosts that took part, measured or not.
         goes_on: whether it is read while the run measures, without its telemetry.
@@ -98,12 +100,11 @@ class Evidence(Keeping):
     post_mortems: Sequence[Survey] = ()
     out_of_time: Collection[str] = ()
     profiles: Sequence[ArmProfile] = ()
-    training: Mapping[str, RunRecords] = field(default_factory=dict)
-    goes_on: bool = False
+    training: Sequence[OfTraining | StudyEnd] = ()
     gpu_errors: Sequence[GpuErrors] = ()
-    ranks_of_errors: Sequence[Place] = ()
     unread: Sequence[Unread] = ()
     gangs: Collection[GangRecord] = ()
+    goes_on: bool = False
 
     @property
     def versions(self) -> dict[str, str]:
@@ -160,12 +161,12 @@ class Evidence(Keeping):
         return {(place.host, place.uuid) for steps in studies for place in steps}
 
 
-def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> Evidence:
+def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord]) -> Evidence:
     """The evidence in records of measurements.jsonl; studies may be unfinished.
 
     Args:
         plan: of the run.
-        columns: the measurements in these records.
+        columns: the measurements in these records; None to lay them out.
         records: all records.
     """
     said = defaultdict[type, list[Any]](list)
@@ -173,48 +174,46 @@ def evidence_of(plan: Plan, columns: Columns, records: Sequence[AnyRecord]) -> E
         said[type(one)].append(one)
     gangs = gangs_by_number(said[GangRecord])
     places = {number: gang.places for number, gang in gangs.items()}
-    seeded, timed = dict[str, dict[Place, SeededStep]](), dict[str, dict[int, Collection[str]]]()
-    for line in said[SeededSteps]:
-        seeded[line.study] = {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
+    timed = defaultdict[str, dict[int, Collection[str]]](dict)
     for line in said[RoundEnd]:
-        timed.setdefault(line.study, {})[line.round] = frozenset(line.arms)
+        timed[line.study][line.round] = frozenset(line.arms)
     connected = {one.rank: (places[line.gang][one.rank], one) for line in said[GangTransport] for one in line.ranks}
-    unable = dict[str, str]()
-    for line in said[Unsupported]:
-        why = each(line.reasons, len(line.ranks))[-1]
-        unable[line.arm] = f"{places[line.gang][line.ranks[-1]].host}: {why}"
     lacking, first = Counter[tuple[str, str, str]](), dict[tuple[str, str, str], tuple[str, int, str]]()
     for block in said[Block]:
         for name, reasons in block.unread.items():
-            told = zip(block.ranks.tolist(), each(reasons, len(block.ranks)), strict=True)
-            for rank, why in told:
+            key = block.study, block.arm, name
+            for rank, why in zip(block.ranks.tolist(), each(reasons, len(block.ranks)), strict=True):
                 if why:
-                    key = block.study, block.arm, name
                     first.setdefault(key, (places[block.gang][rank].host, rank, why))
                     lacking[key] += 1
-    surveys, of_errors = surveys_of(said[Survey]), dict[Place, None]()
-    if said[GpuErrors]:  # a gang that ended before it was announced had GPUs as surveyed
-        seen = (gpu.on(one.host) for one in surveys.values() for gpu in one.gpus)
-        of_errors = dict.fromkeys(chain((at for at in seen if at.local_rank is not None), *places.values()))
+    measured = {block.key for block in said[Block]}  # telemetry is written before its block, which may be missing
+    told = [one for one in said[TelemetryBlock] if (one.study, one.arm, one.round) in measured]
     return Evidence(
         plan,
-        columns,
+        columns_of(said[Block], gangs.values()) if columns is None else columns,
         ended(said[StudyEnd], "error"),
         {line.study: line.flops_per_sample for line in said[WorkloadFlops]},
-        seeded,
+        {
+            line.study: {places[line.gang][step.rank]: step for step in sorted(line.ranks, key=attrgetter("rank"))}
+            for line in said[SeededSteps]
+        },
         timed,
         ended(said[StudyEnd], "interrupted"),
         sorted({host for gang in gangs.values() for host in gang.hosts}),
-        unable,
-        surveys,
-        transports=dict(connected[rank] for rank in sorted(connected)),
-        post_mortems=[line.survey for line in said[PostMortem]],
-        out_of_time=ended(said[StudyEnd], "budget"),
-        profiles=tuple({(one.study, one.arm): one for one in said[ArmProfile]}.values()),
-        unread=[Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
-        gpu_errors=said[GpuErrors],
-        ranks_of_errors=list(of_errors),
-        gangs=gangs.values(),
+        {
+            line.arm: f"{places[line.gang][line.ranks[-1]].host}: {each(line.reasons, len(line.ranks))[-1]}"
+            for line in said[Unsupported]
+        },
+        surveys_of(said[Survey]),
+        telemetry_columns_of(told, gangs),
+        dict(connected[rank] for rank in sorted(connected)),
+        [line.survey for line in said[PostMortem]],
+        ended(said[StudyEnd], "budget"),
+        tuple({(one.study, one.arm): one for one in said[ArmProfile]}.values()),
+        [*said[TrainedEpoch], *said[TrainedRun], *said[LaunchTime], *said[StudyEnd]],
+        said[GpuErrors],
+        [Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
+        gangs.values(),
     )
 
 
@@ -236,27 +235,23 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
             contradict themselves, the plan or each other.
     """
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
-    if plan.sku != record.sku:
-        raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
     starts = [one.id for one in records if isinstance(one, RunStart)]
-    if starts and starts != [record.id]:
-        raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
     ids = [study.id for study in (*plan.timed, *plan.training_runs)]
-    if len({*ids}) != len(ids):
-        raise broken_file(run.plan_json, "has two studies with the same id")
-    gangs = gangs_by_number(records)
-    simulated = record.is_simulated(place.uuid for gang in gangs.values() for place in gang.places)
+    for path, is_broken, found in (
+        (run.plan_json, plan.sku != record.sku, f"plans for {plan.sku}, but run.json measured {record.sku}"),
+        (run.plan_json, len({*ids}) != len(ids), "has two studies with the same id"),
+        (
+            run.measurements_jsonl,
+            starts not in ([], [record.id]),
+            "does not begin with the id in run.json: it is of another run",
+        ),
+    ):
+        if is_broken:
+            raise broken_file(path, found)
+    devices = (place.uuid for one in records if isinstance(one, GangRecord) for place in one.places)
+    simulated = record.is_simulated(devices)
     refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)
-    blocks = [one for one in records if isinstance(one, Block)]
-    measured = {block.key for block in blocks}  # telemetry is written before its block, which may be missing
-    told = [one for one in records if isinstance(one, TelemetryBlock) and (one.study, one.arm, one.round) in measured]
-    try:
-        training, columns = trained_runs(plan, records), columns_of(blocks, gangs.values())
-    except ValueError as error:
-        raise broken_file(run.measurements_jsonl, str(error)) from None
-    evidence = replace(
-        evidence_of(plan, columns, records), training=training, telemetry=telemetry_columns_of(told, gangs)
-    )
+    evidence = evidence_of(plan, None, records)
     if record.is_imported:
         return evidence
     ends = ends_of(records)

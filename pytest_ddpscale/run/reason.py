@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from msgspec import Struct
@@ -12,6 +13,10 @@ class Reason(Struct, frozen=True):
 
     code: str
     args: tuple[Any, ...] = ()
+
+    def is_of(self, codes: Collection[str]) -> bool:
+        """Whether it, or a reason that it is about, has one of these codes."""
+        return self.code in codes or any(one.is_of(codes) for one in self.args if isinstance(one, Reason))
 
 
 def because(code: str, *args: Any) -> Reason:

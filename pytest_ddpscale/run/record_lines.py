@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
+    ArmProfile,
     GangRecord,
+    GangTransport,
     GpuErrors,
     Lost,
+    OfTraining,
     RoundEnd,
     RunStart,
     SeededSteps,
@@ -30,8 +32,6 @@ from pytest_ddpscale.run.records import (
 from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun
-from pytest_ddpscale.run.transport_record import GangTransport
 
 OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd
@@ -78,14 +78,8 @@ class RecordReader:
             gang = self._gangs.get(record.gang)
             if gang is None:
                 raise ValueError(f"gang {record.gang} was not announced before")
-            if isinstance(record, SeededSteps | GangTransport | TrainedEpoch | TrainedRun):
-                rank = max(one.rank for one in record.ranks)
-            else:
-                rank = (
-                    getattr(record, "rank", 0)
-                    if isinstance(record, ArmProfile | LaunchTime)
-                    else int(np.max(record.ranks))
-                )
+            ranks: Any = getattr(record, "ranks", [getattr(record, "rank", 0)])
+            rank = int(np.max([one.rank for one in ranks] if isinstance(ranks[0], Record) else ranks))
             if rank >= gang.world_size:
                 raise ValueError(f"rank {rank} is named, but gang {gang.gang} has {gang.world_size} ranks")
         return record

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
-from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse_irregular, size_text
@@ -183,24 +183,20 @@ class RunDirectory:
         path = self.measurements_jsonl
         if not path.exists():
             return []
-        with _opened(path) as file:
-            status = os.fstat(file.fileno())
-            stamp = status.st_ino, status.st_size, status.st_mtime_ns
-            if stamp == self._read.get("stamp"):
-                found: list[AnyRecord] = self._read["records"]
-                return found
-            records = list(_decoded(path, file, RecordReader().read))
-        self._read.update(stamp=stamp, records=records)
-        return records
+        status = path.stat()
+        stamp = status.st_ino, status.st_size, status.st_mtime_ns
+        if stamp != self._read.get("stamp"):
+            self._read.update(records=list(_decoded(path, RecordReader().read)), stamp=stamp)
+        found: list[AnyRecord] = self._read["records"]
+        return found
 
     def read_gangs(self) -> list[GangRecord]:
         """Only these of all records, of which there may be gigabytes. Raises like `read_records`."""
-        path, read = self.measurements_jsonl, RecordReader().read
-        if not path.exists():
+        if not self.measurements_jsonl.exists():
             return []
-        with _opened(path) as file:
-            said = _decoded(path, file, lambda line: read(line) if _KIND.decode(line).kind == "gang" else None)
-            return [one for one in said if isinstance(one, GangRecord)]
+        read = RecordReader().read
+        said = _decoded(self.measurements_jsonl, lambda line: _KIND.decode(line).kind == "gang" and read(line))
+        return [one for one in said if isinstance(one, GangRecord)]
 
     def measurements_sha256(self) -> str:
         """Digest of measurements.jsonl."""
@@ -447,31 +443,26 @@ def _reading(path: Path) -> Iterator[None]:
         raise broken_file(path, f"cannot be read ({why})") from None
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with _reading(path), open_regular(path) as file:
-        yield file
-
-
-def _decoded(path: Path, file: IO[bytes], read: Callable[[bytes], T]) -> Iterator[T]:
+def _decoded(path: Path, read: Callable[[bytes], T]) -> Iterator[T]:
     """Each whole line of a file, read. Raises RunDirectoryError with the line's number."""
-    for number in count(1):
-        line = file.readline(MOST_LINE_BYTES)
-        if not line.endswith(b"\n"):
-            if len(line) == MOST_LINE_BYTES:
-                too_long = f"is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
-                raise broken_file(path, f"line {number} {too_long}")
-            return  # the end, or torn by a kill
-        try:
-            yield read(line)
-        except ValueError as error:
-            raise broken_file(path, f"line {number} is not a record: {error}") from None
+    with _reading(path), open_regular(path) as file:
+        for number in count(1):
+            line = file.readline(MOST_LINE_BYTES)
+            if not line.endswith(b"\n"):
+                if len(line) == MOST_LINE_BYTES:
+                    too_long = f"is longer than {size_text(MOST_LINE_BYTES)}, more than any record has"
+                    raise broken_file(path, f"line {number} {too_long}")
+                return  # the end, or torn by a kill
+            try:
+                yield read(line)
+            except ValueError as error:
+                raise broken_file(path, f"line {number} is not a record: {error}") from None
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     if path.exists():
-        with _opened(path) as file:
+        with _reading(path), open_regular(path) as file:
             while piece := file.read(2**20):
                 digest.update(piece)
     return digest.hexdigest()
@@ -491,8 +482,8 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
         expected = f"{supported}, which this version reads: finish it with the version that began it"
         raise RunDirectoryError(str(path), f"has schema_version {version}", expected)
     try:
-        return read_as(kind, data)
-    except ValueError as error:
+        return msgspec.convert(data, kind)
+    except (ValueError, RecursionError) as error:
         raise broken_file(path, f"has invalid content ({error})") from None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,16 +18,10 @@ Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=1e7)]
 UnixSeconds = Annotated[float, Meta(ge=0, le=7.3e9)]  # until the year 2201; a larger one is of a broken clock or file
 T = TypeVar("T")
-R = TypeVar("R", bound="Record")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of records in JSON: only declared fields with declared types are read; defaults are not written.
-
-    `joins` has a function for each column that `joined` does not make of the ranks' values in the usual way.
-    """
-
-    joins: ClassVar[Mapping[str, Callable[[Sequence[Any]], Any]]] = {}
+    """Base of records in JSON: only declared fields with declared types are read; defaults are not written."""
 
 
 def strict_json(data: Any) -> str:
@@ -37,18 +31,6 @@ def strict_json(data: Any) -> str:
         ValueError: the data holds NaN or an infinity, which JSON cannot represent.
     """
     return json.dumps(data, default=_json_types, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-
-
-def read_as(kind: type[T], data: Any) -> T:
-    """Convert parsed JSON to a Struct or a dataclass, whose derived fields are computed anew.
-
-    Raises:
-        ValueError: the JSON is of another form; the message says where.
-    """
-    try:
-        return msgspec.convert(data, kind)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _json_types(value: Any) -> Any:
@@ -108,20 +90,3 @@ def refuse_other_lengths(columns: Iterable[tuple[str, Any]], count: int) -> None
     for name, found in columns:
         if isinstance(found, Sized) and not isinstance(found, str | dict) and len(found) != count:
             raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")
-
-
-def joined(kind: type[R], parts: Sequence[Record], **common: Any) -> R:
-    """Join the parts of ranks to one record: a column for each field that the parts have, perhaps in the singular.
-
-    Args:
-        kind: of the record; its `joins` has how a column is made that is not a plain one.
-        parts: of all ranks, in order.
-        common: what is the same for all ranks, or known to rank 0 only.
-    """
-    of_rank = parts[0].__struct_fields__
-    for name in kind.__struct_fields__:
-        field = name if name in of_rank else name.removesuffix("s")
-        if name not in common and field in of_rank:
-            values = [getattr(part, field) for part in parts]
-            common[name] = tuple(values) if name == "ranks" else kind.joins.get(name, column)(values)
-    return kind(**common)

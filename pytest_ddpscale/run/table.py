@@ -6,7 +6,7 @@ Where a rank was absent, times and readings are NaN and counts 0. Nodes and grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -266,68 +266,43 @@ class _GrowingArm:
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], int] = {}  # by round and turn
-        self.devices = np.zeros(0, np.int64)  # of each column
-        self._numbers = np.zeros(0, np.int64)  # ranks of the columns, ascending
-        self._columns = np.zeros(0, np.int64)  # of each device, -1 without one
-        self._ages: dict[int, tuple[float, float]] = {}  # by row
-        self._cells: dict[str, Any] = {}  # with one column where all ranks share each row's value
+        self.ranks = np.zeros((2, 0), np.int64)  # rank, ascending, and device of each column
+        self.columns = np.zeros(0, np.int64)  # of each device, -1 without one
+        self.cells: dict[str, Any] = {}  # with one column where all ranks share each row's value
 
-    def add(self, block: Block, devices: IntArray) -> bool:
-        """Add a block of ranks on these devices. If one was measured twice, the earlier counts, in any order."""
+    def add(self, block: Block, devices: IntArray) -> None:
+        """Add a block of ranks on these devices."""
         row = self.rows.setdefault((block.round, block.turn), len(self.rows))
-        age = float(np.min(block.began_unix_s)), float(np.max(block.seconds))
-        if self._ages.get(row, age) < age:
-            return False
-        self._ages[row] = age
-        if devices.max() >= len(self._columns) or (self._columns[devices] < 0).any():
-            self._add_columns(np.asarray(block.ranks), devices)
-        columns, size = self._columns[devices], len(self.devices)
-        for name in dict.fromkeys([*self._cells, *_CELLS, *block.readings, *block.series]):
+        earlier: Index = slice(None)
+        if is_wider := devices.max() >= len(self.columns) or (self.columns[devices] < 0).any():
+            before = self.ranks[1]
+            new = np.stack([block.each("ranks"), devices])[:, ~np.isin(devices, before)]
+            ranks = np.concatenate([self.ranks, new], axis=1)
+            self.ranks = ranks[:, np.argsort(ranks[0], kind="stable")]
+            self.columns = np.full(1 + self.ranks[1].max(), -1)
+            self.columns[self.ranks[1]] = np.arange(ranks.shape[1])
+            earlier = self.columns[before]
+        columns, size = self.columns[devices], self.ranks.shape[1]
+        for name in dict.fromkeys([*self.cells, *_CELLS, *block.readings, *block.series]):
             values = block.each(name)
             is_shared = values.strides[0] == 0 and len(columns) == size
-            kind = np.float32 if name == FORWARD_S else values.dtype
-            empty = np.zeros((0, 1 if is_shared else size, *(0,) * (values.ndim - 1)), kind)
-            cells = self._cells.get(name, empty)
-            rows = max(_FEWEST_ROWS, 2 * len(cells)) if row >= len(cells) else len(cells)
+            cells = self.cells.get(name)
+            if cells is None:
+                kind = np.float32 if name == FORWARD_S else values.dtype
+                cells = np.empty((0, 1, *values.shape[1:]), kind)
             steps = [max(cells.shape[2], values.shape[1])] if values.ndim > 1 else []
-            shape = max(rows, row + 1), 1 if is_shared and cells.shape[1] == 1 else size, *steps
+            is_narrow = is_shared and cells.shape[1] == 1 and not (is_wider and len(cells))
+            rows = max(_FEWEST_ROWS, 2 * len(cells), row + 1) if row >= len(cells) else len(cells)
+            shape = rows, 1 if is_narrow else size, *steps
             if cells.shape != shape:
-                cells = self._cells[name] = self._moved(cells, slice(None), shape)
+                found = self.cells[name] = np.empty(shape, cells.dtype)
+                found[: len(self.rows)] = _nothing(cells)
+                there = slice(len(cells)), earlier, *map(slice, cells.shape[2:])
+                found[there] = cells
+                cells = found
             cells[row] = _nothing(cells)
             index = row, slice(None) if is_shared else columns, *map(slice, values.shape[1:])
             cells[index] = values[:1] if is_shared else values
-        return True
-
-    def _add_columns(self, ranks: IntArray, devices: IntArray) -> None:
-        is_new, before = np.isin(devices, self.devices, invert=True), len(self.devices)
-        numbers = np.concatenate([self._numbers, ranks[is_new]])
-        order = np.argsort(numbers, kind="stable")
-        self._numbers, self.devices = numbers[order], np.concatenate([self.devices, devices[is_new]])[order]
-        self._columns = np.full(1 + self.devices.max(), -1)
-        self._columns[self.devices] = np.arange(len(order))
-        for name, cells in self._cells.items():
-            self._cells[name] = self._moved(
-                cells, np.argsort(order)[:before], (len(cells), len(order), *cells.shape[2:])
-            )
-
-    def _moved(self, cells: Any, columns: Index, shape: Sequence[int]) -> Any:
-        """The cells, which go to these columns, in a larger array."""
-        found = np.empty(shape, cells.dtype)
-        found[: len(self.rows)] = _nothing(cells)
-        index: Any = slice(len(cells)), columns, *map(slice, cells.shape[2:])
-        found[index] = cells
-        return found
-
-    def rounds(self, study: str, arm: str, ranks_of: Callable[[IntArray, IntArray], RankColumns]) -> ArmRounds:
-        """All that was added."""
-        times = sorted(self.rows)
-        at, (numbers, turns) = as_slice(np.array([self.rows[time] for time in times])), np.array(times).T
-        shape = len(times), len(self.devices)
-        readings: dict[str, Any] = {
-            name: np.broadcast_to(values[at], (*shape, *values.shape[2:])) for name, values in self._cells.items()
-        }
-        cells = {name: readings.pop(name) for name in _CELLS}
-        return ArmRounds(study, arm, numbers, turns, ranks_of(self._numbers, self.devices), **cells, readings=readings)
 
 
 class GrowingColumns:
@@ -348,23 +323,29 @@ class GrowingColumns:
     def add(self, block: Block) -> None:
         """Add a block."""
         name = block.study, block.arm
-        if self._arms.setdefault(name, _GrowingArm()).add(block, self._devices_of[block.gang][block.ranks]):
-            self._laid_out.pop(name, None)
+        self._arms.setdefault(name, _GrowingArm()).add(block, self._devices_of[block.gang][block.each("ranks")])
+        self._laid_out.pop(name, None)
 
     def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
         """All added arms, or those given by study and name."""
         wanted = [name for name in self._arms if arms is None or name in arms]
         for name in wanted:
             if name not in self._laid_out:
-                self._laid_out[name] = self._arms[name].rounds(*name, self._ranks_of)
+                self._laid_out[name] = self._rounds(*name)
         return Columns({name: self._laid_out[name] for name in wanted})
 
-    def _ranks_of(self, numbers: IntArray, devices: IntArray) -> RankColumns:
-        key = numbers.tobytes() + devices.tobytes()
+    def _rounds(self, study: str, name: str) -> ArmRounds:
+        arm = self._arms[study, name]
+        times, (ranks, devices), key = sorted(arm.rows), arm.ranks, arm.ranks.tobytes()
+        rows, (numbers, turns) = as_slice(np.array([arm.rows[time] for time in times])), np.array(times).T
         if key not in self._ranks:
-            places = np.fromiter(self._devices, np.object_)
-            self._ranks[key] = RankColumns(numbers, places[devices])
-        return self._ranks[key]
+            self._ranks[key] = RankColumns(ranks, np.fromiter(self._devices, np.object_)[devices])
+        shape = len(times), len(ranks)
+        readings: dict[str, Any] = {
+            one: np.broadcast_to(cells[rows], (*shape, *cells.shape[2:])) for one, cells in arm.cells.items()
+        }
+        cells = {one: readings.pop(one) for one in _CELLS}
+        return ArmRounds(study, name, numbers, turns, self._ranks[key], **cells, readings=readings)
 
     def rounds_begun(self, study_id: str) -> int:
         """Number of rounds of a study with any measurement."""

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from msgspec import Meta, field
 
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Joules, Ranks, Share
-from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, refuse_other_lengths
+from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, column, refuse_other_lengths
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ else:
     Column = T | tuple[T, ...]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Growth = Annotated[int, Meta(ge=0, le=2**62)]
+Amounts = Column[Amount | None]
 
 
 class GpuReadings(Record, frozen=True, kw_only=True):
@@ -61,12 +62,12 @@ class GpuReadings(Record, frozen=True, kw_only=True):
     polls: Column[Count] = 0
     lost: Column[str] = ""
     utilization: Column[Share | None] = None
-    power_w: Column[Amount | None] = None
-    power_limit_w: Column[Amount | None] = None
-    idle_power_w: Column[Amount | None] = None
-    sm_clock_mhz: Column[Amount | None] = None
-    sm_clock_max_mhz: Column[Amount | None] = None
-    temperature_c: Column[Amount | None] = None
+    power_w: Amounts = None
+    power_limit_w: Amounts = None
+    idle_power_w: Amounts = None
+    sm_clock_mhz: Amounts = None
+    sm_clock_max_mhz: Amounts = None
+    temperature_c: Amounts = None
     energy_j: Column[Joules | None] = None
     throttle_reasons: Column[dict[str, Share] | None] = None
     ecc_corrected: Column[Growth | None] = None
@@ -103,6 +104,13 @@ class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", t
             raise ValueError("a window ends before it began (started_unix_s, ended_unix_s)")
 
 
+def joined_readings(parts: Sequence[GpuReadings], **common: Any) -> TelemetryBlock:
+    """One block of the readings of GPUs, in order, and of `common`, what they share."""
+    for name in READINGS:
+        common[name] = column(getattr(one, name) for one in parts)
+    return TelemetryBlock(**common)
+
+
 @dataclass(frozen=True, eq=False)
 class Sayings:
     """A column with few different values, texts or mappings, stored once each.
@@ -115,10 +123,6 @@ class Sayings:
     values: Sequence[Any]
     which: IntArray
 
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.which)
-
     def __iter__(self) -> Iterator[Any]:
         """Value of each row."""
         return (self.values[i] for i in self.which.tolist())
@@ -128,15 +132,15 @@ class Sayings:
         return Sayings(self.values, self.which[rows])
 
     @property
-    def different(self) -> list[Any]:
-        """The different values of these rows."""
-        return [self.values[i] for i in np.flatnonzero(np.bincount(self.which)).tolist()]
+    def different(self) -> dict[int, Any]:
+        """The different values of these rows, by index."""
+        return {i: self.values[i] for i in np.flatnonzero(np.bincount(self.which)).tolist()}
 
     def where(self, is_so: Callable[[Any], bool]) -> BoolArray:
         """Whether the condition holds for each row's value, (rows,)."""
         answers = np.zeros(len(self.values), np.bool_)
-        for i in np.flatnonzero(np.bincount(self.which)).tolist():
-            answers[i] = is_so(self.values[i])
+        for i, value in self.different.items():
+            answers[i] = is_so(value)
         return answers[self.which]
 
 
@@ -179,16 +183,11 @@ class TelemetryColumns:
         ends = np.flatnonzero(np.diff(keys[order])) + 1
         return sorted(np.split(order, ends), key=lambda rows: int(rows[0]))
 
-    def rows_of_arm(self, study: str, arm: str) -> IntArray:
-        """Rows of an arm, or of a probe by its id."""
-        return np.flatnonzero(self.arm == (self.arms.index((study, arm)) if (study, arm) in self.arms else -1))
-
-    def of_arm(self, study: str, arm: str, hosts: Iterable[str]) -> TelemetryColumns:
-        """Rows of an arm on some hosts."""
-        rows = self.rows_of_arm(study, arm)
-        there, rows = {*hosts}, self.rows_of_arm(study, arm)
-        is_there = np.array([place.host in there for place in self.places], np.bool_)
-        return self.of(rows[is_there[self.place[rows]]])
+    def of_arm(self, study: str, arm: str, hosts: Container[str] | None = None) -> TelemetryColumns:
+        """Rows of an arm, or of a probe by its id, on some hosts or all."""
+        is_there = np.array([hosts is None or place.host in hosts for place in self.places], np.bool_)[self.place]
+        number = self.arms.index((study, arm)) if (study, arm) in self.arms else -1
+        return self.of((self.arm == number) & is_there)
 
     @property
     def seconds(self) -> FloatArray:
@@ -216,7 +215,6 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
         blocks: in order.
         gangs: by number.
     """
-    counts = [len(block.ranks) for block in blocks]
     arms: dict[tuple[str, str], int] = {}
     places: dict[Place, int] = {}
     of_gangs = {
@@ -224,30 +222,31 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
         for number in dict.fromkeys(block.gang for block in blocks)
     }
 
-    def stacked(said: Iterable[Any], kind: type[np.generic] = np.int64) -> Any:
-        parts = (np.broadcast_to(np.asarray(one, kind), count) for one, count in zip(said, counts, strict=True))
+    def stacked(of: Callable[[TelemetryBlock], Any], kind: type[np.generic] = np.int64) -> Any:
+        parts = (np.broadcast_to(np.asarray(of(block), kind), len(block.ranks)) for block in blocks)
         return np.concatenate([np.zeros(0, kind), *parts])
 
+    def sayings(of: Callable[[TelemetryBlock], Any]) -> Sayings:
+        known: dict[str, tuple[int, Any]] = {}  # index and value, by what it looks like
+
+        def number(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return list(map(number, value))
+            return known.setdefault(repr(value), (len(known), value))[0]
+
+        which = stacked(lambda block: number(of(block)))
+        return Sayings([value for _, value in known.values()], which)
+
     columns: dict[str, Any] = {
-        "arm": stacked(arms.setdefault((block.study, block.arm), len(arms)) for block in blocks),
-        "round": stacked(block.round for block in blocks),
-        "rank": stacked(block.ranks for block in blocks),
-        "place": stacked(of_gangs[block.gang][list(block.ranks)] for block in blocks),
+        "arm": stacked(lambda block: arms.setdefault((block.study, block.arm), len(arms))),
+        "round": stacked(attrgetter("round")),
+        "rank": stacked(attrgetter("ranks")),
+        "place": stacked(lambda block: of_gangs[block.gang][list(block.ranks)]),
     }
     for name in READINGS:
-        said = [getattr(block, name) for block in blocks]
-        if name in _TOLD:
-            values: dict[str, tuple[int, Any]] = {}
-            number = partial(_number, values)
-            which = [list(map(number, one)) if isinstance(one, tuple) else number(one) for one in said]
-            columns[name] = Sayings([value for _, value in values.values()], stacked(which))
-        else:
-            columns[name] = stacked(said, np.float64)
+        of = attrgetter(name)
+        columns[name] = sayings(of) if name in _TOLD else stacked(of, np.float64)
     return TelemetryColumns(list(arms), list(places), columns)
-
-
-def _number(values: dict[str, tuple[int, Any]], value: Any) -> int:
-    return values.setdefault(repr(value), (len(values), value))[0]
 
 
 NO_TELEMETRY = telemetry_columns_of((), {})

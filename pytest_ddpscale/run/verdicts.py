@@ -72,10 +72,6 @@ Category = Literal["ISOLATE", "CHECK", "MONITOR"]
 WRONG_DATA: Final = "wrong-data"
 THIS_LAUNCH_ONLY: Final = "this-launch-only"
 PARTLY_KNOWN: Final = "partly-known"
-CALIBRATE = "calibrate (`ddpscale calibrate`)"  # how the remark on a loss that no bound sees ends
-POWER_UNKNOWN = "power unknown: utilization could not be cross-checked"
-BUDGET_SPENT = "--ddp-budget ran out before this was decided"  # a note
-LOW_UTILIZATION, JUDGED_FROM = "low utilization: ", "judged from "
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION = 8
 
@@ -233,6 +229,11 @@ class Verdict:
         return self.outcome == "error" or (not self.passed and self.severity == "fail")
 
     @property
+    def was_left_for_time(self) -> bool:
+        """Whether --ddp-budget ran out before it was decided."""
+        return any(one.code == "budget-spent" for one in self.remarks)
+
+    @property
     def shows_uniform_loss(self) -> bool:
         """Whether it compares throughput with a reference, published or the site's own, to show a loss of all."""
         return self.published is not None and self.metric in _OF_THROUGHPUT
@@ -365,6 +366,7 @@ class Judgement:
         requirements: those that the verdicts rest on, compiled, in JSON types (`thresholds.cases`).
         requirements_sha256: their digest.
         causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
+        remarks: codes of the notes, in their order.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -389,6 +391,7 @@ class Judgement:
     requirements: tuple[dict[str, Any], ...] = ()
     requirements_sha256: str = ""
     schema_version: int = VERDICTS_SCHEMA_VERSION
+    remarks: tuple[Reason, ...] = ()
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)
@@ -407,7 +410,9 @@ class Judgement:
     @property
     def unseen_loss(self) -> str:
         """The note on a loss of training speed that no bound rejects (`judge.outcome`); empty without one."""
-        return next((note for note in self.notes if note.endswith(CALIBRATE)), "")
+        return next(
+            (note for note, why in zip(self.notes, self.remarks, strict=False) if why.code == "unseen-loss"), ""
+        )
 
     @property
     def other_notes(self) -> tuple[str, ...]:

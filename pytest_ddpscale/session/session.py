@@ -20,16 +20,16 @@ from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import (
     RunFacts,
     conclude,
-    other_blockers,
     rests_on_published,
     uniform_loss,
     with_waiver,
 )
-from pytest_ddpscale.judge.values import covers, samples_of
+from pytest_ddpscale.judge.values import matching_study, samples_of
 from pytest_ddpscale.report.profile_text import problem_lines
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import now_iso
@@ -40,6 +40,21 @@ from pytest_ddpscale.session.past_runs import baseline_of, recent_runs
 from pytest_ddpscale.session.sources import EvidenceSource
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of
 from pytest_ddpscale.thresholds.waiver import today
+
+
+def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
+    """Reasons other than requirements why a machine is not accepted: `Judgement.other_blockers`.
+
+    A reason on the run as a whole is returned only if there is no other. With `RunFacts.allows_unmeasured`,
+    requirements that were not measured count as not required.
+    """
+    if run.spoiled or any(v.blocks(allows_unmeasured=run.allows_unmeasured) for v in run.verdicts):
+        return tuple(run.spoiled)
+    if run.allows_unmeasured:
+        measured = [v for v in run.verdicts if v.outcome != "not_measured"]
+        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+    outcome, reason, cause = conclude(run)
+    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", said(reason), cause),)
 
 
 class Rehearsed(NamedTuple):
@@ -96,7 +111,8 @@ class AcceptanceSession:
         """
         question = self.source.question(metric, workload, world_size)
         evidence = self.source.measured(self.interim.listening(listener))
-        if not covers(evidence.plan, question):
+        study = matching_study(evidence.plan, question)
+        if study is None or not set(question.arms) <= set(study.arms):
             found = f"found {metric} of {workload} at world size {world_size}, which the plan does not measure"
             action = "Add a requirement on it to the thresholds file: with `severity: warn` it rejects nothing."
             raise OptionError("run.samples", found, "what a selected requirement needs", action)
@@ -120,7 +136,10 @@ class AcceptanceSession:
                 self.verdicts[case.id] = late
         judged = [case for case in source.cases if case.id in self.verdicts]
         verdicts = tuple(self.verdicts[case.id] for case in judged)
-        coverage, slow = self._coverage(evidence), slow_links(evidence)
+        coverage, slow = (
+            self._coverage(evidence),
+            {said(why): set(one.hosts) for why, one in slow_links(evidence).items()},
+        )
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         run = RunFacts(
             verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
@@ -128,34 +147,37 @@ class AcceptanceSession:
             is_simulated=source.is_simulated, silent=source.machine.silent,
             lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
-            wrong_data=unasked_wrong_data(evidence, probes_asked),
+            wrong_data=[said(why) for why in unasked_wrong_data(evidence, probes_asked)],
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
-        outcome, reason, _ = conclude(run)
+        outcome, why, cause = conclude(run)
+        reason = said(why)
         if self.subject.settings.rehearse and run.is_simulated:
             as_measured = replace(run, is_simulated=False)
             is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
-            self.rehearsed = Rehearsed(*conclude(as_measured)[:2], not (is_blocked or other_blockers(as_measured)))
+            would_be, why, _ = conclude(as_measured)
+            self.rehearsed = Rehearsed(would_be, said(why), not (is_blocked or other_blockers(as_measured)))
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
         of_links = [f"communication is slow at {words}" for words, hosts in slow.items() if not hosts <= accused]
         unprofiled = [f"--ddp-profile: {line}" for line in problem_lines(evidence.profiles)]
-        wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data if one not in reason]
+        wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data[cause == "wrong-data" :]]
         sku = history_sku(self.sku, is_simulated=source.is_simulated)
         recent = recent_runs(source.measured_run, self.history_file, sku, evidence)
-        notes = (*wrong, *source.notes(verdicts), *of_links, *unprofiled, *filter(None, [recent]))
+        further = (because("text", one) for one in (*of_links, *unprofiled, *filter(None, [recent])))
+        remarks = (*(because("text", one) for one in wrong), *source.notes(verdicts), *further)
         by_id, confidence = (
             {case.id: case for case in (*source.cases, *source.selected)},
             self.subject.settings.confidence,
         )
         loss = uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
-            self.sku, outcome, reason, verdicts, notes, self._basis(), coverage, run.allows_unmeasured,
-            run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
+            self.sku, outcome, reason, verdicts, tuple(map(said, remarks)), self._basis(), coverage,
+            run.allows_unmeasured, run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
             len(source.cases) - len(verdicts), source.measured_run.read_run().is_unfinished,
-            requirements=json_of(judged),
+            requirements=json_of(judged), remarks=remarks,
         )  # fmt: skip
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
@@ -169,11 +191,12 @@ class AcceptanceSession:
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
+        remarks = self.source.notes(verdicts)
         return Judgement(
-            self.sku, "incomplete", reason, verdicts, self.source.notes(verdicts), self._basis(),
+            self.sku, "incomplete", reason, verdicts, tuple(map(said, remarks)), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
             not_selected=len(self.source.cases) - len(verdicts), unfinished=True,
-            requirements=json_of(self.source.selected),
+            requirements=json_of(self.source.selected), remarks=remarks,
         )  # fmt: skip
 
     def _verdict_so_far(self, case: AnyCase, evidence: Evidence, why: str) -> Verdict:

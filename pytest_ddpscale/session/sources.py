@@ -23,12 +23,12 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, judging_directory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.run.verdicts import JUDGED_FROM, Judgement, LoweredBound, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, LoweredBound, Verdict
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
@@ -114,8 +114,8 @@ class Subject:
         own = own_bounds(self.thresholds, self.sku)
         return {case.id for case in cases if case.requirement.key() in own}
 
-    def unseen_loss(self, required: Sequence[AnyCase], selected: Sequence[AnyCase]) -> str:
-        """Which loss of speed no bound of a run rejects, whatever it measures; empty if that needs no remark."""
+    def unseen_loss(self, required: Sequence[AnyCase], selected: Sequence[AnyCase]) -> Reason | None:
+        """Which loss of speed no bound of a run rejects, whatever it measures; None if that needs no remark."""
         from pytest_ddpscale.judge.outcome import remark_on_unseen_loss
 
         return remark_on_unseen_loss(self.device_type, required, selected)
@@ -360,7 +360,7 @@ class EvidenceSource(ABC):
         devices = self.evidence.columns.devices if self.evidence else frozenset[str]()
         return self.measured_run.read_run().is_simulated(devices)
 
-    def notes(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    def notes(self, verdicts: Sequence[Verdict]) -> tuple[Reason, ...]:
         """Notes for the reader about how this was measured, and about ranks that no verdict names."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
         from pytest_ddpscale.judge.devices import device_notes
@@ -368,20 +368,19 @@ class EvidenceSource(ABC):
 
         seen = self.evidence
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
-        of_devices = (
-            (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *map(said, device_notes(seen))) if seen else ()
-        )
+        of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
         of_run = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
         unbound = dict[str, dict[str, None]]()  # ranks by reason
         for gang in gangs_by_number(records).values():
             for number, rank in enumerate(gang.ranks):
                 unbound.setdefault(rank.numa_note, {})[f"rank {number} on {rank.place.host}"] = None
         of_run += [f"{first_few([*ranks], 1)}: {reason}" for reason, ranks in unbound.items() if reason]
-        of_run += record.resumption_notes(self.subject.thresholds.digests)
+        resumed = record.resumption_notes(self.subject.thresholds.digests)
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
         unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])
-        return (*unseen, *of_devices, *of_run, *of_lock, *not_asked)
+        said = [[because("text", one) for one in some] for some in (of_run, (*of_lock, *not_asked))]
+        return (*unseen, *of_devices, *said[0], *resumed, *said[1])
 
     @contextmanager
     def _writing(self, run: RunDirectory) -> Iterator[None]:
@@ -441,9 +440,10 @@ class JudgeSource(EvidenceSource):
         assert self.evidence is not None  # read when selected
         return self.evidence
 
-    def notes(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    def notes(self, verdicts: Sequence[Verdict]) -> tuple[Reason, ...]:
         """Also the earlier run's notes, after a note that it is an earlier run."""
         record = self.measured_run.read_run()
-        judged = f"{JUDGED_FROM}{self.measured_run.path} without a new measurement"
-        cut = f"run.json says {record.status}: its session did not end regularly, or still runs"
-        return (judged, *[cut] * record.is_unfinished, *record.notes, *super().notes(verdicts))
+        judged = because("judged-from", str(self.measured_run.path))
+        cut = because("text", f"run.json says {record.status}: its session did not end regularly, or still runs")
+        of_run = (because("text", note) for note in record.notes)
+        return (judged, *[cut] * record.is_unfinished, *of_run, *super().notes(verdicts))

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pytest_ddpscale.compare.value_change import Estimate
 from pytest_ddpscale.judge.metrics import GIGA
-from pytest_ddpscale.judge.stats import Estimate, geometric_mean_estimate
 from pytest_ddpscale.judge.values import Values, values_of_probe
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, Operation
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import JudgedPlace
+from pytest_ddpscale.suites.pace import geometric_mean_estimate
 from pytest_ddpscale.util.arrays import FloatArray
 
 _FP32_BYTES = 4

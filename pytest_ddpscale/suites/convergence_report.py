@@ -9,9 +9,9 @@ from typing import Any
 from pytest_ddpscale.plan.training_run import LOSS_WINDOW, loss_reached
 from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
-from pytest_ddpscale.run.training_record import RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.trained_run import RunRecords, trained_runs
 from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text, skipped_text
 from pytest_ddpscale.util.digits import percent
 
@@ -60,7 +60,7 @@ def lowest_mean(one: RunRecords) -> float | None:
 
 def convergence_report(measured: MeasuredSuite) -> SuiteReport:
     """The whole report."""
-    runs = list(measured.evidence.training.values())
+    runs = trained_runs(measured.evidence)
     complete = [one for one in runs if one.is_complete]
     problems = [f"{one.run.id}: {problem}" for one in runs if (problem := problem_of(one, measured))]
     failures = [f"{one.run.id}: {_not_reached(one)}" for one in complete if time_to_loss(one) is None]

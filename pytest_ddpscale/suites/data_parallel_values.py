@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import paces
 from pytest_ddpscale.judge.stats import Found, estimate_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.suites.pace import paces
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_incomplete
 from pytest_ddpscale.util.arrays import FloatArray
 

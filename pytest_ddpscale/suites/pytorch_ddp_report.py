@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pytest_ddpscale.compare.ddp_benchmark_file import size_name
-from pytest_ddpscale.judge.metrics import merged, step_time_percentiles_ms, throughput
+from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Variant
 from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.report.breakdown import step_time_percentiles_ms
 from pytest_ddpscale.suites.ddp_benchmark_export import backend_of, exported_files
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
@@ -20,6 +21,7 @@ from pytest_ddpscale.suites.ddp_benchmark_table import (
     overhead_text,
     scaling_table,
 )
+from pytest_ddpscale.suites.pace import throughput
 from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title, ratio_values, shown_difference
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pytest_ddpscale.judge.stats import Estimate, Found
+from pytest_ddpscale.compare.value_change import Estimate
+from pytest_ddpscale.judge.stats import Found
 
 
 def interval_title(confidence: float) -> str:

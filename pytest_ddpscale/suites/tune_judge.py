@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_ddpscale.judge.metrics import throughput
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.table import GrowingColumns
+from pytest_ddpscale.suites.pace import throughput
 
 # A smaller difference is not worth a change, so further rounds are not needed.
 WORTH = 0.01

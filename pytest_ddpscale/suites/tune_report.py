@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import paces, throughput
-from pytest_ddpscale.judge.stats import Estimate, Found, geometric_mean_estimate
+from pytest_ddpscale.compare.value_change import Estimate
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.suites.pace import geometric_mean_estimate, paces, throughput
 from pytest_ddpscale.suites.ratio_text import estimate_texts, ratio_values
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable

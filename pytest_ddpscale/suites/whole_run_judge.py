@@ -12,7 +12,7 @@ from pytest_ddpscale.settings import read_value
 from pytest_ddpscale.suites.training_options import above_zero
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.training_record import RunRecords
+    from pytest_ddpscale.suites.trained_run import RunRecords
 
 TIME, ACCURACY = "time_to_train", "validation_accuracy"
 _FEWEST_LAUNCHES = 3  # needed for an interval
@@ -86,7 +86,7 @@ def _verdict(
         return RunVerdict(run, metric, None, None, bound, asked_by, "not_measured")
     value, interval = sum(values) / len(values), None
     if len(values) >= _FEWEST_LAUNCHES:
-        from pytest_ddpscale.judge.stats import mean_estimate
+        from pytest_ddpscale.suites.pace import mean_estimate
 
         interval = mean_estimate(values, confidence).interval
     return RunVerdict(

@@ -10,9 +10,9 @@ from pytest_ddpscale.judge.caveats import MOST_SKIPPED_STEPS
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.run.training_record import MOST_UNEXPLAINED, SPANS, RunRecords
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.trained_run import MOST_UNEXPLAINED, SPANS, RunRecords, trained_runs
 from pytest_ddpscale.suites.whole_run_judge import TIME, RunVerdict, run_verdicts
 from pytest_ddpscale.suites.whole_run_tables import (
     WholeRunSeries,
@@ -42,7 +42,7 @@ _EPOCHS = (
 
 def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
     """The whole report."""
-    runs = list(measured.evidence.training.values())
+    runs = trained_runs(measured.evidence)
     device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     complete = [one for one in runs if one.is_complete]
     series = series_of(complete, device)
@@ -97,8 +97,7 @@ def _by_time(runs: Sequence[RunRecords]) -> list[RunRecords]:
 def _size(launches: Sequence[RunRecords]) -> WholeRunSize:
     one = launches[(len(launches) - 1) // 2]
     assert one.samples_per_s is not None
-    assert one.end is not None
-    reserved = one.end.most_bytes("reserved_bytes")
+    reserved = one.most_bytes("reserved_bytes")
     gigabytes = None if reserved is None else reserved / 1e9
     return WholeRunSize(one.run.world_size, one.complete_s, one.samples_per_s, gigabytes, one.run.iterations)
 
@@ -129,8 +128,8 @@ def wrongs_of(one: RunRecords) -> list[str]:
 def differing_replicas(one: RunRecords) -> list[str]:
     """A sentence if a complete run's ranks ended with different parameters; empty otherwise."""
     assert one.end is not None
-    checksums = one.end.checksums
-    return [f"the ranks' parameters differ at the end: {', '.join(checksums)}"] if len(checksums) > 1 else []
+    checksums = [rank.parameters_checksum for rank in one.end.ranks]
+    return [f"the ranks' parameters differ at the end: {', '.join(checksums)}"] if len({*checksums}) > 1 else []
 
 
 def skipped_text(one: RunRecords) -> str:
@@ -239,7 +238,7 @@ def _epochs(complete: Sequence[RunRecords], unit: str) -> SuiteSection:
     columns = ("Run", "Epoch", f"Training {rate}", "Mean loss", "Accuracy", f"Validation {rate}")
     held = [
         (one.run.id, f"{one.end.parameters:,}", f"{one.end.trainable_parameters:,}",
-         *(_gigabytes(one.end.most_bytes(name)) for name in ("allocated_bytes", "reserved_bytes")))
+         *(_gigabytes(one.most_bytes(name)) for name in ("allocated_bytes", "reserved_bytes")))
         for one in complete
         if one.end is not None
     ]  # fmt: skip
@@ -303,7 +302,7 @@ def _values(one: RunRecords) -> dict[str, Any]:
             "complete_s": one.complete_s, "spans_s": dict(one.spans_s), "outer_s": one.outer_s,
             "unexplained": one.unexplained, "samples_per_s": one.samples_per_s, "parameters": one.end.parameters,
             "trainable_parameters": one.end.trainable_parameters, "skipped_steps": one.skipped_steps,
-            "allocated_bytes": one.end.most_bytes("allocated_bytes"),
-            "reserved_bytes": one.end.most_bytes("reserved_bytes"),
+            "allocated_bytes": one.most_bytes("allocated_bytes"),
+            "reserved_bytes": one.most_bytes("reserved_bytes"),
         }  # fmt: skip
     return found

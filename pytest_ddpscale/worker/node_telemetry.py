@@ -11,8 +11,8 @@ import msgspec
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.rank_folder import RecordSink
-from pytest_ddpscale.run.strict_json import Record, each, joined
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
+from pytest_ddpscale.run.strict_json import Record, each
+from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_readings
 from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.worker.control import Control
 
@@ -96,7 +96,7 @@ class GangTelemetry:
             return None
         readings = [one for node in told for one in node.readings]
         common = {"study": study, "arm": arm, "round": number, "gang": self._gang}
-        block = joined(TelemetryBlock, readings, **common, ranks=tuple(named))
+        block = joined_readings(readings, **common, ranks=tuple(named))
         self._sink.append_record(block)
         return block
 

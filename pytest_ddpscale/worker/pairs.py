@@ -22,9 +22,8 @@ from pytest_ddpscale.plan.pairing import (
     is_undecided,
     next_round,
 )
-from pytest_ddpscale.run.block import STEP_S, Block, RankBlock, step_bytes
+from pytest_ddpscale.run.block import STEP_S, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.records import EndReason
-from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.worker.control import host_name
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.rank_context import RankContext
@@ -125,7 +124,7 @@ class PairSearch:
         keys = [self._record_key(number, rank) for rank in ranks]
         study, common = self._study, {"round": number, "gang": self._context.gang, "count": self._study.iterations}
         parts = self._control.hear_all(keys, RankBlock)
-        block = joined(Block, parts, study=study.id, arm=study.arms[0].name, **common)
+        block = joined(parts, study=study.id, arm=study.arms[0].name, **common)
         self._context.sink.append_record(block)
         for key in keys:
             self._control.forget(key)

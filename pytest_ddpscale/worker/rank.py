@@ -16,13 +16,15 @@ from torch.distributed import PrefixStore
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
-from pytest_ddpscale.run.block import READINGS, STEP_S, WAITED_S, Block, RankBlock, step_bytes
+from pytest_ddpscale.run.block import READINGS, STEP_S, WAITED_S, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
+    GangTransport,
     Rank,
     RankMemory,
+    RankTransport,
     RoundEnd,
     SeededStep,
     SeededSteps,
@@ -31,8 +33,6 @@ from pytest_ddpscale.run.records import (
     StudyStart,
     WarmUp,
 )
-from pytest_ddpscale.run.strict_json import joined
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
@@ -234,7 +234,7 @@ class GangMember:
         def join(parts: list[RankBlock]) -> None:
             telemetry = self._telemetry.collect(key, ranks, study.id, arm.name, number)
             parts = with_telemetry(parts, telemetry) if telemetry else parts
-            self._sink.append_record(joined(Block, parts, **common, count=steps))
+            self._sink.append_record(joined(parts, **common, count=steps))
 
         self._context.gather(key, ranks, part, RankBlock, join, _windows)
 

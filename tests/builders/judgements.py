@@ -12,6 +12,7 @@ from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, LoweredBound, Verdict
@@ -83,7 +84,8 @@ ERROR = replace(
 )
 MEMORY = replace(
     PASSED, id="peak_memory_gib[resnet152-fp16-8gpu]", metric="peak_memory_gib", bound={"at_most": 70.0},
-    value=44.1, interval=None, rounds=12, reason="below the bound", notes=("host-bound",),
+    value=44.1, interval=None, rounds=12, reason="below the bound",
+    notes=("host-bound",), remarks=(because("host-bound"),),
 )  # fmt: skip
 RATIO = replace(
     PASSED, id="generation_ratio[resnet152-fp16-1gpu-vs-v100-sxm2-16gb]", metric="generation_ratio", world_size=1,

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pytest_ddpscale.judge import devices
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.strict_json import Count, each, joined
+from pytest_ddpscale.run.strict_json import Count, each
 from pytest_ddpscale.run.telemetry import (
     READINGS,
     GpuReadings,
     TelemetryBlock,
     TelemetryColumns,
+    joined_readings,
     telemetry_columns_of,
 )
 from tests.builders.records import gang_at
@@ -49,7 +50,7 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
     for number, one in enumerate(windows):
         readings = GpuReadings(**{name: getattr(one, name) for name in READINGS})
         place = {"study": one.study, "arm": one.arm, "round": one.round, "gang": number, "ranks": (one.rank,)}
-        blocks.append(joined(TelemetryBlock, [readings], **place))
+        blocks.append(joined_readings([readings], **place))
         place_of = Place(one.host, one.local_rank, one.device, one.local_rank)
         gangs[number] = gang_at([place_of] * (one.rank + 1), number)
     return telemetry_columns_of(blocks, gangs)

@@ -8,11 +8,8 @@ from typing import Any
 
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
@@ -38,8 +35,7 @@ def launch(number: int, cluster: SimulatedCluster, *faults: str, **changes: Any)
     plan = cluster.plan(FEWEST_ROUNDS, short_blocks=True)
     run = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), number)
     found = list(records(run, cluster))
-    blocks = (record for record in found if isinstance(record, Block))
-    evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
+    evidence = evidence_of(plan, None, found)
     hosts = [host_name(node) for node in range(plan.nodes)]
     fields: dict[str, Any] = {
         "name": f"launch-{number}", "sku": SKU, "began": f"2026-11-2{number}T10:00:00+00:00", "evidence": evidence,

@@ -9,17 +9,16 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, StudyEnd
-from pytest_ddpscale.run.run_record import ended
-from pytest_ddpscale.run.training_record import (
+from pytest_ddpscale.run.records import (
+    GangRecord,
     LaunchTime,
     RankEpoch,
     RankTrained,
+    StudyEnd,
     TrainedEpoch,
     TrainedRun,
-    trained_runs,
 )
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from tests.builders.records import gang_on
@@ -95,9 +94,7 @@ def plan_of(runs: Sequence[TrainingRun]) -> Plan:
 
 def suite_of(runs: Sequence[TrainingRun], records: Sequence[AnyRecord]) -> MeasuredSuite:
     """Runs with what was recorded of them."""
-    plan = plan_of(runs)
-    evidence = Evidence(plan, columns_of([]), ended(records, "error"), training=trained_runs(plan, records))
-    return MeasuredSuite(evidence, SUITE_RECORD, 0.95)
+    return MeasuredSuite(evidence_of(plan_of(runs), columns_of([]), records), SUITE_RECORD, 0.95)
 
 
 def complete_suite(*runs: TrainingRun, samples_per_s: float = 32.0) -> MeasuredSuite:

@@ -13,10 +13,7 @@ from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns,
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.words.reasons import worded
-from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.records import gangs_by_number
-from pytest_ddpscale.run.table import columns_of
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -37,8 +34,7 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> ComparedRun
     plan = cluster.plan(rounds, short_blocks=True)
     simulated = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), seed)
     found = list(records(simulated, cluster))
-    blocks = (one for one in found if isinstance(one, Block))
-    evidence = evidence_of(plan, columns_of(blocks, gangs_by_number(found).values()), found)
+    evidence = evidence_of(plan, None, found)
     verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in training_cases(cluster.cases))
     record = run_record(sku=cluster.sku, status="simulated", simulated=True)
     judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)

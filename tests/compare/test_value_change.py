@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from pytest_ddpscale.compare.value_change import ValueChange, change_between
-from pytest_ddpscale.judge.stats import Estimate
+from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
 from tests.rows import rows
 
 

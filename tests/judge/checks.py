@@ -48,8 +48,8 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
-from pytest_ddpscale.run.transport_record import RankTransport
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Sku
@@ -287,7 +287,7 @@ class Checked:
     def told(self, check: str, evidence: Evidence) -> Iterator[str]:
         """What a check comes to."""
         if check == "devices":
-            yield from (f"~ {self.short(said(why))}" for why in device_notes(evidence))
+            yield from (f"~ {self.short(said(one))}" for one in device_notes(evidence))
             return
         # What another SKU expects of the same nodes is its own.
         judge(self.case(check, replaced(self.sku, node=None)), evidence, CONFIDENCE)

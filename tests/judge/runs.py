@@ -53,13 +53,17 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import SeededStep
-from pytest_ddpscale.run.strict_json import joined
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, TelemetryColumns, telemetry_columns_of
+from pytest_ddpscale.run.telemetry import (
+    GpuReadings,
+    TelemetryColumns,
+    joined_readings,
+    telemetry_columns_of,
+)
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import (
@@ -200,7 +204,7 @@ class Run:
         yield from told(verdict, tell)
         if "notes" in self.flags:
             for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
-                yield f"@ {tell(note)}"
+                yield f"@ {tell(said(note))}"
         if "samples" in self.flags:
             yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
 
@@ -308,7 +312,7 @@ class Run:
                 readings.append(GpuReadings(**ends, throttle_reasons=reasons))
                 ranks.append(one.rank)
             place = {"study": study, "arm": arm, "round": number, "gang": 0, "ranks": tuple(ranks)}
-            blocks.append(joined(TelemetryBlock, readings, **place))
+            blocks.append(joined_readings(readings, **place))
         return telemetry_columns_of(blocks, {0: gang_of(found)})
 
     def _seeded_steps(self, plan: Plan, study: Study) -> dict[Place, SeededStep]:
@@ -320,7 +324,7 @@ class Run:
             checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
             step = SeededStep(rank=rank, checksum=checksum)
             step = SeededStep(rank=rank, checksum="a+b", repeats=False) if "unrepeated" in at else step
-            found[Place(f"n{node}", local_rank, f"GPU-{rank}")] = step
+            found[Place(f"n{node}", local_rank, f"GPU-{rank}", local_rank)] = step
         return found
 
 

@@ -11,10 +11,10 @@ import pytest
 from pytest_ddpscale.judge import deciding
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict

@@ -54,7 +54,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.outcome import RunFacts, conclude, other_blockers, uniform_loss, with_waiver
+from pytest_ddpscale.judge.outcome import RunFacts, conclude, uniform_loss, with_waiver
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -66,10 +66,12 @@ from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict, VerdictOutcome
+from pytest_ddpscale.session.session import other_blockers
 from pytest_ddpscale.session.sources import Site, Subject
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
@@ -123,7 +125,8 @@ class Run(runs.Run):
             interrupted="interrupted" in words, is_simulated="simulated" in words,
             allows_unmeasured="allowed" in words,
             silent=words["silent-gpu"], slow_links=words["slow-link"], wrong_data=words["wrong-data"],
-            not_one_machine="".join(words["two-machines"]), lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
+            not_one_machine=next((because("text", one) for one in words["two-machines"]), None),
+            lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
             spoiled=[Blocker("test", name, "was skipped") for name in words["skipped"]],
         )  # fmt: skip
 
@@ -187,13 +190,13 @@ class Run(runs.Run):
         return Survey(host, 1.7e9, has_driver=True, gpus=tuple(gpus))
 
     def _judged(self, case: AnyCase, result: Any, flags: str) -> Verdict:
-        verdict = worded(judge(case, self.evidence, CONFIDENCE))
+        verdict = judge(case, self.evidence, CONFIDENCE)
         if result in OUTCOMES:
             low = float((re.findall(r"low=([\d.]+)", flags) or [1.5])[0])
             verdict = replace(verdict, outcome=result, value=low + 1, interval=(low, low + 2))
         if "wrong-data" in flags:
             verdict = replace(verdict, flags=("wrong-data",))
-        return with_waiver(verdict, case, self.evidence, date(2026, 10, 2 if "waived-late" in flags else 1))
+        return worded(with_waiver(verdict, case, self.evidence, date(2026, 10, 2 if "waived-late" in flags else 1)))
 
     def again(self, name: str, confidence: float) -> Verdict:
         """A verdict at a higher confidence, of which the interval is wider."""
@@ -233,10 +236,12 @@ def told(line: str) -> Iterator[str]:
         subject = Subject(Site(Settings(), Path(), Path()), file, sku)
         cases, only = subject.cases(Layout(1, 8)), run.words["only"]
         asked = [one for one in cases if one.requirement.metric in only or not only]
-        yield _rule(subject.unseen_loss(cases, asked)) or "no remark"
+        unseen = subject.unseen_loss(cases, asked)
+        yield _rule(said(unseen)) if unseen else "no remark"
         return
     facts, coverage, verdicts = run.facts, run.facts.coverage, tuple(run.facts.verdicts)
-    outcome, reason, _ = conclude(facts)
+    outcome, why, _ = conclude(facts)
+    reason = said(why)
     yield f"{outcome}: {_rule(reason)}"
     judgement = Judgement(
         "a100", outcome, reason, verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
@@ -287,9 +292,9 @@ def _listed(culprits: Iterable[Culprit]) -> str:
 def _grouped(named: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """What is said of each, with the names of all of which it is."""
     groups = defaultdict[str, list[str]](list)
-    for name, *said in named:
-        groups[" ".join(filter(None, said)) or "nothing"].append(name.strip())
-    yield from (f"{said}: {', '.join(names)}" for said, names in groups.items())
+    for name, *words in named:
+        groups[" ".join(filter(None, words)) or "nothing"].append(name.strip())
+    yield from (f"{words}: {', '.join(names)}" for words, names in groups.items())
 
 
 @each_block(TABLE)

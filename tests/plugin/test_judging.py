@@ -43,7 +43,7 @@ NOT_IN_THE_FILES = {
 VERDICT_KEYS = {
     "id", "metric", "workload", "world_size", "severity", "bound", "outcome", "value", "interval", "confidence",
     "rounds", "reason", "provisional", "source", "notes", "culprits", "unit", "margin", "flags", "placement",
-    "against_slowest",
+    "against_slowest", "because", "remarks",
     "compared", "waiver", "launch_sd", "published", "correlation", "one_gpu",
     "place",
 }  # fmt: skip
@@ -51,7 +51,7 @@ JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "not_selected",
     "unfinished",
-    "causes", "requirements", "requirements_sha256",
+    "causes", "requirements", "remarks", "requirements_sha256",
 }  # fmt: skip
 VIEWS = {
     "verdicts.json", "report.md", "report.html", "junit.xml", "pytest-report.json", "plots", "metrics.prom",

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.sentences import uniform_loss_text
-from pytest_ddpscale.run.verdicts import CALIBRATE, Judgement, UniformLoss
+from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.verdicts import Judgement, UniformLoss
 from tests.builders.judgements import FAILED, PASSED
 
 LOSS = UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5)
@@ -36,5 +37,10 @@ def test_the_lower_limit_of_the_slowest_workload_is_told_rounded_down(
 
 
 def test_no_speed_is_claimed_by_a_bound_far_below_the_gpus_own() -> None:
-    judgement = replace(ACCEPTED, uniform_loss=replace(LOSS, largest=0.0), notes=(f"no published speed; {CALIBRATE}",))
+    judgement = replace(
+        ACCEPTED,
+        uniform_loss=replace(LOSS, largest=0.0),
+        notes=("no published speed",),
+        remarks=(because("unseen-loss"),),
+    )
     assert uniform_loss_text(judgement) == ""

@@ -17,8 +17,9 @@ from pytest_ddpscale.report.cause import causes, headline, warnings
 from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.report.next_steps import cause_records, next_steps
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, Blocker, Culprit, Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Blocker, Culprit, Judgement, Verdict
 from tests.builders.culprits import gpu, link, node
 from tests.builders.judgements import FAILED, NOT_MEASURED, RATIO, RUN, judgement_with
 
@@ -83,7 +84,7 @@ def test_a_gpu_that_is_slow_with_all_its_partners_is_drained_and_a_link_is_not()
 
 
 def test_what_the_budget_left_unmeasured_is_measured_longer() -> None:
-    late = replace(NOT_MEASURED, reason="no complete round of 2 ranks", notes=(BUDGET_SPENT,))
+    late = replace(NOT_MEASURED, reason="no complete round of 2 ranks", remarks=(because("budget-spent"),))
     found = judged(late)
     (cause,) = causes(found)
     assert (cause.id, cause.category) == ("undecided", "CHECK")

@@ -10,6 +10,8 @@ import pytest
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.requirement_table import Line
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines
+from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
 from tests.builders.judgements import (
@@ -69,18 +71,21 @@ def test_from_80_columns_up_value_limit_bound_and_verdict_are_always_there(
         ]  # fmt: skip
 
 
-ROUTINE = ("low utilization: strong/r, ddp@8: the device below 80 %", "n1: power unknown: utilization could not be "
-           "cross-checked", "host-bound")  # fmt: skip
+LOW = because("low-utilization", "strong/r, ddp@8: the device below 80 %")
+ROUTINE = LOW, because("of-places", ("n1",), because("power-unknown")), because("host-bound")
 
 
 def test_notes_name_their_requirement_and_those_on_sound_machines_need_verbose() -> None:
-    verdict = replace(PASSED, notes=(*ROUTINE, "power limit 300 W on node7"))
-    judgement = replace(judgement_with(verdict), outcome="accepted", notes=(ROUTINE[0], "the clock was set"))
+    verdict = worded(replace(PASSED, notes=("power limit 300 W on node7",), remarks=ROUTINE))
+    judgement = replace(judgement_with(verdict), outcome="accepted", notes=("the clock was set",))
     brief = [line for line, _ in brief_lines(judgement, 200)]
     assert [line for line in brief if "note: " in line] == [
         "note: the clock was set", f"note: {PASSED.id}: power limit 300 W on node7",
     ]  # fmt: skip
-    assert all(note in _text(judgement, 200) for note in (*ROUTINE, "the clock was set", "power limit 300 W on node7"))
+    assert all(
+        note in _text(judgement, 200)
+        for note in (*map(said, ROUTINE), "the clock was set", "power limit 300 W on node7")
+    )
 
 
 @pytest.mark.parametrize("lines_of", [brief_lines, table_lines])

@@ -123,7 +123,7 @@ REFUSED = COPIED | {
     # Gangs that share GPUs or names, or are not those of the plan.
     gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-1, n1 1 GPU-3"): "has rank 2 on GPU-1, as rank 1; expected a separate",
     gang("n0 0 GPU-0, n0 1 GPU-1, n1 0 GPU-2, n1 1 cpu"): "has ranks on 'cpu', but plan.json plans for cuda",
-    gang("n0 0 GPU-0, n0 1 GPU-1, n0 0 GPU-2, n0 1 GPU-3"): "two ranks as local rank 0 of n0; expected a unique name",
+    gang("n0 0 GPU-0, n0 1 GPU-1, n0 0 GPU-2, n0 1 GPU-3"): "as rank 0; expected a unique name for",
     gang("n0 0 GPU-0, n0 1 GPU-1, n0 2 GPU-2, n0 3 GPU-3"): "has probes on 1 hosts, but plan.json plans for 2",
     gang("n0 0 GPU-0, n0 1 GPU-1, n0 2 GPU-2, n1 0 GPU-3"): "not numbered node by node",
     gang("n0 0 GPU-0, n0 1 GPU-1, n1 1 GPU-2, n1 0 GPU-3"): "not numbered node by node",

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, READINGS, SERIES, Block, RankBlock, step_bytes
+from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, READINGS, SERIES, Block, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.strict_json import joined
+from pytest_ddpscale.run.records import GangTransport, RankTransport, StudyEnd
 from pytest_ddpscale.run.survey_record import (
     GpuProcess,
     InfiniBandPort,
@@ -23,12 +22,10 @@ from pytest_ddpscale.run.survey_record import (
     RemappedRows,
     Survey,
     SurveyedGpu,
-    read_survey,
     surveys_of,
 )
 from pytest_ddpscale.run.table import Columns
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
+from pytest_ddpscale.run.telemetry import GpuReadings, joined_readings
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
@@ -74,7 +71,7 @@ FULL = GpuReadings(
     ecc_corrected=0, throttle_reasons={"sw_power_cap": 0.5}, unreadable={"ecc_corrected": "Not Supported"},
 )  # fmt: skip
 TELEMETRY: dict[str, Any] = json.loads(
-    line_of(joined(TelemetryBlock, [FULL, EMPTY], study="weak/r", arm="ddp@4", round=0, gang=0, ranks=(1, 0)))
+    line_of(joined_readings([FULL, EMPTY], study="weak/r", arm="ddp@4", round=0, gang=0, ranks=(1, 0)))
 )
 GANG: dict[str, Any] = json.loads(line_of(gang_on(["n1"], 1, number=1)))
 PROFILE: dict[str, Any] = json.loads(line_of(profile("weak/r", "ddp@2", [(100, 60, 30)], [(40, 10)])))
@@ -107,7 +104,7 @@ def refusal(data: Any) -> str:
 @given(st.lists(PARTS, min_size=RANKS, max_size=RANKS))
 def test_what_ranks_say_survives_its_line(parts: list[RankBlock]) -> None:
     said = [msgspec.structs.replace(part, rank=rank) for rank, part in enumerate(parts)]
-    block = joined(Block, said, study="weak/r", arm="ddp@3", round=0, gang=0, count=4)
+    block = joined(said, study="weak/r", arm="ddp@3", round=0, gang=0, count=4)
     line = line_of(block)
     assert line.count(b"\n") == 1
     again = read(line)
@@ -128,7 +125,7 @@ def test_why_a_rank_lacks_a_reading_is_joined_and_kept() -> None:
     parts = [
         RankBlock(rank=0, readings={"forward_s": 0.5}, **said), RankBlock(rank=1, unread={"forward_s": "why"}, **said)
     ]  # fmt: skip
-    block = joined(Block, parts, study="weak/r", arm="ddp@2", round=0, gang=0, count=4)
+    block = joined(parts, study="weak/r", arm="ddp@2", round=0, gang=0, count=4)
     assert block.each("forward_s")[0] == 0.5
     assert read(line_of(block)).unread == block.unread == {"forward_s": ("", "why")}
 
@@ -151,7 +148,7 @@ def test_telemetry_comes_apart() -> None:
 
 
 def test_surveys_are_read_by_their_node_too_and_the_last_one_counts() -> None:
-    assert read_survey(line_of(SURVEY)) == read(line_of(SURVEY)) == SURVEY
+    assert read(line_of(SURVEY)) == SURVEY
     assert read(line_of(PostMortem(SURVEY))) == PostMortem(SURVEY)
     records: list[AnyRecord] = [Survey("n1", 1.0), PostMortem(SURVEY), Survey("n2", 1.0), Survey("n1", 2.0)]
     assert {host: survey.unix_s for host, survey in surveys_of(records).items()} == {"n1": 2.0, "n2": 1.0}

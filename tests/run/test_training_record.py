@@ -1,4 +1,4 @@
-"""Whole runs: their lines are read as they were written, what they add up to, and which are refused."""
+"""Whole runs: their lines are read as they were written, what an epoch adds up to, and which are refused."""
 
 from __future__ import annotations
 
@@ -14,20 +14,12 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.training_record import (
-    LaunchTime,
-    RunRecords,
+from pytest_ddpscale.run.records import (
+    StudyEnd,
     TrainedEpoch,
-    TrainedRun,
-    trained_runs,
 )
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.whole_runs import (
-    EPOCHS,
-    START_UP_S,
-    VALIDATION_S,
-    WAITING_S,
     end_of,
     epoch_of,
     gang_of,
@@ -68,10 +60,9 @@ def test_a_line_that_contradicts_itself_is_refused(make: Callable[[], AnyRecord]
         read_again(make())
 
 
-def found(lines: list[AnyRecord], run: TrainingRun = RUN) -> RunRecords:
+def refuse(lines: list[AnyRecord], run: TrainingRun = RUN) -> None:
     plan = plan_of([run])
     refuse_contradictions(RunDirectory(Path("run")), plan, lines, is_imported=False, is_simulated=False)
-    return trained_runs(plan, lines)[run.id]
 
 
 Change = Callable[[list[AnyRecord]], object]
@@ -86,27 +77,6 @@ def epoch(**fields: Any) -> Change:
     return lambda lines: lines.__setitem__(2, epoch_of(RUN, 1, **fields))
 
 
-def test_complete_time_is_the_sum_of_the_spans_and_the_rest_is_unexplained() -> None:
-    lines = records_of(RUN, outer_s=100.0)
-    epoch(validation_waiting_s=20.0)(lines)
-    one = found(lines)
-    assert one.is_complete
-    assert dict(one.spans_s) == pytest.approx({
-        "start_up_s": START_UP_S, "compile_s": 0, "training_s": EPOCHS * (2 - WAITING_S),
-        "validation_s": EPOCHS * VALIDATION_S, "waiting_s": EPOCHS * WAITING_S + 20,
-    })  # fmt: skip
-    complete_s = START_UP_S + EPOCHS * (2 + VALIDATION_S) + 20
-    assert (one.complete_s, one.unexplained) == pytest.approx((complete_s, 1 - complete_s / 100))
-
-
-def test_mean_throughput_leaves_the_first_epoch_out() -> None:
-    lines = records_of(RUN)
-    lines[1] = epoch_of(RUN, 0, samples_per_s=1.0)
-    assert found(lines).samples_per_s == pytest.approx(32)
-    one_epoch = training_run(epochs=1)
-    assert found(records_of(one_epoch), one_epoch).samples_per_s is None
-
-
 def test_throughput_is_at_the_slowest_ranks_pace_and_counts_waiting() -> None:
     epoch = epoch_of(RUN, training_s=(1.0, 3.0), waiting_s=(0.0, 1.0))
     assert epoch.samples_per_s == pytest.approx(64 / 4)
@@ -117,17 +87,6 @@ def test_accuracy_weighs_ranks_by_their_images() -> None:
     run = training_run(ranks=3, images=84)  # 21 to validate: 7 each
     epoch = epoch_of(run, validated=(19, 1, 1), correct=(19, 0, 0))
     assert epoch.accuracy == pytest.approx(19 / 21), "not the mean of 1, 0 and 0"
-
-
-def test_a_run_that_died_is_not_complete() -> None:
-    lines = records_of(RUN)
-    for without in (TrainedRun, StudyEnd, LaunchTime):
-        some = [line for line in lines if not isinstance(line, without)]
-        if without is TrainedRun:
-            some = [line for line in some if not isinstance(line, TrainedEpoch) or line.epoch < 2]
-        assert not found(some).is_complete, without
-    assert not found([*lines[:-2], StudyEnd(study=RUN.id, reason="error", message="rank 1 died")]).is_complete
-    assert not found([*lines[:-2], StudyEnd(study=RUN.id, reason="budget"), lines[-1]]).is_complete
 
 
 @rows(
@@ -157,16 +116,16 @@ def test_lines_that_cannot_be_so_are_refused(change: Change, message: str) -> No
     lines = records_of(RUN)
     change(lines)
     lines.append(gang_of(RUN, 1))  # that lines may name
-    with pytest.raises((ValueError, RunDirectoryError), match=message):
-        found(lines)
+    with pytest.raises(RunDirectoryError, match=message):
+        refuse(lines)
 
 
 def test_a_run_that_reached_its_loss_needs_no_further_epochs() -> None:
     run = training_run(ranks=1, images=96, loss_threshold=1.6)  # 12 iterations an epoch
     told = [line for line in records_of(run) if not isinstance(line, TrainedEpoch) or line.epoch < 2]
     shortened = [replace(line, reason="decided") if isinstance(line, StudyEnd) else line for line in told]
-    assert found(shortened, run).is_complete
-    with pytest.raises(ValueError, match="line 5 is of epoch 2 of train/small@1; expected epoch 2 of 3"):
-        found([*shortened[:4], epoch_of(run, 2), *shortened[4:]], run)
-    with pytest.raises(ValueError, match="after 1 epochs; expected 3"):
-        found([line for line in shortened if not isinstance(line, TrainedEpoch) or line.epoch < 1], run)
+    refuse(shortened, run)
+    with pytest.raises(RunDirectoryError, match="line 5 is of epoch 2 of train/small@1; expected"):
+        refuse([*shortened[:4], epoch_of(run, 2), *shortened[4:]], run)
+    with pytest.raises(RunDirectoryError, match="after 1 epochs; expected 3"):
+        refuse([line for line in shortened if not isinstance(line, TrainedEpoch) or line.epoch < 1], run)

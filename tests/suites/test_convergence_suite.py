@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.training_record import TrainedEpoch, trained_runs
+from pytest_ddpscale.run.records import TrainedEpoch
 from pytest_ddpscale.suites.convergence_report import convergence_report, time_to_loss
+from pytest_ddpscale.suites.trained_run import trained_runs
 from pytest_ddpscale.suites.training_options import learning_rate_at
 from tests.approved import assert_approved
-from tests.builders.whole_runs import plan_of, records_of, suite_of, training_run
+from tests.builders.whole_runs import records_of, suite_of, training_run
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.run_records import text_of
 
@@ -56,7 +57,7 @@ def test_the_learning_rate_follows_its_rule(rule: Any, rate: float) -> None:
 def test_iterations_epochs_and_seconds_are_counted_to_the_loss() -> None:
     run = training_run(1, images=96, loss_threshold=1.0)  # 12 iterations, 3 s, an epoch
     lines = with_losses(run, falling(run, 13))
-    time = time_to_loss(trained_runs(plan_of([run]), lines)[run.id])
+    time = time_to_loss(trained_runs(suite_of([run], lines).evidence)[0])
     assert time is not None
     assert (time.iterations, time.epochs) == (18, 1.5)
     assert time.seconds == pytest.approx(4.5)

@@ -155,11 +155,10 @@ def slowness_by_gpu(evidence: Evidence) -> GpuValues:
     for study in evidence.plan.studies:
         for arm in (one for one in study.arms if one.kind == "each"):
             pace = pace_in(study, arm, evidence).of_whole_rounds()
-            names = {place.of_rank: place.number for place in pace.ranks.rank_places}
-            for (host, local_rank), factor in slowness_of(pace.ranks, pace.times_s).items():
-                if math.isfinite(factor):
-                    gpu = host, names[host, local_rank]
-                    found[gpu] = max(factor, found.get(gpu, 0.0))
+            slowness = slowness_of(pace.ranks, pace.times_s).tolist() if len(pace.times_s) else []
+            for place, factor in zip(pace.ranks.rank_places, slowness, strict=False):
+                gpu = place.host, place.number
+                found[gpu] = max(factor, found.get(gpu, 0.0))
     return found
 
 

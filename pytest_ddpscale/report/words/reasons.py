@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import FAR
 from pytest_ddpscale.plan.hardware import wheel_for
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.reason import Reason
-from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP
-from pytest_ddpscale.run.verdicts import BUDGET_SPENT, LOW_UTILIZATION, POWER_UNKNOWN, Verdict
+from pytest_ddpscale.run.records import WITHOUT_OVERLAP
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
@@ -76,6 +78,63 @@ def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) ->
     lost = f"; {absent} {'is' if len(absent) == 1 else 'are'} missing" if absent else ""
     why = f": {'; '.join(sorted(set(whys)))}" if whys else ""
     return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
+
+
+def _and(them: Listed) -> str:
+    return " and ".join(map(str, them))
+
+
+def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
+    name, unit = requirement.partition("[")[2].removesuffix("]"), METRICS[KINDS[kind].metric].unit
+    what = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
+    beside = f"the median of all others is {others:.4g} {unit}" if others is not None else "no other to compare with"
+    return f"{what} at {value:.4g} {unit}; {beside}"
+
+
+def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
+    whom = "from most of the ranks" if is_certain else "between the ranks"
+    said = [f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}"] * (blocks > 0)
+    said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
+    return "; ".join([*said, *["it is unknown which is right"] * (not is_certain)])
+
+
+def _of(some: int, all_: int) -> str:
+    return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
+
+
+def _met(passed: int, required: int, waived: int, warned: int) -> str:
+    count = f"{_of(passed, required)} {'met' if waived else 'passed'}"
+    return count + (f", {waived} waived" if waived else "") + (f", {warned} warned" if warned else "")
+
+
+def _pairs_missing(met: str, missing: int, planned: int, why: str) -> str:
+    what = f"{missing} of {planned} pairs of nodes not measured with each other"
+    return (
+        f"{met}, but {what if missing else 'the search for a slow node or link did not end'}{f': {why}' if why else ''}"
+    )
+
+
+def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
+    unseen = "has to be of an unknown size to be seen in training"
+    if smallest_fault is not None:
+        unseen = f"up to {percent(smallest_fault)} is not seen in training"
+    elif not is_speed_asked:
+        unseen = "is not rejected in training, whatever its size"
+    return (
+        f"no bound close to a published training speed of this GPU: a loss of all devices alike {unseen}; calibrate "
+        "(`ddpscale calibrate`)"
+    )
+
+
+def _not_read(metric: str, *first: str) -> str:
+    where = ": {} on {}: {}".format(*first) if first else ""
+    return f"{metric} could not be read on every rank{where}"
+
+
+def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen: Listed) -> str:
+    ranks = Listed(f"rank {' to '.join(map(str, dict.fromkeys(ends)))}" for ends in absent)
+    no_results = f" (no results from {unseen})" if unseen else ""
+    return f"measured on {there} of {expected} {noun}; {ranks} missing{no_results}"
 
 
 def _first_of(told: Listed, count: int) -> str:
@@ -156,7 +215,10 @@ _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
     "all": lambda reasons: "; ".join(reasons),
-    "budget-spent": BUDGET_SPENT,
+    "budget-spent": "--ddp-budget ran out before this was decided",
+    "host-bound": "host-bound",
+    "implausible": "implausible",
+    "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
 }
 _STATS: Mapping[str, Entry] = {
@@ -174,7 +236,22 @@ _STATS: Mapping[str, Entry] = {
     "independent",
     "drift": _drift,
 }
-_VALUES: Mapping[str, Entry] = {}
+_VALUES: Mapping[str, Entry] = {
+    "not-planned": "{} scaling of {} was not measured in this run",
+    "not-probed": "{} was not probed in this run",
+    "planned-differently": lambda *differences: (
+        "measured differently: " + "; ".join(f"{field} {one}, required {other}" for field, one, other in differences)
+    ),
+    "broke": "{}",
+    "interrupted": "{}",
+    "one-node": "needs at least 2 nodes to spread ranks over; this run had one",
+    "no-round": "no complete round of {} ranks in {}",
+    "no-round-of": "no complete round of {}",
+    "no-baseline": "{} has no complete round of the arm {} to compare with",
+    "not-read": _not_read,
+    "unsupported": "{} could not be done: {}",
+    "places-missing": _places_missing,
+}
 _JUDGED: Mapping[str, Entry] = {
     "perhaps-chance": "{}, but on one of {} {} this may be chance",
     "more-may-fail": "more rounds may fail further {}: undecided on {}",
@@ -199,7 +276,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "of-cores": "{} CPU cores can compute",
     "of-any-hardware": "any hardware reaches ({:g})",
     "of-peak": "a peak of {:.4g} TFLOPS allows",
-    "host-bound": lambda busy, least, batch, gpus: (
+    "waits-for-host": lambda busy, least, batch, gpus: (
         f"host-bound: GPUs were {percent(busy)} busy (below {percent(least)}); a global batch of {batch} is too small "
         f"for {gpus} GPUs, so this result means nothing"
     ),
@@ -207,20 +284,42 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
-    "power-unknown": POWER_UNKNOWN,
     "power": "{:.0f} W of {:.0f} W",
     "stalled-rounds": "stalled in {} rounds: {}",
     "only-waits": f"{{}} is {_STALLED} ({{}}), so its utilization proves nothing",
+    "power-unknown": "power unknown: utilization could not be cross-checked",
 }
-_SLOW: Mapping[str, Entry] = {}
-_UNIFORMITY: Mapping[str, Entry] = {}
+_SLOW: Mapping[str, Entry] = {
+    "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
+}
+_UNIFORMITY: Mapping[str, Entry] = {
+    "pace-unread": "own pace timed in every round on {} of {} GPUs",
+}
 _SPREAD: Mapping[str, Entry] = {
     "missed-by-the-slowest": "{}; {} does, too",
     "against-the-slowest": "against the slowest GPU {}",
 }
-_LINKS: Mapping[str, Entry] = {}
+_LINKS: Mapping[str, Entry] = {
+    "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
+    "slow-node-of-pairs": "node {} ({})",
+    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-pairs": lambda gbps, usual, count, ranks: (
+        f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
+        f"({count} measurements)"
+    ),
+    "stalls": "messages stall, as after a lost packet, in {} of {} pairs with it and {} of {} pairs without it",
+    "misses": _misses,
+    "gpu-or-its-links": "{}: the GPU or its own links are at fault",
+    "gpu-or-these-links": "{}: the GPU or these links are at fault",
+    "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
+    "wrong-results": "{} wrong data in {} of {} rounds",
+    "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
+    "wrong-data": "{} wrong data, as seen by {} ({} of {} rounds)",
+    "unasked-wrong-data": "wrong data in the probe {}, as seen by {} ({} of {} rounds)",
+}
 _AGREEMENT: Mapping[str, Entry] = {
     "results-differ": "{}: results differ from those of other ranks",
+    "unlike-others": _unlike,
     "speed-does-not-count": "{} (see {}); speed does not count",
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
@@ -243,7 +342,7 @@ _DEVICES: Mapping[str, Entry] = {
     "no-load": lambda least: f"utilization never reached {percent(least)}",
     "no-telemetry": "telemetry of only {} of {} GPUs",
     "low-utilization": lambda study, arm, count, devices, limit, rank, host, least: (
-        f"{LOW_UTILIZATION}{study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
+        f"low utilization: {study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
         f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
     ),
     "stalled": f"stalled: {{}}: {_STALLED}",
@@ -266,6 +365,47 @@ _CHECKS: Mapping[str, Entry] = {
     "most-gpus-fail": lambda _, __, gpus: f"{gpus} GPUs of most nodes fail: {_IS_IT_RIGHT}",
     "most-outside-fail": "{} of {} nodes are throttled by a power brake: is it the facility? This names no node for "
     "certain",
+}
+_OUTCOME: Mapping[str, Entry] = {
+    "unmet": lambda judged, what, found: f"{_of(len(found), judged)} {what}: {found}",
+    "interrupted-after": lambda judged, required: f"interrupted after {_of(judged, required)}",
+    "nothing-judged": "no requirement was judged",
+    "met": _met,
+    "not-selected": "{}; {} not selected",
+    "nothing-to-accept": "{}: there is nothing to accept",
+    "unpublished": "not decidable without site bounds: {} (no published bound covers all devices; calibration takes "
+    "runs of 3 trusted nodes or more, better 10)",
+    "missed-between": "{}, but between nodes a bound is missed: {}. Find the fault, or calibrate the bound: put the "
+    "value of a healthy cluster into the thresholds file",
+    "undecided-between": lambda met, found: f"{met}, but {len(found)} undecided between nodes: {found}",
+    "none-between": "{}, but none between nodes: no requirement on speed was met by all {} nodes together",
+    "provisional-between": "{}; between nodes: provisional bounds",
+    "wrong-probe": "{}, but {}, on which no requirement is judged",
+    "silent-gpu": "{1} ({0})",
+    "lost-host": "{1} was lost while measuring: {2} ({0})",
+    "spoiled": "tests skipped, or failed otherwise: {}",
+    "nodes-absent": lambda met, absent, nodes: f"{met}, but {len(absent)} of {nodes} nodes not tested: {absent}",
+    "slow-link": "{}, but communication is slow at {}",
+    "simulated": "simulated: no machine was measured ({})",
+    "idle-gpus": lambda met, idle, gpus: f"{met}, but none of them tested {len(idle)} of {gpus} GPUs: {idle}",
+    "pairs-missing": _pairs_missing,
+    "waiver-not-needed": "{}: not needed",
+    "waives-failures-only": "{}: not applied, only a failure can be waived",
+    "waiver-ended": "waiver by {} ended {}",
+    "never-waives-wrong-data": "{}: not applied, wrong data cannot be waived",
+    "never-waives-unknown": "{}: not applied, other places are open or not measured",
+    "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
+    "unseen-loss": _unseen_loss,
+}
+_RUN: Mapping[str, Entry] = {
+    "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
+    "other-devices": "studies were measured on different devices: {} and {} differ in {}",
+    "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
+    "ranks-with-other-software": "ranks were measured with different software: {} with {} {}, {} with {} {}",
+    "other-nodes-surveyed": "measured on {}, but the surveyed nodes are {}",
+    "sessions": lambda ats: f"measured in {len(ats) + 1} sessions: resumed {', '.join(ats)}",
+    "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
+    "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
 }
 _CHECK_RULES: Mapping[str, Entry] = {
     "no-survey": "survey failed: {}",
@@ -322,7 +462,9 @@ _CHECK_RULES: Mapping[str, Entry] = {
         f"{_odd(name, one)}; nodes have {', '.join(_whose(name, other) for other in found)}, no majority"
     ),
     "note-untried": "{}",
-    "note-backend": f"torch communicates through {WITHOUT_OVERLAP}; {WHAT_IT_MAY_COST}",
+    "note-backend": f"torch communicates through {WITHOUT_OVERLAP}; it may not overlap all-reduce with the backward "
+    "pass, and published figures were measured with ProcessGroupNCCL: `ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` "
+    "compares both",
     "lost-under-load": "lost under load: {}",
     "lost-afterwards": lambda why: f"lost after ranks failed: {why or 'the driver no longer lists it'}",
     "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
@@ -346,11 +488,10 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "fewer-ports": _fewer_ports,
     "note-fewer-ports": _fewer_ports,
 }  # fmt: skip
-_OUTCOME: Mapping[str, Entry] = {}
 _REPORT: Mapping[str, Entry] = {
     "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
 }
 SENTENCES: Mapping[str, Entry] = {
     **_ANY, **_STATS, **_VALUES, **_JUDGED, **_CAVEATS, **_SLOW, **_UNIFORMITY, **_SPREAD, **_LINKS, **_AGREEMENT,
-    **_COVERAGE, **_DEVICES, **_CHECKS, **_CHECK_RULES, **_OUTCOME, **_REPORT,
+    **_COVERAGE, **_DEVICES, **_CHECKS, **_CHECK_RULES, **_OUTCOME, **_RUN, **_REPORT,
 }  # fmt: skip

@@ -8,10 +8,10 @@ from functools import partial
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import ProbeStudy
-from pytest_ddpscale.run.block import Block, Unsupported
+from pytest_ddpscale.run.block import Unsupported, joined
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, RoundEnd
-from pytest_ddpscale.run.strict_json import column, joined
+from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.worker.node_telemetry import TimedWindow
 from pytest_ddpscale.worker.probes.blocks import ProbeBlocks, RankProbed
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
@@ -140,7 +140,7 @@ class ProbeRounds:
             common = {"study": self._study.id, "arm": probe.name, "round": number, "gang": self._context.gang}
             for turn in sorted({turn for one in heard for turn in one.measured}):
                 parts = [one.measured[turn] for one in heard if turn in one.measured]
-                records.append(joined(Block, parts, **common, turn=turn, count=iterations))
+                records.append(joined(parts, **common, turn=turn, count=iterations))
             self._context.sink.append_records(records)
 
         self._gather(key, probe, said, join, _windows)
