@@ -35,7 +35,7 @@ PREVENTING = ("few-gpus", "cuda-lacks", "old-driver", "lost-needed", "prohibited
 # load causes. `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _GIB = 2**30
-_MAYBE = "if the hardware has it"
+_MAYBE = "maybe"  # a reading that hardware may lack
 _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
 _COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
