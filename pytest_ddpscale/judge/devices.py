@@ -80,25 +80,23 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
 
     held, is_polled = held_down(told), told.polls > 0
     is_known = is_polled & told.throttle_reasons.where(lambda one: one is not None)
-    readings = [
-        ("throttling_under_load", "throttle_reasons", np.ones(len(told), np.bool_), held & is_polled, is_known & ~held)
-    ]
+    readings = [("throttling_under_load", "throttle_reasons", told, gpu, held & is_polled, is_known & ~held)]
     # Too little is a fault of a busy GPU, and an idle one decides nothing.
-    is_busy = told.utilization >= BUSY_UTILIZATION
-    may_be = is_busy | np.isnan(told.utilization)
+    may_be_busy = ~(told.utilization < BUSY_UTILIZATION)  # or of unknown utilization
+    busy, own = told.of(may_be_busy), gpu[may_be_busy]
     for reading in ("pcie_generation", "pcie_width"):
-        found, least = getattr(told, reading), getattr(expected, reading)
+        found, least = getattr(busy, reading), getattr(expected, reading)
         if least is not None:
-            readings.append(("pcie_under_load", reading, may_be, is_busy & (found < least), found >= least))
-    for at in np.setdiff1d(gpu, gpu[may_be]).tolist():
+            is_low = (busy.utilization >= BUSY_UTILIZATION) & (found < least)
+            readings.append(("pcie_under_load", reading, busy, own, is_low, found >= least))
+    for at in np.setdiff1d(gpu, own).tolist():
         yield gpus[at], "pcie_under_load", "no-load", BUSY_UTILIZATION
-    for check, reading, rows, was_so, was_not in readings:
-        own = gpu[rows]
-        for at, is_fault, windows in _in_most_windows(told.of(rows), own, was_so[rows], was_not[rows]):
+    for check, reading, of, own, was_so, was_not in readings:
+        for at, is_fault, windows in _in_most_windows(of, own, was_so, was_not):
             if not is_fault:
                 yield gpus[at], check, "no-windows", reading, windows
                 continue
-            values, least = getattr(told, reading)[rows][own == at], getattr(expected, reading, None)
+            values, least = getattr(of, reading)[own == at], getattr(expected, reading, None)
             if least is None:
                 seen = set[str]().union(*map(lasting_faults, values.different.values()))
                 yield gpus[at], check, *throttled(sorted(seen), windows)
