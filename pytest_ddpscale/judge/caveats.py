@@ -172,14 +172,13 @@ def skipped_steps(judged: Judged) -> None:
 
 def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers = judged.peers
-    if peers is None or judged.case.requirement.definition.baseline != "alone":
+    if judged.peers is None or judged.case.requirement.definition.baseline != "alone":
         return
-    ranks, slow = peers.pace.ranks, peers.slow
-    hosts, most = ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
+    pace, slow = judged.peers()
+    hosts, most = pace.ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
     rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
     where = np.array([len(of_place) > most for of_place in rows], np.bool_)
-    culprits = {at: (*culprits_of(ranks, slow, rows[at]),) for at in np.flatnonzero(where).tolist()}
+    culprits = {at: (*culprits_of(pace.ranks, slow, rows[at]),) for at in np.flatnonzero(where).tolist()}
 
     def why(at: int) -> Reason:
         return because("scaled-from-slow", len(rows[at]), culprits[at][0].because)

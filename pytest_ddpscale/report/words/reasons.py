@@ -209,6 +209,7 @@ _REPAIRS = {
     "row-pending": "a memory row waits to be remapped",
 }
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
+_MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
@@ -287,15 +288,99 @@ _CAVEATS: Mapping[str, Entry] = {
     "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
 }
+
+
+def _whom(peers: int) -> str:
+    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+
+
+def _doubt(is_odd: bool, explains: bool) -> str:
+    odd = "" if is_odd else "; either may be the odd one"
+    return odd if explains else f"{odd}; too little to explain the failure"
+
+
+def _slow_rank(
+    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
+) -> str:  # fmt: skip
+    when = f"{times} of {rounds} rounds"
+    if not is_always:
+        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
+    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
+
+
 _SLOW: Mapping[str, Entry] = {
+    "slow-alone": lambda number, host, more, why: (
+        f"{f'{number} on {host}' if number else f'host {host}'}{f' and {more} more' if more else ''} "
+        f"{'are' if more else 'is'} slow even without communication ({why})"
+    ),
+    "slow-ranks": lambda count, ratio, is_odd, explains: (
+        f"all {count} ranks slow, {ratio:.2f}× the median of their peers{_doubt(is_odd, explains)}"
+    ),
+    "slow-rank": _slow_rank,
+    "two-groups": lambda *groups_apart: (
+        "two groups of ranks: {} and {}, {:.2f}× apart even without communication".format(
+            *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
+        )
+    ),
+    "less-busy": lambda own, peers, median: f"{percent(own)} busy; the median of {peers} peers is {percent(median)}",
+    "on-host": "{} on {}, {}",
+    "stands-out": lambda ratio, low, high, peers: f"{ratio:.2f}× ({low:.2f} … {high:.2f}×) {_whom(peers)}",
+    "look-at": lambda ranks: (
+        f"look at {first_few(ranks, separator='; ')}: slower without communication, not clearly enough to be named by "
+        "that"
+    ),
+    "slow-at-times": lambda ranks: f"slow at times: {first_few(ranks, separator='; ')}",
     "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
 }
 _UNIFORMITY: Mapping[str, Entry] = {
+    "no-own-round": "no complete round of {} in {}",
     "pace-unread": "own pace timed in every round on {} of {} GPUs",
+    "node-by-own-pace": "{:.2f}× the median of {} peers by its own pace",
+    "gpu-slow-at-times": lambda place, others, why: (
+        f"{place} is slow at times{f' (and {others} more)' if others else ''}: {why}"
+    ),
+    "of-peers": lambda place, noun, ratio, peers: (
+        f"{place} {'are' if noun == 'pairs' else 'is'} {ratio:.3f}× the median of "
+        f"{'their' if noun == 'pairs' else 'its'} {peers} peers"
+    ),
+    "beyond-peers": lambda worst, others, limit: (
+        f"{worst}{f' (so are {others})' if others else ''}, certainly more than {percent(limit)} slower"
+    ),
+    "within-peers": lambda count, noun, limit: f"each of {count} {noun} is within {percent(limit)} of its peers",
+    "perhaps-beyond": lambda limit, places, worst: (
+        f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
+    ),
 }
 _SPREAD: Mapping[str, Entry] = {
-    "missed-by-the-slowest": "{}; {} does, too",
+    "missed-by-the-slowest": lambda why, value: f"{why}; {100 * value:.1f} % against the slowest GPU does, too",
     "against-the-slowest": "against the slowest GPU {}",
+    "by-the-slowest": lambda value, why: f"{100 * value:.1f} % against the slowest GPU: {why}",
+    "not-excused": "not excused as spread: {}",
+    "perhaps-spread": lambda value, why: (
+        f"{100 * value:.1f} % against the slowest GPU, not shown to be spread alone: {why}"
+    ),
+    "spread-excused": lambda value, before, slowest, behind, limit: (
+        f"{100 * value:.1f} % against the slowest GPU keeps the bound; {100 * (value - before):.1f} points of the loss "
+        f"are the spread of its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
+    ),
+    "pace-not-read": "the own pace of some of its GPUs was not read",
+    "few-peers": "its GPUs have too few peers",
+    "gpu-beyond": lambda limit, _: f"a GPU is more than {100 * limit:.3g} % slower than its peers",
+    "gpu-at-times": "a GPU is far slower than its peers at times",
+    "gpus-in-groups": "GPUs fall into two groups",
+    "nodes-not-compared": "nodes are not compared with each other",
+    "node-beyond": lambda _, limit: f"its node is more than {100 * limit:.3g} % slower",
+    "alike-alone": "GPUs that compute alone differ less",
+    "forward-lacking": "forward times lack in some rounds",
+    "busy-unknown": "it is unknown how busy its GPUs were, so forward times may contain waiting for the host",
+    "idle-at-times": "GPUs were idle at times: forward times may contain waiting",
+    "heat-unknown": "heat and power of its GPUs are not known",
+    "held-down": "a GPU was held down by heat, power supply or board",
+    "excuses-too-much": "it would excuse more than the limit of a GPU",
+    "pace-unknown": "the pace of its GPUs is not known yet",
+    "gpu-open": lambda limit, _: f"not every GPU is certain to be within {100 * limit:.3g} % of its peers",
+    "perhaps-groups": "its GPUs may be two groups",
+    "node-open": "its node is not certain to be within theirs",
 }
 _LINKS: Mapping[str, Entry] = {
     "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
