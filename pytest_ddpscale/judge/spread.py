@@ -68,7 +68,7 @@ def _against_slowest(evidence: Evidence, question: Question, study: Study) -> Va
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
     if pace is None or not measured.seconds.size:
         return None
-    known, rows = _known_before(evidence, study), np.searchsorted(pace.numbers, measured.numbers)
+    known, rows = _known_before(evidence, study), np.searchsorted(pace.measured.numbers, measured.numbers)
     before, own_s = known[rows][:, columns_in(pace.ranks, ranks)[at]], own_pace_s(measured)
     told_s = np.where(np.isnan(before), np.nan, own_s)
     slowest = np.where(np.isnan(told_s), -np.inf, before).argmax(axis=-1, keepdims=True)
@@ -164,7 +164,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
         return np.bincount(place, of_ranks, places) > 0
 
     compared, group, far = compare(times_s, limit), find_groups(times_s, limit), nodes_limit or math.inf
-    nodes, node = compare(pace.of_nodes_s, far), np.unique(ranks.hosts, return_inverse=True)[1][at]
+    nodes, node = compare(pace.of_nodes_s, far), ranks.node[at]
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
     most = most_alone = compared.ratio[slowest]
@@ -178,7 +178,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
     splits = (split_at_gap(median_over_rounds(relative_logs(times_s[:, at[place == one]]))) for one in range(places))
     may_be_two = [gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART) for *_, apart, gap in splits]
     who = [measured.ranks.places[one] for one in column.tolist()]
-    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm.name]
+    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.measured.arm]
     told = [_held_down(evidence, study.id, arm) for arm in arms]
     polled, rounds = np.array([told[0][0][one] for one in who]), measured.present.sum(axis=0)[column]
     rules: dict[str, Any] = {

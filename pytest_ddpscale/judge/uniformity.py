@@ -57,10 +57,10 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     pace = pace_in(study, arm, evidence)
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
-    read = int((~pace.are_unread).sum())
+    read = int((~(np.isnan(pace.times_s) & pace.measured.present).any(axis=0)).sum())
     missing = because("pace-unread", read, expected)
     if np.isnan(pace.times_s).all():
-        answer.reasons = [missing if len(pace.numbers) else because("no-own-round", arm.name, study.id)]
+        answer.reasons = [missing if len(pace.measured) else because("no-own-round", arm.name, study.id)]
         return
     times_s, names, noun = pace.times_s, [f"{one.number} of {one.host}" for one in pace.ranks.rank_places], "GPUs"
     rounds = (~np.isnan(times_s)).sum(axis=0)
