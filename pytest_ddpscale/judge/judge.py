@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from functools import partial
 
@@ -14,7 +15,7 @@ from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
-from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
 from pytest_ddpscale.judge.spread import excuse_spread
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
@@ -90,8 +91,8 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
             if not is_by_node:
                 return judged.rounds(WHOLE)
             alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            hosts = {place.host for place, is_alike in zip(judged.places, alike, strict=True) if is_alike}
-            return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), hosts)
+            measured, hosts = found.merged[-1], [*itertools.compress(found.places, alike)]
+            return measured.of(slice(None), np.isin(measured.ranks.hosts, hosts)).there()
 
         name_slow(answer, case, study, evidence, rounds)
     if is_by_node:

@@ -6,7 +6,7 @@ A metric is an expression on arrays whose last axis are the ranks of a place. To
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
@@ -28,12 +28,6 @@ _MS_PER_S = 1000.0
 def rounds_begun(columns: Columns, study_id: str) -> set[int]:
     """Numbers of the rounds in which any rank reported on any arm of a study, complete or not."""
     return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
-
-
-def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
-    """The same rounds with only the ranks on these hosts."""
-    there = np.array([host in hosts for host in rounds.ranks.hosts], np.bool_)
-    return rounds if there.all() else rounds.of(slice(None), there).there()
 
 
 @once
@@ -69,10 +63,10 @@ class Groups:
         """Rounds of each arm, with cells (rounds, places, ranks of a place)."""
         return [rounds.at(columns) for rounds, columns in zip(self.merged, self.columns, strict=True)]
 
-    def at(self, place: int) -> Sequence[ArmRounds]:
-        """Rounds of one place, with its ranks alone, of each arm."""
-        of_arms = zip(self.merged, self.columns, strict=True)
-        return [rounds.of(slice(None), at[place][at[place] >= 0]).there() for rounds, at in of_arms]
+    def at(self, place: int) -> ArmRounds:
+        """Rounds of the measured arm at one place, with its ranks alone."""
+        columns = self.columns[-1][place]
+        return self.merged[-1].of(slice(None), columns[columns >= 0]).there()
 
 
 @once

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale.judge.caveats import HOST_BOUND_UTILIZATION
-from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, flags
+from pytest_ddpscale.judge.devices import SHARE_OF_ROUNDS, held_down
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import Arms, last_round
 from pytest_ddpscale.judge.peers import (
@@ -213,4 +213,4 @@ def _held_down(evidence: Evidence, study_id: str, arm: str) -> tuple[Counter[tup
     told = evidence.telemetry.of_arm(study_id, arm)
     is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
     polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
-    return polled, {told.places[number].of_rank for number in np.unique(told.place[flags(told)["throttled"]])}
+    return polled, {told.places[number].of_rank for number in np.unique(told.place[held_down(told)])}

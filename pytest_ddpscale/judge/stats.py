@@ -78,11 +78,10 @@ PASSED, OPEN, FAILED, IMPOSSIBLE, ABSENT = 1, 0, -1, -2, -3  # codes of places
 
 
 class Found(NamedTuple):
-    """Value and interval from the rounds of one place; None if there are too few rounds for one, and why."""
+    """Value and interval from the rounds of one place; None if there are too few rounds for one."""
 
     value: float
     interval: tuple[float, float] | None
-    too_few: Reason | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +122,7 @@ class Estimated:
     @property
     def say_nothing(self) -> BoolArray:
         """Whether an interval is too wide to be told."""
-        return np.asarray((self.scale == "factors") & ~self.are_single & (self.high > WIDEST * self.values))
+        return np.asarray((self.scale == "factors") & (self.high > WIDEST * self.values))
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and codes of reasons.
@@ -178,10 +177,8 @@ class Estimated:
     def found(self, row: int, possible: tuple[float, float] = (-math.inf, math.inf)) -> Found:
         """One of the series, its interval clipped to possible values and the value, which noise may put beyond."""
         value, low, high = (float(one[row]) for one in (self.values, self.low, self.high))
-        if math.isnan(low):
-            why = "impossible" if math.isnan(value) else "few" if self.rounds[row] < FEWEST_ROUNDS else "unsure"
-            return Found(value, None, self.why(row, why))
-        return Found(value, (min(max(low, possible[0]), value), max(min(high, possible[1]), value)))
+        inside = min(max(low, possible[0]), value), max(min(high, possible[1]), value)
+        return Found(value, None if math.isnan(low) else inside)
 
 
 def estimate(
