@@ -36,7 +36,6 @@ from pytest_ddpscale.judge.peers import (
     find_slow,
     median_over_rounds,
     medians_of_others,
-    of_enough_rounds,
 )
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.planner import Question
@@ -165,14 +164,10 @@ def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> Ow
         last: number of the last round that counts; None for all. A requirement whose arms get no more rounds stays as
             it was decided, though the arm with the paces may get further ones.
     """
-    found = None
-    for arm in pace_arms(study):  # larger arms have fewer rounds if a node was lost
-        pace = pace_in(study, arm, evidence, last)
-        if pace.rounds >= (MINIMUM_ROUNDS if found else 1):
-            found = pace
-        if pace.rounds >= MINIMUM_ROUNDS:
-            break
-    return found
+    # Larger arms have fewer rounds if a node was lost.
+    arms = [(least, arm) for least in (MINIMUM_ROUNDS, 1) for arm in pace_arms(study)]
+    paces = ((least, pace_in(study, arm, evidence, last)) for least, arm in arms)
+    return next((pace for least, pace in paces if pace.rounds >= least), None)
 
 
 def limit_of(evidence: Evidence, limit: float | None) -> float:
@@ -201,7 +196,8 @@ def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[O
         paces.insert(0, pace_in(*alone[-1], evidence))
     found = []
     for pace in (*paces, NO_PACE):
-        slow, group = find_slow(pace.times_s, most), find_groups(pace.times_s, most)
+        slow = find_slow(pace.times_s, compare(pace.times_s, most), most)
+        group = find_groups(pace.times_s, most)
         is_group = len(group.at) > len(slow.at) or not group.are_certain.all()
         found.append((pace, group if is_group else slow))
     return next((one for one in found if len(one[1].at)), found[0])
@@ -228,20 +224,19 @@ def culprits_of(ranks: RankColumns, found: Slow, rows: IntArray, explain: BoolAr
         named.append(Culprit("node", (Place(hosts[of_node]),), why, all(sure), slowdown=ratio))
     named.sort(key=lambda one: -(one.slowdown or 0))
     for row in rows[~are_whole[node[rows]]].tolist():
-        at, is_odd, _, _, slowdown, times, of, is_last, peers = (one[row].item() for one in found[:-1])
+        at, is_odd, _, _, *slow, is_always, is_last = (one[row].item() for one in found[:-1])
         sure = is_odd, bool(explain[row])
-        why = because("slow-rank", slowdown, peers, times, of, bool(found.are_throughout[row]), is_last, *sure)
-        named.append(Culprit("gpu", (ranks.rank_places[at],), why, all(sure), False, slowdown, peers, times, of))
+        why = because("slow-rank", *slow, is_always, is_last, *sure)
+        named.append(Culprit("gpu", (ranks.rank_places[at],), why, all(sure), False, *slow))
     return sorted(named, key=lambda one: not one.is_certain)
 
 
 def two_groups(ranks: RankColumns, found: Slow) -> Reason:
     """Hosts of both groups, or numbers of their ranks if a host has some of both, and their distance."""
-    groups = found.faster, found.at
-    names = [sorted(set(ranks.hosts[at].tolist())) for at in groups]
-    if set(names[0]) & set(names[1]):
-        names = [sorted(ranks.numbers[at].tolist()) for at in groups]
-    return because("two-groups", *map(tuple, names), float(np.median(found.ratio)))
+    fast, slow = (sorted({*ranks.hosts[at]}) for at in (found.faster, found.at))
+    if {*fast} & {*slow}:
+        fast, slow = (sorted(ranks.numbers[at].tolist()) for at in (found.faster, found.at))
+    return because("two-groups", tuple(fast), tuple(slow), float(np.median(found.ratio)))
 
 
 def name_slow(
@@ -300,7 +295,7 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
 
     for study in studies or evidence.plan.studies:
         pace, slow = slow_ranks(evidence, study, limit)
-        found, places = compare(of_enough_rounds(pace.times_s), most), pace.ranks.rank_places
+        found, places = compare(pace.times_s, most), pace.ranks.rank_places
         stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
         stand_out[slow.at] = False
         for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):

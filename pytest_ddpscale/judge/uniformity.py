@@ -80,8 +80,8 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             why = because("node-by-own-pace", ratio, int(compared.peers[at]))
             answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
-        found, group = find_slow(times_s, limit), find_groups(times_s, limit)
-        at_times, is_passed = find_slow_at_times(times_s, limit), answer.outcome == "passed"
+        found, group = find_slow(times_s, compared, limit), find_groups(times_s, limit)
+        at_times, is_passed = find_slow_at_times(compared, limit), answer.outcome == "passed"
         are_groups = len(group.at) > 0 and bool(not is_passed or np.median(group.ratio) >= 1 + limit)
         rows = np.flatnonzero(at_times[found.at])
         if answer.outcome == "failed":
