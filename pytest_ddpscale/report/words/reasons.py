@@ -309,8 +309,8 @@ def _slow_rank(
 
 
 _SLOW: Mapping[str, Entry] = {
-    "slow-alone": lambda number, host, more, why: (
-        f"{f'{number} on {host}' if number else f'host {host}'}{f' and {more} more' if more else ''} "
+    "slow-alone": lambda kind, number, host, more, why: (
+        f"{f'{number} on {host}' if kind == 'gpu' else f'host {host}'}{f' and {more} more' if more else ''} "
         f"{'are' if more else 'is'} slow even without communication ({why})"
     ),
     "slow-ranks": lambda count, ratio, is_odd, explains: (
