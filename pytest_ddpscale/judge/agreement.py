@@ -72,11 +72,10 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
     reason = because("results-differ", tuple(f"rank {rank} on {culprit.host}" for rank, culprit in odd.items()))
     if compares or answer.outcome == "failed":
         answer.flags.append(WRONG_DATA)
-    if compares:
-        answer.outcome, answer.reasons, answer.culprits = "failed", [reason], [*odd.values()]
-    elif answer.outcome == "passed":
-        reason = because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
-        answer.outcome, answer.reasons, answer.culprits = "error", [reason], [*odd.values()]
+    if compares or answer.outcome == "passed":
+        reason = reason if compares else because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
+        answer.outcome, answer.reasons = "failed" if compares else "error", [reason]
+        answer.culprits = [*odd.values()]
 
 
 @once
@@ -141,8 +140,8 @@ def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
 
 def numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
     """Equal numbers for equal results of the seeded step, 0 for none, (ranks,)."""
-    results = np.array([seeded.get(rank, "") for rank in ranks], np.str_)
-    return np.where(results == "", 0, 1 + np.unique(results, return_inverse=True)[1])
+    numbers = {"": 0}
+    return np.array([numbers.setdefault(seeded.get(rank, ""), len(numbers)) for rank in ranks], np.int64)
 
 
 def _are_unlike_most(results: IntArray) -> BoolArray:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_ddpscale.judge.answer import Answer
-from pytest_ddpscale.judge.links import node_pairs, rails_of
+from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.run.coverage import (
@@ -123,10 +123,10 @@ def coverage_of(
             together.append(case.id)
             if is_decided and len(measured.ranks.by_host) == planned:
                 over_all.append(case.id)
-    nodes, (pairs, gbps, _) = list[NodeCoverage](), node_pairs(rails)
-    ends, first, rounds = np.unique(pairs[:, :2], axis=0, return_index=True, return_counts=True)
+    nodes = list[NodeCoverage]()
+    ends, first, rounds = np.unique(rails.pairs[:, :2], axis=0, return_index=True, return_counts=True)
     one, other = np.array([hosts[host] for host in rails.hosts], np.int64)[ends].T.tolist()
-    best, paired = np.maximum.reduceat(gbps, first), {*one, *other}
+    best, paired = np.maximum.reduceat(rails.least_gbps, first), {*one, *other}
     paths = map(PathCoverage, one, other, best.tolist(), rounds.tolist())
     for host, node in hosts.items():
         at, survey = np.array(seen.ranks.by_host.get(host, ()), np.int64), evidence.surveys.get(host)
