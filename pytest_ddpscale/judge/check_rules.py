@@ -18,8 +18,8 @@ from pytest_ddpscale.plan.hardware import has_kernels, is_named, wheel_for, why_
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, RankTransport
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
-from pytest_ddpscale.run.transport_record import WHAT_IT_MAY_COST, WITHOUT_OVERLAP, RankTransport
 
 
 class Finding(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -14,7 +15,7 @@ from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
-from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
+from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.slow import SlowRanks, arms_read, name_slow
 from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
@@ -91,8 +92,8 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
             if not is_by_node:
                 return judged.rounds(WHOLE)
             alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            hosts = {place.host for place, is_alike in zip(judged.places, alike, strict=True) if is_alike}
-            return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), hosts)
+            measured, hosts = found.merged[-1], [*itertools.compress(found.places, alike)]
+            return measured.of(slice(None), np.isin(measured.ranks.hosts, hosts)).there()
 
         name_slow(answer, case, peers, rounds)
     if is_by_node:
@@ -151,13 +152,13 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
         for caveat in CAVEATS:
             caveat(judged)
 
-    look(found := judged.found)
+    look(judged.found)
     failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
     if not failed.any() or of == 1:
         return
     reasons = {place: judged.why(place) for place in np.flatnonzero(failed).tolist()}
-    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
-    look(found.at(strict, failed))
+    confidence = judged.blank.confidence
+    look(judged.values.estimated(np.where(failed, 1 - (1 - confidence) / of, confidence), judged.limit))
     for place, reason in reasons.items():
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN

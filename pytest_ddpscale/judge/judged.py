@@ -81,7 +81,7 @@ class Judged:
     def rounds(self, place: str) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
         assert self.groups is not None
-        return self.groups.at(self.groups.places.index(place))[-1]
+        return self.groups.at(self.groups.places.index(place))
 
     def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
@@ -116,7 +116,7 @@ class Judged:
     def numbers(self, place: int) -> tuple[float, tuple[float, float] | None, float | None]:
         """Value, interval, clipped to possible values, and None if it says nothing, and correlation of a place."""
         definition, found = self.case.requirement.definition, self.found
-        value, told, _ = found.found(place, definition.range_at(self.blank.world_size, "possible"))
+        value, told = found.found(place, definition.range_at(self.blank.world_size, "possible"))
         correlation = None if told is None or np.isnan(found.correlations[place]) else float(found.correlations[place])
         return value, None if found.say_nothing[place] else told, correlation
 

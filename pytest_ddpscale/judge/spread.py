@@ -155,8 +155,7 @@ def excuse_spread(judged: Judged, study: Study, own: Values[str]) -> None:
         return
     limit, confidences = judged.case.peers.computing or 0.0, judged.found.confidences
     second = Judged(judged.blank, judged.case, judged.evidence, own, judged.limit)
-    strict = own.estimated(float(confidences.max()), judged.limit)
-    second.decide(second.found.at(strict, confidences > judged.blank.confidence))
+    second.decide(own.estimated(confidences, judged.limit))
     are_looked_at = np.isin(judged.codes, (OPEN, FAILED)) & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))
     key = "spread", study.id, judged.case.id, judged.case.peers
     for place in np.flatnonzero(are_looked_at).tolist():

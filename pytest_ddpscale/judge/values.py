@@ -92,9 +92,9 @@ class Values(Generic[P]):
         """Number of known values of each place, (places,)."""
         return np.asarray((~np.isnan(self.samples)).sum(axis=1))
 
-    def estimated(self, confidence: float, limit: int = 0) -> Estimated:
+    def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
-        key = confidence, limit
+        key = np.asarray(confidence).tobytes(), limit
         if key not in self._kept:
             self._kept[key] = estimate(self.samples, self.scale, confidence, limit, self.errors)
         return self._kept[key]
@@ -218,7 +218,7 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
     if np.isnan(estimated.values).all():
         return None
     row = int(np.nanargmax(estimated.values if metric.upper_bound else -estimated.values))
-    value, interval, _ = estimated.found(row, metric.range_at(question.world_size, "possible"))
+    value, interval = estimated.found(row, metric.range_at(question.world_size, "possible"))
     return WorstValue(value, interval, found.places[row])
 
 
@@ -291,11 +291,11 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Ju
     ranks = ranks[np.isin(ranks, who.numbers).all(axis=1)]
     columns = np.searchsorted(who.numbers, ranks)
     for group, ends in zip(map(tuple, ranks.tolist()), who.rank_places[columns].tolist(), strict=True):
-        host, are_near = ends[0].host, all(end.host == ends[0].host for end in ends)
+        host = ends[0].host
         if probe.operation.is_single_device or probe.operation.kind == "send-recv":
             places.append(JudgedPlace("link" if ends[1:] else "gpu", group, host, tuple(ends)))
         else:
-            places.append(JudgedPlace("node" if are_near else "gang", group, host))
+            places.append(JudgedPlace("node" if layout.fits_node(probe) else "gang", group, host))
     return places, columns
 
 

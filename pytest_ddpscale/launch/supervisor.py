@@ -30,13 +30,21 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.rank_folder import Assignment, WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
-from pytest_ddpscale.run.records import EndReason, GpuErrors, Lost, RankGpuError, RoundEnd, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import (
+    EndReason,
+    GpuErrors,
+    LaunchTime,
+    Lost,
+    RankGpuError,
+    RoundEnd,
+    StudyEnd,
+    StudyStart,
+)
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.training_record import LaunchTime
 
 Admit = Callable[[Sequence[Survey]], str]
 # Target rate of messages from all nodes together, as long as beats stay well within SILENCE_S.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
+import msgspec
+
 from pytest_ddpscale.node.limited_command import Command, last_line
-from pytest_ddpscale.run.survey_record import Survey, read_survey
+from pytest_ddpscale.run.strict_json import decode
+from pytest_ddpscale.run.survey_record import Survey
 
 LIMIT_S = 60.0
 # Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds.
@@ -25,7 +28,7 @@ def survey_from(command: Command, host: str) -> Survey | None:
     if command.code == 0:
         lines = command.printed.splitlines() or [b""]  # a site's own output may precede the last line
         try:
-            return read_survey(lines[-1])
+            return decode(msgspec.json.Decoder(Survey), lines[-1])
         except ValueError as error:
             problem = f"printed no valid survey ({error}): {last_line(command.printed)}"
     elif command.problem:

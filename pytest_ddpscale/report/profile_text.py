@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import count_text
-from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.tables import Table, table
 

@@ -23,13 +23,21 @@ from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.block import STEP_S, Block, Unsupported
 from pytest_ddpscale.run.place import CPU
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
-from pytest_ddpscale.run.records import GangRecord, RoundEnd, SeededSteps, WorkloadFlops
+from pytest_ddpscale.run.records import (
+    ArmProfile,
+    GangRecord,
+    LaunchTime,
+    OfTraining,
+    RoundEnd,
+    SeededSteps,
+    TrainedEpoch,
+    TrainedRun,
+    WorkloadFlops,
+)
 from pytest_ddpscale.run.run_directory import BROKEN, RunDirectory
 from pytest_ddpscale.run.run_record import studies_measured
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun
 from pytest_ddpscale.util.arrays import IntArray
 from pytest_ddpscale.util.listing import first_few
 

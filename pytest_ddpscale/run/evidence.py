@@ -15,16 +15,22 @@ from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
+    ArmProfile,
     GangRecord,
+    GangTransport,
     GpuErrors,
+    LaunchTime,
+    OfTraining,
+    RankTransport,
     RoundEnd,
     RunStart,
     SeededStep,
     SeededSteps,
     StudyEnd,
+    TrainedEpoch,
+    TrainedRun,
     WorkloadFlops,
     gangs_by_number,
 )
@@ -34,8 +40,6 @@ from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
 from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
-from pytest_ddpscale.run.training_record import LaunchTime, OfTraining, TrainedEpoch, TrainedRun
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 
 
 class Unread(NamedTuple):

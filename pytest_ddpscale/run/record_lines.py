@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.records import (
+    ArmProfile,
     GangRecord,
+    GangTransport,
     GpuErrors,
     Lost,
+    OfTraining,
     RoundEnd,
     RunStart,
     SeededSteps,
@@ -30,8 +32,6 @@ from pytest_ddpscale.run.records import (
 from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.training_record import OfTraining
-from pytest_ddpscale.run.transport_record import GangTransport
 
 OfRanks = Block | Unsupported | SeededSteps | GangTransport
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd

@@ -7,10 +7,12 @@ complete or absent. Host and device of a rank are stored once, in the record of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import (
     Count,
@@ -27,7 +29,8 @@ Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Joules = Annotated[float, Meta(ge=0, le=1e12)]
 PeakBytes = Annotated[float, Meta(ge=2**20, le=2**47)]  # no process is smaller, and no device larger
-Deviation = Annotated[float, Meta(ge=0, le=1e7)]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e10)]
+Span = Annotated[float, Meta(ge=0, le=1e7)]
 Texts = tuple[str, ...]
 EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
 
@@ -49,8 +52,8 @@ class Rank(Record, frozen=True, kw_only=True):
     place: Place
     device_name: str = ""
     pid: Count = 0
-    import_s: Deviation = 0.0
-    rendezvous_s: Deviation = 0.0
+    import_s: Span = 0.0
+    rendezvous_s: Span = 0.0
     numa_note: str = ""
     versions: dict[str, str | None] | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -233,3 +236,237 @@ class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memo
 
     study: str
     ranks: tuple[RankMemory, ...]
+
+
+Channels = dict[str, Count]
+# The backend that torch 2.15 calls ``nccl``. Read in its library, not measured: WorkNCCL::getFuture synchronizes the
+# current stream, and DDP's hook calls it for each bucket.
+WITHOUT_OVERLAP = "ProcessGroupNCCL2"
+WHAT_IT_MAY_COST = (
+    "it may not overlap all-reduce with the backward pass, and published figures were measured with ProcessGroupNCCL: "
+    "`ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` compares both"
+)
+
+
+class RankTransport(Record, frozen=True, kw_only=True):
+    """Connections of one rank, from its NCCL log, sent to rank 0.
+
+    Transports have NCCL's names without the number of the adapter: ``P2P/CUMEM``, ``SHM/direct/direct``,
+    ``NET/IB/GDRDMA``, ``NET/Socket``. Connections are counted once per channel, at the sender.
+
+    Attributes:
+        network: network between nodes: ``IB``, ``Socket``, a plugin's name; ``gloo`` with gloo; None if unknown.
+        channels: all connections of this rank, by transport; the other two count those known to be within its node
+            or between nodes.
+        nvls: whether it has channels that reduce in the NVLink switch.
+        process_group: class of torch's backend, ``ProcessGroupNCCL`` or ``ProcessGroupNCCL2``; empty if unknown.
+        problem: why nothing is known; empty if something is.
+        unreadable: lines about connections that could not be parsed.
+    """
+
+    rank: Count
+    network: str | None = None
+    channels: Channels = field(default_factory=dict)
+    channels_within_node: Channels = field(default_factory=dict)
+    channels_between_nodes: Channels = field(default_factory=dict)
+    nvls: bool = False
+    process_group: str = ""
+    problem: str = ""
+    unreadable: Texts = ()
+
+    @property
+    def channels_somewhere(self) -> set[str]:
+        """Transports of connections that may be within the node or between nodes."""
+        within, between = self.channels_within_node, self.channels_between_nodes
+        return {name for name, count in self.channels.items() if count > within.get(name, 0) + between.get(name, 0)}
+
+
+class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="transport"):
+    """Connections of ranks at the end of a study."""
+
+    study: str
+    gang: Count
+    ranks: Annotated[tuple[RankTransport, ...], Meta(min_length=1)]
+
+
+class ProfiledBucket(Record, frozen=True, kw_only=True):
+    """One all-reduce of a step, medians over the steps: under DDP that of one gradient bucket.
+
+    Attributes:
+        bytes: message size; None if the trace does not have it.
+        begins_ms: time since the start of the step.
+        took_ms: duration, including the wait for other ranks.
+        hidden_ms: part of the duration in which the rank computed.
+    """
+
+    bytes: Positive | None
+    begins_ms: Milliseconds
+    took_ms: Milliseconds
+    hidden_ms: Milliseconds
+
+
+class ProfiledStep(Record, frozen=True, kw_only=True):
+    """One step, split into three parts: the rank computes, waits for a collective without computing, or is idle.
+
+    Attributes:
+        step_ms: duration, including profiler overhead.
+        compute_ms: time in which a kernel other than a collective ran (CPU: an operator of the training thread).
+        waiting_ms: time in which a collective ran and nothing was computed: exposed communication.
+        idle_ms: the rest.
+        all_reduce_ms: time in which an all-reduce ran.
+        hidden_ms: part of that in which the rank computed.
+    """
+
+    step_ms: Milliseconds
+    compute_ms: Milliseconds
+    waiting_ms: Milliseconds
+    idle_ms: Milliseconds
+    all_reduce_ms: Milliseconds
+    hidden_ms: Milliseconds
+
+
+class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
+    """Profiled steps of one rank of an arm, or why there are none.
+
+    Attributes:
+        study: id of the study.
+        arm: name of the arm.
+        gang: number of the gang.
+        rank: the profiled rank.
+        trace: path of the gzipped Chrome trace below the run directory; empty if it could not be kept.
+        problem: why there are no numbers; empty if there are.
+        steps: in order.
+        buckets: all-reduces of a step, in order.
+    """
+
+    study: str
+    arm: str
+    gang: Count
+    rank: Count
+    trace: str = ""
+    problem: str = ""
+    steps: Annotated[tuple[ProfiledStep, ...], Meta(max_length=MOST_PROFILED_STEPS)] = ()
+    buckets: tuple[ProfiledBucket, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.problem) == bool(self.steps):
+            raise ValueError(f"problem is {self.problem!r} with {len(self.steps)} steps; expected one of the two")
+
+
+class RankEpoch(Record, frozen=True, kw_only=True):
+    """One rank's epoch, sent to rank 0.
+
+    Attributes:
+        rank: all of the gang have one.
+        trained: images that it trained.
+        validated: images that it validated, each of them once.
+        correct: validated images that were classified correctly.
+        compile_s: first step and first validated batch under torch.compile, in seconds; 0 without compilation.
+        training_s: seconds of steps, including the wait for the device at the end of the epoch.
+        waiting_s: seconds blocked in ``next(loader)`` while training.
+        validation_s: seconds of forward passes.
+        validation_waiting_s: seconds blocked in ``next(loader)`` while validating.
+    """
+
+    rank: Count
+    trained: Positive
+    validated: Count
+    correct: Count
+    compile_s: Span
+    training_s: Span
+    waiting_s: Span
+    validation_s: Span
+    validation_waiting_s: Span
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training, including compilation and waiting for data."""
+        return self.compile_s + self.training_s + self.waiting_s
+
+
+class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
+    """One epoch.
+
+    Attributes:
+        study: id of the training run.
+        gang: number of the gang.
+        epoch: counted from 0.
+        losses: loss of each iteration, mean over the ranks' batches.
+        ranks: all of the gang, in order.
+    """
+
+    study: str
+    gang: Count
+    epoch: Count
+    losses: Annotated[tuple[float, ...], Meta(min_length=1)]
+    ranks: Annotated[tuple[RankEpoch, ...], Meta(min_length=1)]
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean over the iterations."""
+        return fmean(self.losses)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Training throughput of all ranks at the slowest one's pace, including waiting for data."""
+        return sum(one.trained for one in self.ranks) / max(one.trained_s for one in self.ranks)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of all validated images that were classified correctly, ranks weighted by their images."""
+        return sum(one.correct for one in self.ranks) / sum(one.validated for one in self.ranks)
+
+    @property
+    def validation_samples_per_s(self) -> float:
+        """Validation throughput, computed like `samples_per_s`."""
+        longest_s = max(one.validation_s + one.validation_waiting_s for one in self.ranks)
+        return sum(one.validated for one in self.ranks) / longest_s
+
+
+class RankTrained(Record, frozen=True, kw_only=True):
+    """The end of a rank's run, sent to rank 0.
+
+    Attributes:
+        rank: all of the gang have one.
+        allocated_bytes: peak memory allocated by torch's allocator; None on a CPU.
+        reserved_bytes: peak memory that it reserved on the device; None on a CPU.
+        parameters_checksum: of the bits of all parameters at the end; replicas have to agree.
+        skipped_steps: optimizer steps that the loss scaler skipped.
+    """
+
+    rank: Count
+    allocated_bytes: PeakBytes | None = None
+    reserved_bytes: PeakBytes | None = None
+    parameters_checksum: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    skipped_steps: Count = 0
+
+
+class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_run"):
+    """The end of a run that trained all epochs or reached its loss.
+
+    Attributes:
+        study: id of the training run.
+        gang: number of the gang.
+        start_up_s: seconds from the supervisor's start of the launch until the first epoch, on rank 0's clock.
+        parameters: number of parameters of the model.
+        trainable_parameters: number of those that are trained.
+        ranks: all of the gang, in order.
+    """
+
+    study: str
+    gang: Count
+    start_up_s: Span
+    parameters: Positive
+    trainable_parameters: Positive
+    ranks: Annotated[tuple[RankTrained, ...], Meta(min_length=1)]
+
+
+class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launch_time"):
+    """Seconds from the start of a launch until the supervisor heard of the run's end, by its clock."""
+
+    study: str
+    gang: Count
+    seconds: Seconds
+
+
+OfTraining = TrainedEpoch | TrainedRun | LaunchTime

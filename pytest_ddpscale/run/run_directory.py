@@ -27,7 +27,7 @@ from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
-from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.printable import printable_json
 from pytest_ddpscale.util.regular_file import open_regular, read_regular, refuse_irregular, size_text
@@ -482,8 +482,8 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
         expected = f"{supported}, which this version reads: finish it with the version that began it"
         raise RunDirectoryError(str(path), f"has schema_version {version}", expected)
     try:
-        return read_as(kind, data)
-    except ValueError as error:
+        return msgspec.convert(data, kind)
+    except (ValueError, RecursionError) as error:
         raise broken_file(path, f"has invalid content ({error})") from None
 
 

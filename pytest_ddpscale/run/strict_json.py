@@ -33,18 +33,6 @@ def strict_json(data: Any) -> str:
     return json.dumps(data, default=_json_types, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
 
 
-def read_as(kind: type[T], data: Any) -> T:
-    """Convert parsed JSON to a Struct or a dataclass, whose derived fields are computed anew.
-
-    Raises:
-        ValueError: the JSON is of another form; the message says where.
-    """
-    try:
-        return msgspec.convert(data, kind)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 def _json_types(value: Any) -> Any:
     """JSON types of a value unknown to `json`; dataclasses are converted here, because msgspec omits their defaults."""
     if is_dataclass(value) and not isinstance(value, type):

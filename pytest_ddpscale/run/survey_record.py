@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
 from msgspec import field
 
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.strict_json import Record, UnixSeconds, decode
+from pytest_ddpscale.run.strict_json import Record, UnixSeconds
 
 STUDY_ID = "survey"
 # nvml.h, nvmlComputeMode_t, in its order; the names are nvidia-smi's.
@@ -169,14 +168,6 @@ class PostMortem(Record, frozen=True, tag_field="kind", tag="post_mortem"):
     """A second survey of a node's GPUs, after ranks had failed."""
 
     survey: Survey
-
-
-_SURVEY = msgspec.json.Decoder(Survey)
-
-
-def read_survey(data: bytes) -> Survey:
-    """A survey from a line of `line_of`. Raises ValueError if it is not one."""
-    return decode(_SURVEY, data)
 
 
 def surveys_of(records: Iterable[object]) -> dict[str, Survey]:

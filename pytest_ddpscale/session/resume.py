@@ -11,13 +11,12 @@ from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.launch.supervisor import Judge
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, GpuErrors, Lost, RunStart, gangs_by_number
+from pytest_ddpscale.run.records import GangRecord, GangTransport, GpuErrors, Lost, RunStart, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file, not_writable
 from pytest_ddpscale.run.run_json import OPERATOR, Resumed, ThresholdsUsed, now_iso
 from pytest_ddpscale.run.run_record import ends_of, studies_measured
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
-from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.sources import Machine, Subject, measured_layout
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_of

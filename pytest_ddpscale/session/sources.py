@@ -375,11 +375,12 @@ class EvidenceSource(ABC):
             for number, rank in enumerate(gang.ranks):
                 unbound.setdefault(rank.numa_note, {})[f"rank {number} on {rank.place.host}"] = None
         of_run += [f"{first_few([*ranks], 1)}: {reason}" for reason, ranks in unbound.items() if reason]
-        of_run += record.resumption_notes(self.subject.thresholds.digests)
+        resumed = record.resumption_notes(self.subject.thresholds.digests)
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
         unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])
-        return (*unseen, *of_devices, *(because("text", one) for one in (*of_run, *of_lock, *not_asked)))
+        said = [[because("text", one) for one in some] for some in (of_run, (*of_lock, *not_asked))]
+        return (*unseen, *of_devices, *said[0], *resumed, *said[1])
 
     @contextmanager
     def _writing(self, run: RunDirectory) -> Iterator[None]:

@@ -18,12 +18,11 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.records import GangRecord, Rank
+from pytest_ddpscale.run.records import GangRecord, GangTransport, Rank, RankTransport
 from pytest_ddpscale.run.run_json import SIMULATED_DEVICE
 from pytest_ddpscale.run.strict_json import column
 from pytest_ddpscale.run.survey_record import InfiniBandPort, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.run.telemetry import TelemetryBlock
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.simulate.faults import LANES_LEFT, Faults
 from pytest_ddpscale.simulate.measuring import GANG
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
 
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
 # Spans on rank 0's clock, in order; waiting includes training and validation.

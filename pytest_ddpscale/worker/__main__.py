@@ -25,6 +25,7 @@ for _name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
 _collects_garbage = gc.isenabled()
 gc.disable()
 
+import msgspec  # noqa: E402
 import torch  # noqa: E402
 import torchvision  # noqa: E402
 
@@ -33,7 +34,7 @@ from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.run.place import CPU, Place  # noqa: E402
 from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, RecordSink, read_assignment  # noqa: E402  # noqa: E402
 from pytest_ddpscale.run.records import Rank  # noqa: E402
-from pytest_ddpscale.run.strict_json import parse_strict_json, read_as  # noqa: E402
+from pytest_ddpscale.run.strict_json import parse_strict_json  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: E402
@@ -101,7 +102,7 @@ def recorded(environ: Mapping[str, str]) -> dict[str, str]:
 def run(folder: Path, progress: RankProgress) -> None:
     """Join the gang and run the studies of the assignment in the folder of the node's agent."""
     assignment = read_assignment(folder)
-    plan = read_as(Plan, parse_strict_json(bytes(assignment.plan)))
+    plan = msgspec.convert(parse_strict_json(bytes(assignment.plan)), Plan)
     if assignment.tries_memory:
         be_ended_first()
     timeout = timedelta(seconds=assignment.timeout_s)

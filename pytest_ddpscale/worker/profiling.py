@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import LOGS, MOST_TRACE_BYTES, TRACES
+from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker import trace_analysis
 from pytest_ddpscale.worker.arms import StudyArms

@@ -21,8 +21,10 @@ from pytest_ddpscale.run.records import (
     BEFORE_ROUNDS,
     EndReason,
     GangRecord,
+    GangTransport,
     Rank,
     RankMemory,
+    RankTransport,
     RoundEnd,
     SeededStep,
     SeededSteps,
@@ -31,7 +33,6 @@ from pytest_ddpscale.run.records import (
     StudyStart,
     WarmUp,
 )
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record

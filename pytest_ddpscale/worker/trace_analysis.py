@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.profile_record import ProfiledBucket, ProfiledStep
+from pytest_ddpscale.run.records import ProfiledBucket, ProfiledStep
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.worker.step_names import STEP
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.run.transport_record import RankTransport
+from pytest_ddpscale.run.records import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
 # Limit for reading, because a log that the user requested may have any length.

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
-from pytest_ddpscale.run.records import EndReason
-from pytest_ddpscale.run.training_record import RankEpoch, RankTrained, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.folder_source import FolderSource
 from pytest_ddpscale.worker.precision import compute_fp32_in_full

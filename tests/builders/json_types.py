@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
-from pytest_ddpscale.run.strict_json import parse_strict_json, read_as, strict_json
+from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
+
+T = TypeVar("T")
+
+
+def read_as(kind: type[T], data: Any) -> T:
+    """A record of JSON types, as it is read from a file."""
+    return msgspec.convert(data, kind)
 
 
 def as_json(record: object) -> Any:

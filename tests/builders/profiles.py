@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_ddpscale.run.profile_record import ArmProfile, ProfiledBucket, ProfiledStep
+from pytest_ddpscale.run.records import ArmProfile, ProfiledBucket, ProfiledStep
 
 
 def profile(

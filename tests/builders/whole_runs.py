@@ -11,11 +11,12 @@ from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord, StudyEnd
-from pytest_ddpscale.run.training_record import (
+from pytest_ddpscale.run.records import (
+    GangRecord,
     LaunchTime,
     RankEpoch,
     RankTrained,
+    StudyEnd,
     TrainedEpoch,
     TrainedRun,
 )

@@ -16,8 +16,7 @@ from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import MOST_VALUES, Reference, reference_of
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.history.regression import regressed_values, regression_of
-from pytest_ddpscale.run.strict_json import read_as
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.builders.nights import SKU, VERSIONS, at, judged_run, key_value, stable
 
 PAST = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)

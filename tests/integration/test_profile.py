@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.records import ArmProfile, StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.integration.sites import make_site, measured, session
 from tests.report.page_text import page_text

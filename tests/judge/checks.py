@@ -48,8 +48,8 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
-from pytest_ddpscale.run.transport_record import RankTransport
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.model import Sku

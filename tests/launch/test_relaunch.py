@@ -28,7 +28,7 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError, StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.strict_json import read_as
+from tests.builders.json_types import read_as
 from tests.builders.launches import slurm
 
 ON_A_NODE, TOO = (

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -20,7 +21,8 @@ from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
 from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu, read_survey
+from pytest_ddpscale.run.strict_json import decode
+from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
@@ -49,7 +51,7 @@ def survey(*, gpus: bool = True) -> Survey:
     command = survey_command("n7", *([] if gpus else ["--no-gpu"]))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     [line] = done.stdout.splitlines()
-    return read_survey(line.encode())
+    return decode(msgspec.json.Decoder(Survey), line.encode())
 
 
 def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyPatch) -> None:

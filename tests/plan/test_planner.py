@@ -26,8 +26,7 @@ from pytest_ddpscale.plan.planner import (
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import ImageFolderData, Workload
-from pytest_ddpscale.run.strict_json import read_as
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.tables import assert_approved, each_block
 
 TABLE = Path(__file__).with_name("plans.txt")

@@ -15,8 +15,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.strict_json import read_as
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.builders.plans import PLANS, STUDIES
 from tests.rows import rows
 

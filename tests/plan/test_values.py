@@ -15,8 +15,7 @@ from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.run.strict_json import read_as
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.builders.workloads import with_settings
 from tests.tables import assert_approved, each_block
 

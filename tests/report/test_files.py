@@ -13,8 +13,8 @@ import pytest
 
 from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.strict_json import read_as
 from pytest_ddpscale.run.verdicts import Judgement
+from tests.builders.json_types import read_as
 from tests.builders.judgements import EVIDENCE, JUDGEMENT, PLAN, RUN
 from tests.builders.profiles import profile
 

@@ -12,7 +12,7 @@ from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.profile_text import part_rows, problem_lines
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.records import ArmProfile
 from tests.builders.judgements import ACCEPTED, EVIDENCE, RUN
 from tests.builders.profiles import profile
 from tests.report.page_text import page_text

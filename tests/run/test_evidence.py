@@ -12,8 +12,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.run.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.profile_record import ArmProfile
-from pytest_ddpscale.run.records import SeededStep
+from pytest_ddpscale.run.records import ArmProfile, SeededStep
 from pytest_ddpscale.run.table import Columns, columns_of
 from tests.builders.records import gang_on, steady_block
 from tests.rows import rows

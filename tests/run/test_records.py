@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, READINGS, SERIES, Block, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import StudyEnd
+from pytest_ddpscale.run.records import GangTransport, RankTransport, StudyEnd
 from pytest_ddpscale.run.survey_record import (
     GpuProcess,
     InfiniBandPort,
@@ -22,12 +22,10 @@ from pytest_ddpscale.run.survey_record import (
     RemappedRows,
     Survey,
     SurveyedGpu,
-    read_survey,
     surveys_of,
 )
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.telemetry import GpuReadings, joined_readings
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from tests.builders.profiles import profile
 from tests.builders.records import gang_on
 from tests.builders.telemetry import telemetry_of
@@ -150,7 +148,7 @@ def test_telemetry_comes_apart() -> None:
 
 
 def test_surveys_are_read_by_their_node_too_and_the_last_one_counts() -> None:
-    assert read_survey(line_of(SURVEY)) == read(line_of(SURVEY)) == SURVEY
+    assert read(line_of(SURVEY)) == SURVEY
     assert read(line_of(PostMortem(SURVEY))) == PostMortem(SURVEY)
     records: list[AnyRecord] = [Survey("n1", 1.0), PostMortem(SURVEY), Survey("n2", 1.0), Survey("n1", 2.0)]
     assert {host: survey.unix_s for host, survey in surveys_of(records).items()} == {"n1": 2.0, "n2": 1.0}

@@ -14,11 +14,11 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.training_record import (
+from pytest_ddpscale.run.records import (
+    StudyEnd,
     TrainedEpoch,
 )
+from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.whole_runs import (
     end_of,
     epoch_of,

@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.strict_json import read_as, strict_json
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.verdicts import (
     AgainstSlowest,
     Blocker,
@@ -23,7 +23,7 @@ from pytest_ddpscale.run.verdicts import (
     read_judgement,
 )
 from pytest_ddpscale.thresholds.waiver import Waiver
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.rows import rows
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
 from pytest_ddpscale.report.files import write_page
-from pytest_ddpscale.run.profile_record import ArmProfile
+from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession

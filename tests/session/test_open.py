@@ -12,12 +12,12 @@ import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.strict_json import parse_strict_json, read_as
+from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.session import devices
 from pytest_ddpscale.session import open as opening
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from pytest_ddpscale.sku.detection import Gpu, NoGpu
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
 WITH_CHECK = THRESHOLDS.replace("'^G$'}", "'^G$'}\n    requirements: [{check: gpus, severity: fail}]")

@@ -16,15 +16,22 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
-from pytest_ddpscale.run.records import EndReason, GpuErrors, RankGpuError, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import (
+    ArmProfile,
+    EndReason,
+    GangTransport,
+    GpuErrors,
+    RankGpuError,
+    RankTransport,
+    StudyEnd,
+    StudyStart,
+)
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.telemetry import GpuReadings, joined_readings
-from pytest_ddpscale.run.transport_record import GangTransport, RankTransport
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption, refuse_other_devices
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import measured_layout

@@ -18,6 +18,7 @@ from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import (
     GangRecord,
+    GangTransport,
     RoundEnd,
     SeededSteps,
     StudyEnd,
@@ -26,7 +27,6 @@ from pytest_ddpscale.run.records import (
 )
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.table import Columns
-from pytest_ddpscale.run.transport_record import GangTransport
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import FloatArray, Noise
 from pytest_ddpscale.simulate.simulated_nodes import gang_of

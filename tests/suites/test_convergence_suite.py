@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.training_record import TrainedEpoch
+from pytest_ddpscale.run.records import TrainedEpoch
 from pytest_ddpscale.suites.convergence_report import convergence_report, time_to_loss
 from pytest_ddpscale.suites.trained_run import trained_runs
 from pytest_ddpscale.suites.training_options import learning_rate_at

@@ -6,8 +6,7 @@ import pytest
 
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.training_record import LaunchTime, TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
 from pytest_ddpscale.suites.trained_run import RunRecords, trained_runs
 from tests.builders.whole_runs import (
     EPOCHS,

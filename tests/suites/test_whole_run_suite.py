@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import StudyEnd
-from pytest_ddpscale.run.training_record import TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import StudyEnd, TrainedEpoch, TrainedRun
 from pytest_ddpscale.suites.whole_run_report import whole_run_report
 from tests.approved import assert_approved
 from tests.builders.whole_runs import complete_suite, records_of, suite_of, training_run

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import RecordSink
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
-from pytest_ddpscale.run.records import StudyEnd, StudyMemory
+from pytest_ddpscale.run.records import ArmProfile, StudyEnd, StudyMemory
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 from pytest_ddpscale.worker.node_telemetry import GangTelemetry

@@ -17,8 +17,8 @@ from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.run.profile_record import ArmProfile
 from pytest_ddpscale.run.rank_folder import LOGS, TRACES
+from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice

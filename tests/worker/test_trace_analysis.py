@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.run.profile_record import ProfiledBucket, ProfiledStep
+from pytest_ddpscale.run.records import ProfiledBucket, ProfiledStep
 from pytest_ddpscale.worker.trace_analysis import (
     TracedStep,
     buckets_of,

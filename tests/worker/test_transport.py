@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.run.transport_record import RankTransport
+from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.worker.transport import read_transport, transport_environment
 
 # NCCL 2.27, four nodes, AWS's libfabric plugin; connected when it was first used, by another thread.

@@ -17,8 +17,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
-from pytest_ddpscale.run.records import EndReason
-from pytest_ddpscale.run.training_record import TrainedEpoch, TrainedRun
+from pytest_ddpscale.run.records import EndReason, TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.control import Control

@@ -283,10 +283,20 @@ _OUTCOME: Mapping[str, Entry] = {
     "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
     "unseen-loss": _unseen_loss,
 }
+_RUN: Mapping[str, Entry] = {
+    "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
+    "other-devices": "studies were measured on different devices: {} and {} differ in {}",
+    "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
+    "ranks-with-other-software": "ranks were measured with different software: {} with {} {}, {} with {} {}",
+    "other-nodes-surveyed": "measured on {}, but the surveyed nodes are {}",
+    "sessions": lambda ats: f"measured in {len(ats) + 1} sessions: resumed {', '.join(ats)}",
+    "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
+    "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
+}
 _REPORT: Mapping[str, Entry] = {
     "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
 }
 SENTENCES: Mapping[str, Entry] = {
     **_ANY, **_STATS, **_VALUES, **_JUDGED, **_CAVEATS, **_SLOW, **_UNIFORMITY, **_SPREAD, **_LINKS, **_AGREEMENT,
-    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_REPORT,
+    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_RUN, **_REPORT,
 }  # fmt: skip
