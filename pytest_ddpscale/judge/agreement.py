@@ -41,13 +41,12 @@ def name_unless_most_fail(
         planned: number of places.
         noun: for them.
     """
-    failed = int((codes == FAILED).sum())
-    are_few, doubted = 2 * failed <= planned, [replace(one, is_certain=False) for one in culprits]
-    if are_few or planned == 1:
-        answer.culprits += culprits if are_few and 2 * (codes == PASSED).sum() >= len(codes) else doubted
-        return
-    answer.remarks.append(because("most-fail-alike", failed, planned, noun))
-    answer.culprits = [*(replace(one, is_certain=False) for one in answer.culprits), *doubted]
+    failed, passed = (int((codes == one).sum()) for one in (FAILED, PASSED))
+    if 1 < planned < 2 * failed:
+        answer.remarks.append(because("most-fail-alike", failed, planned, noun))
+        culprits, answer.culprits = [*answer.culprits, *culprits], []
+    are_certain = 2 * failed <= planned and 2 * passed >= len(codes)
+    answer.culprits += culprits if are_certain else [replace(one, is_certain=False) for one in culprits]
 
 
 def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:

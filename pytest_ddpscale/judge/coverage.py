@@ -109,7 +109,7 @@ def coverage_of(
     named = len(hosts) - len(left_out)
     planned, together, over_all = max(plan.nodes, named), list[str](), list[str]()
     # What tested a GPU, and which undecided requirements a lost rank was measured for less often than others.
-    tested, missing = np.zeros((len(_OF_GPUS), *seen.lost.shape), np.bool_), dict[str, BoolArray]()
+    tested, missing = np.zeros((len(_OF_GPUS), len(seen.lost)), np.bool_), dict[str, BoolArray]()
     for case in cases:
         measured, kind, is_between = measured_for(case, evidence)
         if case.id not in verdicts or not len(measured):
