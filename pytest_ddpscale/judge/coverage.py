@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
-from itertools import chain, compress
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,6 @@ from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
-_OF_GPUS = PROBES, TRAINING, INFERENCE
 # One round may have been cut short by the end of the run.
 _MOST_CUT_SHORT = 1
 
@@ -45,7 +44,7 @@ class _Presence(NamedTuple):
     """Who was measured.
 
     Attributes:
-        known: the devices of all ranks as surveyed, as launched and as measured; of a rank the last one counts.
+        known: the devices of all ranks as surveyed and as launched; of a rank the last one counts.
         ranks: those that each host should have, host by host, then the known ones beyond.
         times: number of rows of each arm with a rank, (ranks,).
         missed: largest number of rounds of one arm of all ranks that others were measured in and a rank was not,
@@ -65,8 +64,7 @@ def _presence(evidence: Evidence) -> _Presence:
     plan, layout, arms = evidence.plan, evidence.plan.layout, evidence.columns.arms
     surveyed = ((host, gpu) for host, survey in evidence.surveys.items() for gpu in survey.gpus)
     of_surveys = (gpu.on(host) for host, gpu in surveyed if gpu.local_rank is not None)
-    measured = (ranks.rank_places for ranks in dict.fromkeys(arm.ranks for arm in arms.values()))
-    known = dict.fromkeys(chain(of_surveys, *(gang.places for gang in evidence.gangs), *measured))
+    known = dict.fromkeys(chain(of_surveys, *(gang.places for gang in evidence.gangs)))
     hosts = sorted({*evidence.hosts, *(place.host for place in known)})
     places = {(host, number): Place(host, number) for host in hosts for number in range(layout.ranks_per_node)}
     places |= {place.of_rank: place for place in known}
@@ -77,8 +75,8 @@ def _presence(evidence: Evidence) -> _Presence:
         at = np.array([column[place] for place in arm.ranks.places])
         times[arm] = here = np.zeros_like(missed)
         here[at] = arm.present.sum(axis=0)
-        planned, is_imported = plan.arm(*block), arm.single_sample.any()
-        if planned is None or is_imported or planned.name in evidence.unsupported:  # out of memory
+        planned = plan.arm(*block)
+        if planned is None or planned.name in evidence.unsupported:  # out of memory
             continue
         # One that never came, too. In a probe of several a rank waits for its partner, and both are absent.
         is_alone = not planned.is_probe or planned.world_size == 1
@@ -109,14 +107,15 @@ def coverage_of(
     named = len(hosts) - len(left_out)
     planned, together, over_all = max(plan.nodes, named), list[str](), list[str]()
     # What tested a GPU, and which undecided requirements a lost rank was measured for less often than others.
-    tested, missing = np.zeros((len(_OF_GPUS), len(seen.lost)), np.bool_), dict[str, BoolArray]()
+    tested = {kind: np.zeros_like(seen.lost) for kind in (PROBES, TRAINING, INFERENCE)}
+    missing = dict[str, BoolArray]()
     for case in cases:
         measured, kind, is_between = measured_for(case, evidence)
         if case.id not in verdicts or not len(measured):
             continue
         times, outcome = seen.times[measured], verdicts[case.id].outcome
         if is_decided := outcome in ("passed", "failed"):
-            tested[_OF_GPUS.index(kind)] |= times > 0
+            tested[kind] |= times > 0
         elif outcome != "error":
             missing[case.id] = seen.lost & (times < times.max())
         if is_between:
@@ -141,7 +140,7 @@ def coverage_of(
         gpus = [
             GpuCoverage(
                 place,
-                tuple(compress(_OF_GPUS, tested[:, number])),
+                tuple(kind for kind, where in tested.items() if where[number]),
                 rounds_missing=int(seen.missed[number]),
                 missing_in=tuple(name for name, where in missing.items() if where[number]),
             )
@@ -151,15 +150,16 @@ def coverage_of(
         gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
         gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
         is_surveyed = survey is not None and not survey.problem
-        by = compress((SURVEY, *_OF_GPUS, PAIRS), (is_surveyed, *np.any(tested[:, at], axis=1), node in paired))
+        by = [kind for kind, where in tested.items() if where[at].any()]
+        by = [SURVEY] * is_surveyed + by + [PAIRS] * (node in paired)
         has_gpus = plan.device_type == "cuda"
         nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus) if has_gpus else ()))
-    why_no_paths = evidence.errors.get(PAIRS, "") or evidence.interrupted.get(PAIRS, "")
-    why = "--ddp-budget ran out" if PAIRS in evidence.out_of_time else why_no_paths
+    ended = {**evidence.interrupted, **evidence.errors}
+    ended |= dict.fromkeys(evidence.out_of_time, "--ddp-budget ran out")
     paths_planned = sum(map(len, first_rounds(plan.nodes))) if plan.pairs else 0
     return Coverage(
         tuple(nodes), planned - named, layout.ranks_per_node, layout.world_size,
-        tuple(paths), paths_planned, why, tuple(together), tuple(over_all),
+        tuple(paths), paths_planned, ended.get(PAIRS, ""), tuple(together), tuple(over_all),
     )  # fmt: skip
 
 

@@ -114,9 +114,11 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> dic
     """
     rails = rails_of(evidence)
     hosts, nodes, gbps, stalled = rails.hosts, rails.pairs[:, :2], rails.least_gbps, rails.stalled
-    counts = ~np.isin(hosts, [*excused])[nodes].any(axis=1)
-    measured = zip(*(one[counts].tolist() for one in (rails.pairs, gbps, stalled)), strict=True)
-    results = [PairResult(number, (one, other), *told) for (one, other, number), *told in measured]
+    results = [
+        PairResult(number, (one, other), *told)
+        for (one, other, number), *told in zip(rails.pairs.tolist(), gbps.tolist(), stalled.tolist(), strict=True)
+        if excused.isdisjoint(hosts[[one, other]])
+    ]
     standings, found = Standings(results, SLOW_SHARES[evidence.plan.device_type]), list[Culprit]()
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return {}
