@@ -37,7 +37,7 @@ from pytest_ddpscale.judge.metrics import (
     slowness_of,
 )
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
+from pytest_ddpscale.judge.slow import arms_read, columns_in, own_pace_of, pace_in, slow_ranks
 from pytest_ddpscale.judge.stats import Estimated, estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -172,11 +172,11 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     if question.metric.baseline != "alone" or question.world_size == 1:
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    pace = own_pace_of(study, evidence, last) or SlowRanks(study, evidence, None).pace.of_whole_rounds()
+    pace = own_pace_of(evidence, study, last) or slow_ranks(evidence, study, None)[0].of_whole_rounds()
     pace = pace if is_by_node else pace.on_hosts(found.merged[-1].ranks.by_host)
     key = "slowness", study.id, last, is_by_node, pace.ranks.numbers.tobytes()
     factors = evidence.once(key, lambda: slowness_of(pace.ranks, pace.times_s, within_hosts=is_by_node))
-    return np.append(factors, 1.0)[pace.columns(found.merged[0].ranks.places)][found.columns[0]]
+    return np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:
