@@ -6,7 +6,7 @@ Ranks go by host and local rank, which stay the same when a relaunch renumbers t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -195,8 +195,8 @@ def lost_places(evidence: Evidence) -> dict[Place, int]:
     return dict(zip(seen.ranks.rank_places[lost], seen.missed[lost].tolist(), strict=True))
 
 
-def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
-    """GPUs whose errors ended ranks, those at fault for certain first, with the studies that have no result for them.
+def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]:
+    """GPUs whose errors ended ranks, those at fault for certain first; of a study those that left it without a result.
 
     An error such as an illegal memory access may come from a broken GPU or from a wrong kernel, which fails on all
     ranks that run it, or on one by chance. So a GPU is at fault for certain if its errors ended its rank in two gangs
@@ -214,27 +214,21 @@ def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
             if len(gang.errors) == 1 or 2 * len(gang.errors) < gang.ranks:
                 place = devices.get(one.place.identity) or devices.get(one.place.of_rank, one.place)
                 by_gpu[place].append((gang, one))
-    found = dict[Culprit, Set[str]]()
+    found = list[Culprit]()
     for place, own in by_gpu.items():
         # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
         of_link = "nvlink"  # CUDA 220 and 226
         shown = sum(one.peers >= len(gang.errors) and of_link not in one.error.lower() for gang, one in own)
         is_certain = needed <= shown == len(gangs_on[place.host])
-        gangs, errors = len(own), list(dict.fromkeys(one.error for _, one in own))
-        text = f"{' and '.join(errors[:2])} ended its rank in {gangs} {'gang' if gangs == 1 else 'gangs'}"
-        if is_certain:
-            text += ", while its peers did the same work without such an error"
-        else:
-            text += " (not certain: the software, or the other end of a link, may be at fault)"
-        text += f"; look for its Xid: `dmesg | grep -i xid` on {place.host}"
-        found[Culprit("gpu", (place,), because("text", text), is_certain)] = {
-            study for gang, _ in own for study in gang.studies
-        }
-    return dict(sorted(found.items(), key=lambda one: not one[0].is_certain))
+        if study is None or any(study in gang.studies for gang, _ in own):
+            errors = tuple(dict.fromkeys(one.error for _, one in own))
+            why = because("gpu-errors", errors[:2], len(own), is_certain, place.host)
+            found.append(Culprit("gpu", (place,), why, is_certain))
+    return sorted(found, key=lambda one: not one.is_certain)
 
 
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
     """Name the GPUs whose errors are the reason why a study has no result."""
     if answer.outcome == "error" and not answer.culprits:
-        answer.culprits = [one for one, of in gpu_errors_in(evidence).items() if study_id in of]
+        answer.culprits = gpu_errors_in(evidence, study_id)
