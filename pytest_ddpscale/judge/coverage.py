@@ -62,10 +62,11 @@ class _Presence(NamedTuple):
 @once
 def _presence(evidence: Evidence) -> _Presence:
     plan, layout, arms = evidence.plan, evidence.plan.layout, evidence.columns.arms
-    surveyed = ((host, gpu) for host, survey in evidence.surveys.items() for gpu in survey.gpus)
-    of_surveys = (gpu.on(host) for host, gpu in surveyed if gpu.local_rank is not None)
-    known = dict.fromkeys(chain(of_surveys, *(gang.places for gang in evidence.gangs)))
-    hosts = sorted({*evidence.hosts, *(place.host for place in known)})
+    surveyed = (
+        gpu.on(host) for host, one in evidence.surveys.items() for gpu in one.gpus if gpu.local_rank is not None
+    )
+    known = dict.fromkeys(chain(surveyed, *(gang.places for gang in evidence.gangs)))
+    hosts = sorted({*evidence.hosts, *evidence.surveys})
     places = {(host, number): Place(host, number) for host in hosts for number in range(layout.ranks_per_node)}
     places |= {place.of_rank: place for place in known}
     node = np.arange(len(places)) // layout.ranks_per_node
@@ -103,7 +104,7 @@ def coverage_of(
         gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
     seen, plan, layout, rails = _presence(evidence), evidence.plan, evidence.plan.layout, rails_of(evidence)
-    hosts = {host: number for number, host in enumerate(sorted({*seen.ranks.by_host, *evidence.surveys, *left_out}))}
+    hosts = {host: number for number, host in enumerate(sorted({*seen.ranks.by_host, *left_out}))}
     named = len(hosts) - len(left_out)
     planned, together, over_all = max(plan.nodes, named), list[str](), list[str]()
     # What tested a GPU, and which undecided requirements a lost rank was measured for less often than others.

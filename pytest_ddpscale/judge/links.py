@@ -97,20 +97,20 @@ def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence
     Links of a host that is certainly blamed for slow computation are not accused. If it is known between which hosts
     communication is slow, nodes and links that explain none of that are left out.
     """
-    excused = frozenset(culprit.host for culprit in answer.culprits if culprit.is_certain)
-    found = slow_links(evidence, excused).items()
-    faults = [one for one in found if not explained or any(map(set(one[1].hosts).issubset, explained))]
+    faults = slow_links(evidence, frozenset(one.host for one in answer.culprits if one.is_certain))
+    faults = [one for one in faults if not explained or any(map(set(one.hosts).issubset, explained))]
     if faults:
-        answer.reasons.append(because("slow-at", tuple(why for why, _ in faults[:2])))
-        answer.culprits += [culprit for _, culprit in faults]
+        told = (because("slow-between", one.hosts, one.because) for one in faults[:2])
+        answer.reasons.append(because("slow-at", tuple(told)))
+        answer.culprits += faults
 
 
 @once
-def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> dict[Reason, Culprit]:
+def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> list[Culprit]:
     """Nodes and links that communicate slowly: slow nodes before slow links, slowest first, then stalls.
 
     They have the device of their end if only one rail is slow. Pairs of excused hosts, which compute slowly, are
-    ignored, because that explains them. Each with what it is and why.
+    ignored, because that explains them.
     """
     rails = rails_of(evidence)
     hosts, nodes, gbps, stalled = rails.hosts, rails.pairs[:, :2], rails.least_gbps, rails.stalled
@@ -121,7 +121,7 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> dic
     ]
     standings, found = Standings(results, SLOW_SHARES[evidence.plan.device_type]), list[Culprit]()
     if len(standings.suspect_nodes) > standings.nodes // 2:
-        return {}
+        return []
     is_good, line = np.isin(nodes, [*standings.good]), standings.slow_below_gbps
     usual = float(np.median(gbps[gbps >= line])) if len(gbps) else 0.0
     # A node with its good partners, or the link between two.
@@ -142,7 +142,7 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> dic
         own = (nodes == node).any(axis=1)
         why = because("stalls", *(int(pairs.sum()) for side in (own, ~own) for pairs in (stalled[side], side)))
         found.append(Culprit("node", (Place(hosts[node]),), why, is_certain=False))
-    return {because(f"slow-{one.kind}-of-pairs", *one.hosts, one.because): one for one in found}
+    return found
 
 
 def name_probe_culprits(

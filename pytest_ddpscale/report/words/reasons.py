@@ -394,8 +394,7 @@ _SPREAD: Mapping[str, Entry] = {
 }
 _LINKS: Mapping[str, Entry] = {
     "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
-    "slow-node-of-pairs": "node {} ({})",
-    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {_and(hosts)} ({why})",
     "slow-pairs": lambda gbps, usual, count, ranks: (
         f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
         f"({count} measurements)"
