@@ -39,7 +39,7 @@ class RunFacts:
         interrupted: the session ended before every selected item was judged.
         coverage: of the machine.
         spoiled: test items that were skipped, or failed for a reason other than their verdict.
-        not_one_machine: why the studies were not all measured on the same devices; empty if they were.
+        not_one_machine: why the studies were not all measured on the same devices; None if they were.
         silent: description of each GPU that does not answer and was not measured.
         lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
@@ -53,7 +53,7 @@ class RunFacts:
     interrupted: bool = False
     coverage: Coverage = field(default_factory=Coverage)
     spoiled: Sequence[Blocker] = ()
-    not_one_machine: str = ""
+    not_one_machine: Reason | None = None
     is_simulated: bool = False
     silent: Sequence[str] = ()
     lost: Mapping[str, str] = field(default_factory=dict)

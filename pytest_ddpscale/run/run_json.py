@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Any, Literal
 
 from msgspec import field
 
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.strict_json import Count, Record
 
 RUN_SCHEMA_VERSION = 3
@@ -162,13 +163,12 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         """The file by which its latest session judged it."""
         return next((one.thresholds for one in reversed(self.resumed) if one.thresholds), self.thresholds)
 
-    def resumption_notes(self, thresholds_digests: str) -> list[str]:
+    def resumption_notes(self, thresholds_digests: str) -> Iterator[Reason]:
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
-        if not self.resumed:
-            return []
-        notes = [f"measured in {len(self.resumed) + 1} sessions: resumed {', '.join(one.at for one in self.resumed)}"]
-        if anew := [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]:
-            notes.append(f"measured again when resumed (earlier attempts: superseded.jsonl): {', '.join(anew)}")
-        if self.thresholds is None or thresholds_digests != self.thresholds.digests:
-            notes.append("judged by another thresholds file than at the start, whose bounds decided when studies ended")
-        return notes
+        if self.resumed:
+            yield because("sessions", len(self.resumed) + 1, tuple(one.at for one in self.resumed))
+            anew = tuple(f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items())
+            if anew:
+                yield because("measured-again", anew)
+            if self.thresholds is None or thresholds_digests != self.thresholds.digests:
+                yield because("other-thresholds")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     EndReason,
@@ -20,11 +21,9 @@ from pytest_ddpscale.run.records import (
     gangs_by_number,
 )
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.util.listing import first_few
 
 # Software of ranks that changes the speed of training or communication.
 _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
-_SHOWN = 4  # names in one message
 
 
 def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
@@ -48,8 +47,8 @@ def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
     return lost
 
 
-def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
-    """Why the studies of a run were not measured on one machine; empty if they were.
+def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
+    """Why the studies of a run were not measured on one machine; None if they were.
 
     A study covers only the devices it ran on: if each half of a cluster passed half of the studies, the cluster passed
     none. A launch with fewer ranks on the same hosts is no contradiction. If there are surveys, each measured node
@@ -60,15 +59,14 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
     for (one, gang), (other, another) in combinations(sorted(measured.items()), 2):
         if gang is another:
             continue
-        hosts, others = {*gang.hosts}, {*another.hosts}
+        hosts, others = tuple(sorted(gang.hosts)), tuple(sorted(another.hosts))
         if hosts != others:
-            return f"studies were measured on different hosts: {one} on {_names(hosts)}, {other} on {_names(others)}"
+            return because("other-hosts", one, hosts, other, others)
         devices, theirs = ({f"{place.uuid} of {place.host}" for place in its.places} for its in (gang, another))
         if not (devices <= theirs or theirs <= devices):
-            names = _names(devices ^ theirs)
-            return f"studies were measured on different devices: {one} and {other} differ in {names}"
+            return because("other-devices", one, other, tuple(sorted(devices ^ theirs)))
         if software := _other_software(one, gang.versions_of(0), other, another.versions_of(0)):
-            return f"studies were measured with different software: {software}"
+            return because("other-software", "studies", *software)
     surveyed = {record.host for record in records if isinstance(record, Survey)}
     for gang in measured.values():
         first: dict[str, int] = {}  # rank by host; with surveys the node check `versions` compares hosts
@@ -76,24 +74,20 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> str:
             other_rank = first.setdefault(place.host if surveyed else "", rank)
             one, other = (f"rank {at} on {gang.ranks[at].place.host}" for at in (other_rank, rank))
             if software := _other_software(one, gang.versions_of(other_rank), other, gang.versions_of(rank)):
-                return f"ranks were measured with different software: {software}"
+                return because("other-software", "ranks", *software)
     unseen = {host for gang in measured.values() for host in gang.hosts} - surveyed
     if surveyed and unseen:
-        return f"measured on {_names(unseen)}, but the surveyed nodes are {_names(surveyed)}"
-    return ""
+        return because("not-surveyed", tuple(sorted(unseen)), tuple(sorted(surveyed)))
+    return None
 
 
 Versions = Mapping[str, str | None]
 
 
-def _other_software(one: str, versions: Versions, other: str, others: Versions) -> str:
-    """``ONE with torch 2.9.0, OTHER with torch 2.10.0``; empty if both have the same."""
-    name = next((name for name in _VERSIONS if versions.get(name) != others.get(name)), "")
-    return name and f"{one} with {name} {versions.get(name)}, {other} with {name} {others.get(name)}"
-
-
-def _names(names: set[str]) -> str:
-    return first_few(sorted(names), _SHOWN)
+def _other_software(one: str, versions: Versions, other: str, others: Versions) -> tuple[str | None, ...]:
+    """The first software that differs: whose, its name and version, and those of the other; empty if all is equal."""
+    said = ((one, name, versions.get(name), other, others.get(name)) for name in _VERSIONS)
+    return next((found for found in said if found[2] != found[4]), ())
 
 
 def studies_measured(records: Sequence[AnyRecord]) -> set[str]:

@@ -66,6 +66,7 @@ from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.run.table import Columns
@@ -124,7 +125,8 @@ class Run(runs.Run):
             interrupted="interrupted" in words, is_simulated="simulated" in words,
             allows_unmeasured="allowed" in words,
             silent=words["silent-gpu"], slow_links=words["slow-link"], wrong_data=words["wrong-data"],
-            not_one_machine="".join(words["two-machines"]), lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
+            not_one_machine=next((because("text", why) for why in words["two-machines"]), None),
+            lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
             spoiled=[Blocker("test", name, "was skipped") for name in words["skipped"]],
         )  # fmt: skip
 

@@ -248,7 +248,16 @@ _OUTCOME: Mapping[str, Entry] = {
 _REPORT: Mapping[str, Entry] = {
     "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
 }
+_RUN: Mapping[str, Entry] = {
+    "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
+    "other-devices": "studies were measured on different devices: {} and {} differ in {}",
+    "other-software": "{0} were measured with different software: {1} with {2} {3}, {4} with {2} {5}",
+    "not-surveyed": "measured on {}, but the surveyed nodes are {}",
+    "sessions": "measured in {} sessions: resumed {}",
+    "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
+    "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
+}
 SENTENCES: Mapping[str, Entry] = {
     **_ANY, **_STATS, **_VALUES, **_JUDGED, **_CAVEATS, **_SLOW, **_UNIFORMITY, **_SPREAD, **_LINKS, **_AGREEMENT,
-    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_REPORT,
+    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_REPORT, **_RUN,
 }  # fmt: skip
