@@ -34,7 +34,7 @@ _COUNTER_BYTES = 8
 _PIPE_BYTES = 2**20  # default limit for unprivileged users; holds a round of thousands of ranks
 
 
-class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Assignment(Record):
     """The work of the ranks of a gang.
 
     Attributes:
@@ -66,7 +66,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     secret: str = ""
 
 
-class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):
+class WantedArms(Record, tag_field="say", tag="wanted"):
     """The supervisor's decision after a round: the arms to go on timing; none if the study is finished."""
 
     study: str
@@ -74,7 +74,7 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     arms: tuple[str, ...]
 
 
-class RankStatus(Record, frozen=True, kw_only=True):
+class RankStatus(Record, kw_only=True):
     """Last status of a rank.
 
     Attributes:
@@ -97,7 +97,7 @@ class RankStatus(Record, frozen=True, kw_only=True):
     steps: int = 0
 
 
-class RankFailure(RankStatus, frozen=True, kw_only=True, omit_defaults=False):
+class RankFailure(RankStatus, kw_only=True, omit_defaults=False):
     """Error of a rank: type and message, and its status when it happened.
 
     Attributes:

@@ -28,7 +28,7 @@ Growth = Annotated[int, Meta(ge=0, le=2**62)]
 Amounts = Column[Amount | None]
 
 
-class GpuReadings(Record, frozen=True, kw_only=True):
+class GpuReadings(Record, kw_only=True):
     """Readings of GPUs, each in one window of time. A value that all share, as of a single GPU, is stored once.
 
     None means that the driver gave no value; `unreadable` has the reason. Utilization, power, clock,
@@ -81,7 +81,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
 READINGS = GpuReadings.__struct_fields__
 
 
-class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", tag="telemetry"):
+class TelemetryBlock(GpuReadings, kw_only=True, tag_field="kind", tag="telemetry"):
     """Telemetry of one arm, or of one probe, in one round; written before its blocks.
 
     Attributes:
