@@ -70,7 +70,7 @@ def conclude_with_links(
     """As `conclude_all`, and the nodes and links that the search among nodes names: see `slow_links`."""
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
-    found, links = tuple(verdicts.values()), slow_links(evidence)
+    found, links = tuple(verdicts.values()), {said(why): {*one.hosts} for why, one in slow_links(evidence).items()}
     facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
     outcome, why, _ = conclude(facts)
     return outcome, said(why), found, links

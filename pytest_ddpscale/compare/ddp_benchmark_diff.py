@@ -16,7 +16,7 @@ import numpy as np
 from pytest_ddpscale.compare.ddp_benchmark_file import DdpBenchmark, DdpBenchmarkFile, DdpBenchmarkResult, Said
 from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
 from pytest_ddpscale.judge.stats import estimate_of
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 
 PERCENTS_OF_DIFF = (75, 95)
 ABSENT_KEY = "-"
@@ -169,5 +169,5 @@ def _mean_step(result: DdpBenchmarkResult, confidence: float) -> Estimate | str:
     what = "rounds" if result.steps_per_round else "steps"
     found = estimate_of(result.separate_s, "factors", confidence)
     if found.interval is None:
-        return said(found.too_few).replace("rounds", what) if found.too_few else ""
+        return f"{len(result.separate_s)} {what}; expected at least {FEWEST_ROUNDS}"
     return Estimate(found.value, found.interval)

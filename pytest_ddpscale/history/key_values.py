@@ -175,7 +175,7 @@ def _node_values(evidence: Evidence, study: Study, arm: Arm, definition: str) ->
     """Values of each node under DDP, at the pace of its slowest rank, for which all wait."""
     found = groups(evidence.columns, study.id, (arm,), evidence.plan.layout)
     for place in range(len(found.places)):
-        [rounds] = found.at(place)
+        rounds = found.at(place)
         ours = rounds.of(~rounds.single_sample)
         value = _median(ours.samples_per_s_per_gpu.tolist())
         hosts = list(ours.ranks.by_host)

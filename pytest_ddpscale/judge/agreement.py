@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.run.table import ArmRounds, once
 from pytest_ddpscale.run.verdicts import WRONG_DATA
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
@@ -58,7 +58,7 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
     the seeded step, unless another study compared them: DDP averages what a rank computes wrong, so equal parameters
     alone do not show that each rank computes right.
     """
-    odd = evidence.once(("disagreements", study.id), lambda: disagreements(study, evidence))
+    odd = disagreements(evidence, study)
     compares = METRICS[answer.blank.metric].compares_results
     steps = evidence.seeded_steps.get(study.id, {})
     if not odd:
@@ -79,7 +79,8 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
         answer.outcome, answer.reasons, answer.culprits = "error", [reason], [*odd.values()]
 
 
-def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
+@once
+def disagreements(evidence: Evidence, study: Study) -> dict[int, Culprit]:
     """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
 
     Ranks that differ from more than half of those that they trained with are certain. If no result is shared by more
@@ -115,12 +116,8 @@ def disagreements(study: Study, evidence: Evidence) -> dict[int, Culprit]:
     found = dict[int, Culprit]()
     for rank in np.flatnonzero(unlike.any(axis=0)).tolist():
         blocks, seeded = unlike[:, rank].tolist()
-        whom = "between the ranks" if doubted[rank] else "from most of the ranks"
-        what = f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}; " if blocks else ""
-        what += f"gradients of one seeded step, each computed alone, differ {whom}; " if seeded else ""
-        what += "it is unknown which is right" if doubted[rank] else ""
         is_certain = not doubted[rank]
-        why = because("text", what.removesuffix("; "))
+        why = because("unlike-others", blocks, bool(seeded), is_certain)
         found[rank] = Culprit("gpu", (places[rank],), why, is_certain, computed_wrong=True)
     return found
 
@@ -132,13 +129,12 @@ def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
     checksum of either kind: an unknown result does not count as agreement. `own` has a number for each rank's result of
     the seeded step: `numbered`.
     """
-    results, there = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)]), rows.present
-    is_unknown = ((results == 0) & there).any(axis=(0, -1)) | ~there.any(axis=-1)
+    results, there = np.stack([rows.digest, np.broadcast_to(own, rows.digest.shape)], axis=-1), rows.present
+    is_unknown = ((results == 0).any(axis=-1) & there).any(axis=-1) | ~there.any(axis=-1)
     found = np.where(is_unknown, np.nan, 1.0)
-    first = there.argmax(axis=-1)[np.newaxis, ..., np.newaxis] if there.size else np.zeros((1, *there.shape), np.int64)
-    differs = (results != np.take_along_axis(results, first, axis=-1)).any(axis=0) & there
+    differs = (results != results[..., :1, :]).any(axis=-1) & there
     for at in map(tuple, np.argwhere(differs.any(axis=-1) & ~is_unknown).tolist()):
-        counts = np.unique(np.stack([of[at][there[at]] for of in results]), axis=1, return_counts=True)[1]
+        counts = np.unique(results[at][there[at]], axis=0, return_counts=True)[1]
         found[at] = counts.max() / counts.sum()
     return found
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import doubt_stalled_devices
+from pytest_ddpscale.judge.devices import anomalies, mean_power_w
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import TERA, WHOLE
 from pytest_ddpscale.judge.slow import culprits_of
@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
@@ -129,15 +130,29 @@ def stalled_devices(judged: Judged) -> None:
     """Devices only wait: their utilization, which NVML counts as busy, proves nothing."""
     if not judged.case.requirement.definition.reads_utilization:
         return
-    told = judged.evidence.telemetry
+    told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
     for place in np.flatnonzero(judged.codes == PASSED).tolist():
         name = str(judged.values.places[place])
         if name != WHOLE and name not in told.hosts:
-            judged.note(place, None if judged.evidence.plan.device_type == "cpu" else because("power-unknown"))
+            judged.note(place, None if needs_none else because("power-unknown"))
             continue
         rounds = judged.rounds(name)
-        telemetry = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
-        doubt_stalled_devices(judged, place, rounds, telemetry)
+        windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
+        stalled = []
+        for own in anomalies(windows)["stalled"]:
+            power = because("power", float(np.nanmedian(mean_power_w(own))), float(own.power_limit_w[0]))
+            stalled.append((own.place_of(0), len(own), power))
+        if stalled:  # not certain: each may be waiting for a peer
+            whys = [(gpu, because("stalled-rounds", count, power)) for gpu, count, power in stalled]
+            judged.culprits[place] = tuple(Culprit("gpu", (gpu,), why, is_certain=False) for gpu, why in whys)
+            (gpu, _, power), *_ = stalled
+            why = because("only-waits", f"{gpu.number} on {gpu.host}", power)
+            judged.codes[place], judged.reasons[place] = OPEN, why
+            continue
+        known = np.unique(windows.place[~np.isnan(mean_power_w(windows)) & (windows.power_limit_w > 0)])
+        ours = rounds.present[~rounds.single_sample].any(axis=0)  # not imported
+        if len(known) < ours.sum() and not needs_none:
+            judged.note(place, because("power-unknown"))
 
 
 def skipped_steps(judged: Judged) -> None:
@@ -158,14 +173,13 @@ def skipped_steps(judged: Judged) -> None:
 
 def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    peers = judged.peers
-    if peers is None or judged.case.requirement.definition.baseline != "alone":
+    if judged.peers is None or judged.case.requirement.definition.baseline != "alone":
         return
-    ranks, slow = peers.pace.ranks, peers.slow
-    hosts, most = ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
+    pace, slow = judged.peers()
+    hosts, most = pace.ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
     rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
     where = np.array([len(of_place) > most for of_place in rows], np.bool_)
-    culprits = {at: (*culprits_of(ranks, slow, rows[at]),) for at in np.flatnonzero(where).tolist()}
+    culprits = {at: (*culprits_of(pace.ranks, slow, rows[at]),) for at in np.flatnonzero(where).tolist()}
 
     def why(at: int) -> Reason:
         return because("scaled-from-slow", len(rows[at]), culprits[at][0].because)

@@ -31,7 +31,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
@@ -60,11 +60,8 @@ class _Presence(NamedTuple):
     lost: BoolArray
 
 
+@once
 def _presence(evidence: Evidence) -> _Presence:
-    return evidence.once("presence", lambda: _find_presence(evidence))
-
-
-def _find_presence(evidence: Evidence) -> _Presence:
     plan, layout, arms = evidence.plan, evidence.plan.layout, evidence.columns.arms
     surveyed = ((host, gpu) for host, survey in evidence.surveys.items() for gpu in survey.gpus)
     of_surveys = (gpu.on(host) for host, gpu in surveyed if gpu.local_rank is not None)

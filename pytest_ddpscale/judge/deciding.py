@@ -75,19 +75,16 @@ class Decider:
         arms = [arm.name for arm in study.arms]
         if rounds < (study.swept_rounds if isinstance(study, ProbeStudy) else FEWEST_ROUNDS):
             return arms
-        wanted, before = {(study_id, name) for name in arms}, None
-        if isinstance(study, Study):
-            # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
-            # And the study before shows which rank was slowest before the first round.
-            before = study_before(study, plan.studies)
-            wanted |= self._each | ({(before.id, pace_arms(before)[0].name)} if before else set())
-        columns = self._columns.columns(wanted)
-        if isinstance(study, Study):
-            # After a loss nothing can pass, but the nodes that remain can still be judged. Probes and pairs over all do
-            # not fit fewer, and requirements on studies do not need them.
-            nodes = len({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
-            if nodes < plan.nodes and study.world_size <= nodes * plan.layout.ranks_per_node:
-                plan = replace(plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
+        # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
+        # And the study before shows which rank was slowest before the first round.
+        before = study_before(study, plan.studies) if isinstance(study, Study) else None
+        wanted = self._each | {(study_id, name) for name in arms}
+        columns = self._columns.columns(wanted | ({(before.id, pace_arms(before)[0].name)} if before else set()))
+        # After a loss nothing can pass, but the nodes that remain can still be judged. Probes and pairs over all do not
+        # fit fewer, and requirements on studies do not need them.
+        nodes = len({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
+        if isinstance(study, Study) and study.world_size <= nodes * plan.layout.ranks_per_node and nodes < plan.nodes:
+            plan = replace(plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
         records, cases = [*self._gangs.values(), *self._records[study_id]], self._cases[study_id]
         evidence = replace(evidence_of(plan, columns, records), goes_on=True)
         measured = {name: int(arm.present.sum()) for (of, name), arm in columns.arms.items() if of == study_id}

@@ -1,4 +1,4 @@
-"""Anomalies of devices: in telemetry of timed blocks, as notes, and as a caveat of device_utilization.
+"""Telemetry of devices: node checks under load, notes on anomalies, and a caveat of device_utilization.
 
 NVML's utilization is the share of time in which *any* kernel ran: NCCL's kernels, which spin while they wait for a
 peer, count as busy. Power tells the difference, and SM activity where the GPU reports it.
@@ -7,22 +7,21 @@ peer, count as busy. Power tells the difference, and SM activity where the GPU r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pytest_ddpscale.judge.judged import Judged
+from pytest_ddpscale.judge.check_rules import THROTTLE_FAULTS, Facts, gpus_afterwards, memory_faults, throttled
 from pytest_ddpscale.judge.peers import median_over_rounds
-from pytest_ddpscale.judge.stats import OPEN
+from pytest_ddpscale.plan.node_check import NodeExpectation
+from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import CPU, Culprit
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.util.arrays import BoolArray, FloatArray
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
 # A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.
 BUSY = 0.9
@@ -35,43 +34,129 @@ STALLED_POWER_OF_LIMIT = 0.3
 WORKING_SMS = 0.5
 # Published analyses of DDP scaling call a GPU underused below this utilization.
 IDLE = 0.8
+# Below this utilization a GPU, and with it its link, may be saving power.
+BUSY_UTILIZATION = 0.5
 # Share of polls. A short block has few polls, and one in ten may be a spike that still counts.
 THROTTLED = 0.1
-# Faults of cooling, power supply or board; not idling, clocks that an administrator set, or `sw_power_cap`, which full
-# load causes. `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
-THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 # A GPU under load runs at 70 % of its maximum clock or more, even at its power limit. Hardware slowdowns halve it.
 SLOW_CLOCK = 0.5
 # Share of the rounds of an arm; an anomaly in fewer rounds may be a fluke, or come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
-_IN_WORDS = {
-    "stalled": "busy at nearly idle power: it waits inside a kernel",
-    "throttled": "held down by heat, power supply or board",
-    "slow_clock": "busy at less than half of its clock",
-}
+# Polls are about a second apart, so only windows shorter than this may have none …
+LONGEST_UNPOLLED_S = 2.0
+# … and even short windows need on average one poll in this time.
+RAREST_POLLS_S = 10.0
+_ECC, _THROTTLING, _PCIE = "ecc_under_load", "throttling_under_load", "pcie_under_load"
 
 
-def flags(told: TelemetryColumns) -> dict[str, BoolArray]:
-    """Anomalies by name, each (rows,).
+def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
+    """GPUs by all their windows, and new errors after ranks have failed, which they may have caused.
 
-    - ``stalled``: busy (at least `BUSY`) at nearly idle power (`STALLED_POWER`), unless half of the SMs work or the
-      clock is low, either of which explains the power.
-    - ``throttled``: one of `THROTTLE_FAULTS` in at least `THROTTLED` of the polls.
-    - ``slow_clock``: SM clock under `SLOW_CLOCK` of its maximum while the GPU is not idle.
-
-    A value that could not be read raises no flag, and does not show health either.
+    Too few windows, or none, of a planned rank's GPU count as missing data; an unchanged counter does not make up.
     """
-    busy, power, limit, idle = told.utilization, mean_power_w(told), told.power_limit_w, told.idle_power_w
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (power - idle) / (limit - idle)
-    is_nearly_idle = np.where(idle < limit, share < STALLED_POWER, power < STALLED_POWER_OF_LIMIT * limit)
-    is_slow = (busy >= IDLE) & (told.sm_clock_mhz < SLOW_CLOCK * told.sm_clock_max_mhz)
-    is_working = is_slow | (told.sm_activity >= WORKING_SMS)
-    return {
-        "stalled": (busy >= BUSY) & ~is_working & is_nearly_idle,
-        "throttled": told.throttle_reasons.where(lambda one: bool(lasting_faults(one))),
-        "slow_clock": is_slow,
-    }
+    told, places = evidence.telemetry, dict[object, tuple[int, Place]]()
+    firsts = [places.setdefault(place.identity, (len(places), place)) for place in told.places]
+    gpu, gpus = np.array([at for at, _ in firsts], np.int64)[told.place], [place for _, place in places.values()]
+    for code, counted in (("new-uncorrected", told.ecc_uncorrected), ("note-new-corrected", told.ecc_corrected)):
+        errors = np.bincount(gpu, np.nan_to_num(counted))
+        yield from ((gpus[at], _ECC, code, int(errors[at])) for at in np.flatnonzero(errors).tolist())
+    for place, before, after in gpus_afterwards(evidence):
+        are = memory_faults(after) if after else {}
+        for code, was in memory_faults(before).items():
+            if was is not None and (now := are.get(code)) is not None and now > was:
+                yield place, _ECC, "afterwards", code, now - was
+    # One unread window makes it unknown: if it is the last one of a launch, no later one counts its errors.
+    has_ecc = told.unreadable.where(lambda one: "not supported" not in one.get("ecc_uncorrected", "").lower())
+    is_unread = np.isnan(told.ecc_uncorrected) & (has_ecc | (expected.ecc is True))
+    unread, first = np.unique(gpu[is_unread], return_index=True)
+    for at, reasons in zip(unread.tolist(), told.unreadable[is_unread][first], strict=True):
+        why = reasons.get("ecc_uncorrected") or reasons.get("device", "")
+        yield gpus[at], _ECC, "no-reading", "ecc_uncorrected", why
+
+    held, is_polled = held_down(told), told.polls > 0
+    is_known = is_polled & told.throttle_reasons.where(lambda one: one is not None)
+    readings = [(_THROTTLING, "throttle_reasons", np.ones(len(told), np.bool_), held & is_polled, is_known & ~held)]
+    # Too little is a fault of a busy GPU, and an idle one decides nothing.
+    is_busy = told.utilization >= BUSY_UTILIZATION
+    may_be = is_busy | np.isnan(told.utilization)
+    for reading in ("pcie_generation", "pcie_width"):
+        found, least = getattr(told, reading), getattr(expected, reading)
+        if least is not None:
+            readings.append((_PCIE, reading, may_be, is_busy & (found < least), found >= least))
+    for at in np.setdiff1d(gpu, gpu[may_be]).tolist():
+        yield gpus[at], _PCIE, "no-load", BUSY_UTILIZATION
+    for check, reading, rows, was_so, was_not in readings:
+        own = gpu[rows]
+        for at, is_fault, windows in _in_most_windows(told.of(rows), own, was_so[rows], was_not[rows]):
+            values = getattr(told, reading)[rows][own == at]
+            if not is_fault:
+                yield gpus[at], check, "no-windows", reading, windows
+            elif check == _THROTTLING:
+                seen = set[str]().union(*map(lasting_faults, values.different.values()))
+                yield gpus[at], check, *throttled(sorted(seen), windows)
+            else:
+                yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), getattr(expected, reading), windows
+
+    # Only GPUs that the survey lists and that ran a block count, as far as both are known.
+    worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
+    surveys = [survey for survey in evidence.surveys.values() if not survey.problem]
+    listed = {survey.host: {gpu.uuid for gpu in survey.gpus} for survey in surveys}
+    watched = [(gpus[at].host, gpus[at].uuid) for at in np.unique(gpu).tolist()]
+    known = [one for one in watched if one[1] in listed.get(one[0], one) and (not worked or one in worked)]
+    counting, on_host = Counter(host for host, _ in known), Counter(host for host, _ in watched)
+    for host in {host for host, _ in (*watched, *worked)}:
+        yield Place(host), "", "looked", on_host[host]
+        if len(readings) == 1:
+            yield Place(host), _PCIE, "no-expectation", "pcie_generation or pcie_width"
+        if counting[host] < (asked := expected.gpus_per_node or 1):
+            yield Place(host), "", "no-telemetry", counting[host], asked
+
+
+def _in_most_windows(
+    told: TelemetryColumns, gpu: IntArray, was_so: BoolArray, was_not: BoolArray
+) -> Iterator[tuple[int, bool, Reason]]:
+    """Whether a condition held in at least half of an arm's windows, whatever the unreadable windows contain.
+
+    Arms are judged one by one, so that probes, which heat nothing, cannot outvote a fault that shows only in training.
+    An arm is unknown if unreadable windows could change the result, and a GPU if it was hardly polled. A single window
+    may show a momentary excursion, so an arm needs several; if none has, all windows are judged together.
+
+    Args:
+        told: windows. Those without a poll do not count if a GPU has others, because a probe's may be shorter than the
+            time between two polls; they do count if the GPU does not answer.
+        gpu: number of each window's GPU.
+        was_so: windows where the condition held.
+        was_not: windows where it did not; windows in neither are unreadable.
+
+    Yields:
+        Number of a GPU where it held, or where that is unknown; which of both; and in which windows.
+    """
+    counting = (told.polls > 0) | told.unreadable.where(lambda reasons: "device" in reasons)
+    counting |= told.seconds > LONGEST_UNPOLLED_S
+    counting |= (np.bincount(gpu, counting) == 0)[gpu]
+    shape = int(gpu.max(initial=0)) + 1, len(told.arms)
+    of_arm = gpu * shape[1] + told.arm
+    of_several = counting & (np.bincount(of_arm, counting) > 1)[of_arm]
+    has_several = (np.bincount(gpu, of_several) > 0)[gpu]
+    counting, bins = np.where(has_several, of_several, counting), np.where(has_several, of_arm, gpu * shape[1])
+    windows = [np.bincount(bins, counting & those, shape[0] * shape[1]) for those in (counting, was_so, was_not)]
+    total, so, not_so = (one.reshape(shape) for one in windows)
+    at_fault, untold = ((total > 0) & (one >= SHARE_OF_ROUNDS * total) for one in (so, total - not_so))
+    is_fault = np.any(at_fault, axis=1, keepdims=True)
+    found = np.where(is_fault, at_fault, untold)
+    counts = (found * np.where(is_fault, so, total - so - not_so)).sum(axis=1), (found * total).sum(axis=1)
+    for number in np.flatnonzero(counts[1]).tolist():
+        yield number, bool(is_fault[number]), because("windows", *(int(count[number]) for count in counts))
+    seconds, polls = np.bincount(gpu, told.seconds), np.bincount(gpu, told.polls)
+    is_hardly_polled = (counts[1] == 0) & (seconds >= RAREST_POLLS_S * np.maximum(polls, 1))
+    for number in np.flatnonzero(is_hardly_polled).tolist():
+        yield number, False, because("few-polls", float(polls[number]), float(seconds[number]))
+
+
+def held_down(told: TelemetryColumns) -> BoolArray:
+    """Whether one of `THROTTLE_FAULTS` lasted for at least `THROTTLED` of the polls, (rows,)."""
+    held: BoolArray = told.throttle_reasons.where(lambda one: bool(lasting_faults(one)))
+    return held
 
 
 def lasting_faults(reasons: Mapping[str, float] | None) -> set[str]:
@@ -89,64 +174,49 @@ def mean_power_w(told: TelemetryColumns) -> FloatArray:
     return watts
 
 
-def _mostly(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
-    """By flag for each device that has it in most of its windows of an arm, those windows."""
+def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
+    """By anomaly for each device that has it in most of its windows of an arm of training, those windows.
+
+    - ``stalled``: busy (at least `BUSY`) at nearly idle power (`STALLED_POWER`), unless half of the SMs work or the
+      clock is low, either of which explains the power.
+    - ``slow-clock``: SM clock under `SLOW_CLOCK` of its maximum while the GPU is not idle.
+
+    A value that could not be read raises no flag, and does not show health either.
+    """
+    busy, power, limit, idle = told.utilization, mean_power_w(told), told.power_limit_w, told.idle_power_w
+    most = np.where(idle < limit, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
+    is_slow = (busy >= IDLE) & (told.sm_clock_mhz < SLOW_CLOCK * told.sm_clock_max_mhz)
+    is_working = is_slow | (told.sm_activity >= WORKING_SMS)
+    flags = {"stalled": (busy >= BUSY) & ~is_working & (power < most), "slow-clock": is_slow}
+    # Probes of memory and links wait by nature.
+    is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
     devices, found = told.arm * len(told.places) + told.place, {}
-    # A short window may lie between two polls and is then unknown.
-    is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
-    for flag, is_raised in flags(told).items():
-        is_known = is_polled if flag == "throttled" else ~np.isnan(told.utilization)
-        often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * np.bincount(devices, is_known)
-        raised = told.of(is_raised & often[devices])
-        found[flag] = [raised.of(rows) for rows in raised.together(raised.place)]
+    for name, is_raised in flags.items():
+        often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * np.bincount(devices, ~np.isnan(busy))
+        raised = told.of(is_training & is_raised & often[devices])
+        found[name] = [raised.of(rows) for rows in raised.together(raised.place)]
     return found
 
 
 def device_notes(evidence: Evidence) -> list[Reason]:
     """A line for each arm with idle devices, each anomaly of devices in most rounds, and lowered power limits."""
-    notes, told = list[Reason](), evidence.telemetry
+    notes = list[Reason]()
+    # From the measurements, on a CPU too.
     for (study, arm), measured in evidence.columns.arms.items():
-        utilization = measured.reading("utilization")[~measured.single_sample]
-        known = np.flatnonzero((~np.isnan(utilization)).any(axis=0))
-        busy = median_over_rounds(utilization[:, known]) if len(known) else np.ones(1)
-        if (count := np.count_nonzero(busy < IDLE)) > 0:
-            rank, place = measured.ranks.who(int(known[busy.argmin()]))
-            whose = f"{count} of {len(busy)} devices" if len(busy) > 1 else "the device"
-            least = f"least busy rank {rank} on {place.host} with {percent(busy.min())}"
-            notes.append(because("low-utilization", f"{study}, {arm}: {whose} below {percent(IDLE)}, {least}"))
-    # Idle devices are noted from the measurements, on a CPU too. Probes of memory and links wait by nature.
-    is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
-    found = _mostly(told.of(is_training)) | {"throttled": _mostly(told)["throttled"]}
-    for flag, devices in found.items():
+        busy = median_over_rounds(measured.reading("utilization")[~measured.single_sample])
+        if count := int((busy < IDLE).sum()):
+            rank, place = measured.ranks.who(int(np.nanargmin(busy)))
+            of, least = int((~np.isnan(busy)).sum()), float(np.nanmin(busy))
+            notes.append(because("low-utilization", study, arm, count, of, IDLE, rank, place.host, least))
+    for name, devices in anomalies(evidence.telemetry).items():
         places = [windows.place_of(0) for windows in devices]
-        if names := [f"{place.number} on {place.host}" for place in places]:
-            notes.append(because("text", f"{flag}: {first_few(names)}: {_IN_WORDS[flag]}"))
+        if names := tuple(f"{place.number} on {place.host}" for place in places):
+            notes.append(because(name, names))
     # A lowered power limit makes GPUs slower than others of their model.
-    capped = [
-        f"GPU {gpu.index} on {survey.host} ({gpu.power_limit_w:g} W, default {gpu.power_limit_default_w:g} W)"
+    capped = tuple(
+        because("power-limit", gpu.index, survey.host, gpu.power_limit_w, gpu.power_limit_default_w)
         for survey in evidence.surveys.values()
         for gpu in survey.gpus
         if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
-    ]
-    return [*notes, because("text", f"power limit below the default: {first_few(capped)}")] if capped else notes
-
-
-def doubt_stalled_devices(judged: Judged, place: int, measured: ArmRounds, told: TelemetryColumns) -> None:
-    """Open a place that passes on device_utilization if devices only wait; note GPUs of unknown power."""
-    if not (stalled := _mostly(told)["stalled"]):
-        is_known = ~np.isnan(mean_power_w(told)) & (told.power_limit_w > 0)
-        known = {told.place_of(row).identity for row in np.flatnonzero(is_known).tolist()}
-        is_ours = measured.present[~measured.single_sample].any(axis=0)  # not imported
-        needed = {place.identity for place in measured.ranks.rank_places[is_ours] if place.uuid != CPU}
-        judged.note(place, None if needed <= known else because("power-unknown"))
-        return
-    culprits, reason = [], ""
-    for windows in stalled:
-        device, watts = windows.place_of(0), np.nanmedian(mean_power_w(windows))
-        power = f"{watts:.0f} W of {windows.power_limit_w[0]:.0f} W"
-        # Not certain: the GPU may be waiting for a peer.
-        why = because("text", f"stalled in {len(windows)} rounds: {power}")
-        culprits.append(Culprit("gpu", (device,), why, is_certain=False))
-        reason = reason or f"{device.number} on {device.host} is {_IN_WORDS['stalled']} ({power})"
-    judged.codes[place], judged.culprits[place] = OPEN, tuple(culprits)
-    judged.reasons[place] = because("text", f"{reason}, so its utilization proves nothing")
+    )
+    return [*notes, because("power-limits", capped)] if capped else notes

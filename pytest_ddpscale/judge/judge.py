@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
@@ -14,9 +15,9 @@ from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
-from pytest_ddpscale.judge.metrics import WHOLE, merged, on_hosts, rounds_begun
-from pytest_ddpscale.judge.slow import SlowRanks, arms_read, name_slow
-from pytest_ddpscale.judge.spread import applies_to, excuse_spread, values_against_slowest
+from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
+from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
+from pytest_ddpscale.judge.spread import excuse_spread
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
@@ -72,16 +73,15 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
     begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
     due = _rounds_due(evidence, study.id, begun, arms)
     if requirement.definition.reads_own_pace:
-        answer = answer_uniformity(answer, case, study, evidence, due)
+        answer_uniformity(answer, case, study, evidence, due)
         if answer.outcome != "not_measured":
             add_disagreements(answer, study, evidence)
         return answer
     is_by_node = evidence.plan.layout.judged_by_node(question.arms)
     planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
-    peers = SlowRanks(study, evidence, case.peers.computing)
+    peers = partial(slow_ranks, evidence, study, case.peers.computing)
     judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
-    against = values_against_slowest(case, study, evidence, values) if applies_to(case) else None
-    _judge_places(judged, planned, None if against is None else partial(excuse_spread, study=study, own=against))
+    _judge_places(judged, planned, study)
     why_not = values.missing
     answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
     if answer.outcome != "not_measured" or is_by_node:
@@ -91,10 +91,10 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
             if not is_by_node:
                 return judged.rounds(WHOLE)
             alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            hosts = {place.host for place, is_alike in zip(judged.places, alike, strict=True) if is_alike}
-            return on_hosts(merged(evidence.columns, study.id, question.measured, evidence.plan.layout), hosts)
+            measured, hosts = found.merged[-1], [*itertools.compress(found.places, alike)]
+            return measured.of(slice(None), np.isin(measured.ranks.hosts, hosts)).there()
 
-        name_slow(answer, case, peers, rounds)
+        name_slow(answer, case, study, evidence, rounds)
     if is_by_node:
         judged.name_failed_nodes(answer, planned)
     return answer
@@ -108,7 +108,7 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
         begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
         if case.requirement.definition.compares_places:
-            answer = answer_probe_uniformity(answer, case, values, evidence, due)
+            answer_probe_uniformity(answer, case, values, evidence, due)
         else:
             judged = Judged(answer.blank, case, evidence, values, study.rounds, due)
             planned = len(evidence.plan.layout.groups_of_round(probe))
@@ -138,7 +138,7 @@ def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: s
     return sum(number not in timed or arms <= set(timed[number]) for number in begun)
 
 
-def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None] | None = None) -> None:
+def _judge_places(judged: Judged, planned: int, study: Study | None = None) -> None:
     """Judge all places by the bound, the spread of GPUs and all doubts.
 
     Failures are judged again at the confidence that holds for all places together.
@@ -146,18 +146,18 @@ def _judge_places(judged: Judged, planned: int, spread: Callable[[Judged], None]
 
     def look(found: Estimated) -> None:
         judged.decide(found)
-        if spread is not None:
-            spread(judged)
+        if study is not None:
+            excuse_spread(judged, study)
         for caveat in CAVEATS:
             caveat(judged)
 
-    look(found := judged.found)
+    look(judged.found)
     failed, of = judged.codes == FAILED, max(planned, int((judged.codes != ABSENT).sum()))
     if not failed.any() or of == 1:
         return
     reasons = {place: judged.why(place) for place in np.flatnonzero(failed).tolist()}
-    strict = judged.values.estimated(1 - (1 - judged.blank.confidence) / of, judged.limit)
-    look(found.at(strict, failed))
+    confidence = judged.blank.confidence
+    look(judged.values.estimated(np.where(failed, 1 - (1 - confidence) / of, confidence), judged.limit))
     for place, reason in reasons.items():
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN

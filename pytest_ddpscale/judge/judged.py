@@ -16,8 +16,8 @@ import numpy as np
 from pytest_ddpscale.judge.agreement import name_unless_most_fail
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.metrics import Groups
-from pytest_ddpscale.judge.peers import medians_of_others
-from pytest_ddpscale.judge.slow import SlowRanks
+from pytest_ddpscale.judge.peers import Slow, medians_of_others
+from pytest_ddpscale.judge.slow import OwnPace
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.evidence import Evidence
@@ -59,7 +59,7 @@ class Judged:
     limit: int = 0
     due: int = 0
     groups: Groups | None = None
-    peers: SlowRanks | None = None
+    peers: Callable[[], tuple[OwnPace, Slow]] | None = None
 
     def __post_init__(self) -> None:
         self.places = [JudgedPlace("node", (), at) if isinstance(at, str) else at for at in self.values.places]
@@ -81,7 +81,7 @@ class Judged:
     def rounds(self, place: str) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
         assert self.groups is not None
-        return self.groups.at(self.groups.places.index(place))[-1]
+        return self.groups.at(self.groups.places.index(place))
 
     def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
@@ -116,7 +116,7 @@ class Judged:
     def numbers(self, place: int) -> tuple[float, tuple[float, float] | None, float | None]:
         """Value, interval, clipped to possible values, and None if it says nothing, and correlation of a place."""
         definition, found = self.case.requirement.definition, self.found
-        value, told, _ = found.found(place, definition.range_at(self.blank.world_size, "possible"))
+        value, told = found.found(place, definition.range_at(self.blank.world_size, "possible"))
         correlation = None if told is None or np.isnan(found.correlations[place]) else float(found.correlations[place])
         return value, None if found.say_nothing[place] else told, correlation
 

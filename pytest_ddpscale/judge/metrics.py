@@ -6,7 +6,7 @@ A metric is an expression on arrays whose last axis are the ranks of a place. To
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 
@@ -30,12 +30,6 @@ def rounds_begun(columns: Columns, study_id: str) -> set[int]:
     return {number for arm in columns.of_study(study_id) for number in arm.numbers.tolist()}
 
 
-def on_hosts(rounds: ArmRounds, hosts: Collection[str]) -> ArmRounds:
-    """The same rounds with only the ranks on these hosts."""
-    there = np.array([host in hosts for host in rounds.ranks.hosts], np.bool_)
-    return rounds if there.all() else rounds.of(slice(None), there).there()
-
-
 @once
 def merged(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRounds:
     """Complete rounds of all groups of ranks that trained an arm: of each node, or of all of them together.
@@ -44,9 +38,8 @@ def merged(columns: Columns, study_id: str, arm: Arm, layout: Layout) -> ArmRoun
     that worked are the arm's, with its batch, and which of the groups that take turns was due.
     """
     measured = columns.arms.get((study_id, arm.name), NO_ROUNDS)
-    hosts = measured.ranks.hosts if layout.judged_by_node([arm]) else np.zeros(len(measured.ranks), np.int64)
-    group = np.unique(hosts, return_inverse=True)[1]
-    count = np.zeros((len(group), len(measured)), np.int64)
+    group = measured.ranks.numbers // (layout.ranks_per_node if layout.judged_by_node([arm]) else layout.world_size)
+    count = np.zeros((1 + group.max(initial=0), len(measured)), np.int64)
     np.add.at(count, group, measured.present.T)
     return measured.only((count == arm.world_size)[group].T).there()
 
@@ -70,10 +63,10 @@ class Groups:
         """Rounds of each arm, with cells (rounds, places, ranks of a place)."""
         return [rounds.at(columns) for rounds, columns in zip(self.merged, self.columns, strict=True)]
 
-    def at(self, place: int) -> Sequence[ArmRounds]:
-        """Rounds of one place, with its ranks alone, of each arm."""
-        of_arms = zip(self.merged, self.columns, strict=True)
-        return [rounds.of(slice(None), at[place][at[place] >= 0]).there() for rounds, at in of_arms]
+    def at(self, place: int) -> ArmRounds:
+        """Rounds of the measured arm at one place, with its ranks alone."""
+        columns = self.columns[-1][place]
+        return self.merged[-1].of(slice(None), columns[columns >= 0]).there()
 
 
 @once
@@ -83,21 +76,19 @@ def groups(columns: Columns, study_id: str, arms: tuple[Arm, ...], layout: Layou
     Each of several nodes is a place if all these arms fit a node, in the order of their ranks, which avoids copies;
     otherwise the only place has the ranks of each arm, of one that fits a node those of the first.
     """
-    rounds, nowhere = [merged(columns, study_id, arm, layout) for arm in arms], np.zeros(0, np.int64)
+    rounds, per_node = [merged(columns, study_id, arm, layout) for arm in arms], layout.ranks_per_node
     if not layout.judged_by_node(arms):
-        most = [layout.ranks_per_node if layout.fits_node(arm) else layout.world_size for arm in arms]
+        most = [per_node if layout.fits_node(arm) else layout.world_size for arm in arms]
         at = [np.flatnonzero(one.ranks.numbers < end)[np.newaxis] for one, end in zip(rounds, most, strict=True)]
         return Groups((WHOLE,), rounds, at)
     ranks = [arm.ranks for arm in columns.of_study(study_id)]
-    first = sorted((int(one.numbers[at[0]]), host) for one in ranks for host, at in one.by_host.items())
-    places = [*dict.fromkeys(host for _, host in first)]
-    at = []
+    hosts = {int(one.numbers[at[0]]) // per_node: host for one in ranks for host, at in one.by_host.items()}
+    nodes, at = sorted(hosts), []
     for one in rounds:
-        of_places = [one.ranks.by_host.get(host, nowhere) for host in places]
-        at.append(np.full((len(places), max(map(len, of_places), default=0)), -1))
-        for row, own in zip(at[-1], of_places, strict=True):
-            row[: len(own)] = own
-    return Groups(places, rounds, at)
+        own = np.full((layout.nodes, per_node), -1)
+        own[np.divmod(one.ranks.numbers, per_node)] = np.arange(len(one.ranks))
+        at.append(own[nodes][:, (own >= 0).any(axis=0)])
+    return Groups([hosts[node] for node in nodes], rounds, at)
 
 
 def last_round(found: Groups | None) -> int | None:

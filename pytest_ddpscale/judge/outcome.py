@@ -121,7 +121,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     if run.silent:
         return stopped("silent-gpu", met, run.silent[0], cause="lost-gpu")
     if run.not_one_machine:
-        return stopped("text", run.not_one_machine)
+        return "incomplete", run.not_one_machine, _NOT_ACCEPTED
     for host, why_lost in run.lost.items():
         return stopped("lost-host", met, host, why_lost.splitlines()[0], cause="lost-node")
     if run.spoiled:

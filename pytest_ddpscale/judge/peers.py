@@ -93,30 +93,26 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, l
         labels: peers are only places with the same label, (places,); all are without them.
         looks: number of times that such a comparison decides; intervals hold for all of them together.
     """
-    base, others = np.full(times_s.shape, np.nan), np.full(times_s.shape, times_s.shape[1])
+    base, others = np.full((2, *times_s.shape), np.nan)
     labels = np.zeros(times_s.shape[1], np.int64) if labels is None else labels
-    for label in np.unique(labels).tolist():
+    for label in np.unique(labels):
         alike = labels == label
-        of_label = times_s[:, alike]
-        base[:, alike] = medians_of_others(of_label)
-        others[:, alike] = (~np.isnan(of_label)).sum(axis=1, keepdims=True) - 1
+        base[:, alike] = medians_of_others(times_s[:, alike])
+        others[:, alike] = (~np.isnan(times_s[:, alike])).sum(axis=1, keepdims=True) - 1
     logs = np.log(times_s / base)
-    others[np.isnan(logs)] = times_s.shape[1]
     rounds: IntArray = (~np.isnan(logs)).sum(axis=0)
-    told = np.flatnonzero(rounds >= MINIMUM_ROUNDS)
-    ratio, low, high, mean = np.full((4, logs.shape[1]), np.nan)
-    peers = np.zeros(logs.shape[1], np.int64)
-    if len(told):
+    told, averages = rounds >= MINIMUM_ROUNDS, np.full((4, len(rounds)), np.nan)
+    peers = np.min(others, axis=0, where=~np.isnan(logs) & told, initial=np.inf)
+    peers = np.where(told, peers, 0).astype(np.int64)
+    if told.any():
         logs = logs[:, told]
         values, reaches = averages_of(logs, looks)
         drifts, gone_on = find_drifts(np.where(np.isnan(logs), values, logs).T, _NEGLIGIBLE_DRIFT)
         to = np.where(np.isnan(drifts), values, gone_on)
-        ratio[told] = np.exp(values)
-        low[told], high[told] = np.exp(np.minimum(values - reaches, to)), np.exp(np.maximum(values + reaches, to))
-        mean[told] = np.exp(np.nanmean(logs, axis=0))
-        peers[told] = others[:, told].min(axis=0)
-    line, far = 1 + limit, 1 + 2 * limit
-    beyond = ((low > line) & (peers >= FEWEST_PEERS)) | ((low > far) & (peers >= FEWEST_PEERS_OF_FAR))
+        ends = np.minimum(values - reaches, to), np.maximum(values + reaches, to)
+        averages[:, told] = np.exp([values, *ends, np.nanmean(logs, axis=0)])
+    (ratio, low, high, mean), line = averages, 1 + limit
+    beyond = ((low > line) & (peers >= FEWEST_PEERS)) | ((low > line + limit) & (peers >= FEWEST_PEERS_OF_FAR))
     within = (high < line) & (mean < line) & (peers >= FEWEST_PEERS_OF_FAR)
     return Compared(ratio, low, high, peers, rounds, beyond, within)
 
@@ -132,8 +128,7 @@ def medians_of_others(values: FloatArray) -> FloatArray:
 
     def kept(i: IntArray) -> FloatArray:
         """The i-th value that remains after the value at each place is removed."""
-        before, after = (np.take_along_axis(ordered, np.clip(i + k, 0, values.shape[1] - 1), axis=1) for k in (0, 1))
-        return np.where(i < places, before, after)
+        return np.take_along_axis(ordered, np.clip(i + (i >= places), 0, values.shape[1] - 1), axis=1)
 
     medians = (kept((others - 1) // 2) + kept(others // 2)) / 2
     return np.where(np.isnan(values) | (others < 1), np.nan, medians)
@@ -143,20 +138,20 @@ def averages_of(logs: FloatArray, looks: int = 1) -> tuple[FloatArray, FloatArra
     """Medians over the rounds of each place, and half-widths of their joint interval at 95 % confidence, (places,).
 
     Args:
-        logs: (rounds, places), NaN where a place was absent; at least one round of each place.
+        logs: (rounds, places), NaN where a place was absent; at least `MINIMUM_ROUNDS` of each place.
         looks: number of windows of rounds that are looked at; intervals hold for all of them together.
     """
 
     def stdev(values: FloatArray) -> FloatArray:
         return MAD_TO_STDEV * median_over_rounds(np.abs(values - median_over_rounds(values)))
 
-    (rounds, places), half = logs.shape, len(logs) // 2
-    change = median_over_rounds(logs[-half:]) - median_over_rounds(logs[:half]) if half else np.zeros(places)
-    slope = np.nan_to_num(change) / max(1, rounds - half)  # none of a place that lacks either half of the rounds
-    noise, count = stdev(logs), (~np.isnan(logs)).sum(axis=0)
+    (rounds, places), half, count = logs.shape, len(logs) // 2, (~np.isnan(logs)).sum(axis=0)
+    change = median_over_rounds(logs[-half:]) - median_over_rounds(logs[:half])
+    slope = np.nan_to_num(change) / (rounds - half)  # none of a place that lacks either half of the rounds
+    noise = stdev(logs)
     own = np.minimum(noise, stdev(logs - slope * np.arange(rounds)[:, np.newaxis]))
     error = np.maximum(own, np.median(noise)) * math.sqrt(math.pi / 2) * _INFLATION / np.sqrt(count)
-    degrees = min(max(1, int(count.min()) - 1) * max(1, places - 1), _MOST_DEGREES)
+    degrees = min((int(count.min()) - 1) * max(1, places - 1), _MOST_DEGREES)
     return median_over_rounds(logs), t_quantile(1 - _ALPHA / (2 * looks * places), degrees) * error
 
 
@@ -208,7 +203,7 @@ class Slow(NamedTuple):
 
 
 def find_slow(times_s: FloatArray, limit: float) -> Slow:
-    """Places that are slow by the rule of this module; or the slower of two groups if these are more, or open.
+    """Places that are slow by the rule of this module, each by itself.
 
     Args:
         times_s: of places that should be alike, NaN where one was absent, (rounds, places).
@@ -216,26 +211,38 @@ def find_slow(times_s: FloatArray, limit: float) -> Slow:
     """
     times_s = of_enough_rounds(times_s)
     logs, line, half = np.log(times_s / medians_of_others(times_s)), math.log1p(limit), len(times_s) // 2
-
-    def rule(window_s: FloatArray, looks: int = 1) -> tuple[Compared, BoolArray]:
-        compared = compare(window_s, limit, looks=looks)
-        few = (compared.peers < FEWEST_PEERS) & (compared.low > 1 + limit)
-        is_norm = 2 * (compared.low > 1).sum() > (~np.isnan(compared.low)).sum()  # what most do is the norm
-        return compared, compared.beyond | (few & (not is_norm))
-
-    compared, are_slow = rule(times_s)
-    are_certain = compared.beyond
+    compared = compare(times_s, limit)
+    windows = [(compared, np.ones(logs.shape[1], np.bool_))]
     if half >= MINIMUM_ROUNDS:
         # Without the condition, and at one look, ordinary differences would have two chances to look large.
         got_slower = median_over_rounds(logs[half:]) - median_over_rounds(logs[:half]) >= line / 2
-        lately, are_lately = rule(times_s[half:], looks=2)
-        are_slow, are_certain = are_slow | (are_lately & got_slower), are_certain | (lately.beyond & got_slower)
-    at_times = find_slow_at_times(times_s, limit)
-    are_slow, are_certain = are_slow | at_times, are_certain | (at_times & (compared.peers >= FEWEST_PEERS_OF_FAR))
-    group, at = find_slow_group(times_s, limit), np.flatnonzero(are_slow)
-    if len(group.at) > len(at) or not group.are_certain.all():
-        return group
-    return described(logs, compared.ratio, at, are_certain, compared.peers, line / 2)
+        windows.append((compare(times_s[half:], limit, looks=2), got_slower))
+    are_slow = find_slow_at_times(times_s, limit)
+    are_certain = are_slow & (compared.peers >= FEWEST_PEERS_OF_FAR)
+    for found, where in windows:
+        is_norm = 2 * (found.low > 1).sum() > (~np.isnan(found.low)).sum()  # what most do is the norm
+        few = (found.peers < FEWEST_PEERS) & (found.low > 1 + limit) & (not is_norm)
+        are_slow, are_certain = are_slow | (where & (found.beyond | few)), are_certain | (where & found.beyond)
+    return described(logs, np.flatnonzero(are_slow), are_certain, compared.peers, line)
+
+
+def described(logs: FloatArray, at: IntArray, are_certain: BoolArray, peers: IntArray, line: float) -> Slow:
+    """Places that are slow, given by their columns.
+
+    Args:
+        logs: of times over their peers', (rounds, places); a place was slow where they are over half of the line.
+        are_certain, peers: of all places, (places,).
+    """
+    at = at[np.argsort(-median_over_rounds(logs)[at], kind="stable")]
+    own = logs[:, at]
+    are_slow, there = own > line / 2, ~np.isnan(own)
+    times = are_slow.sum(axis=0)
+    are_late = np.cumsum(there[::-1], axis=0)[::-1] <= times  # as many of the last rounds
+    return Slow(
+        at, are_certain[at], np.exp(median_over_rounds(own)), np.exp(np.nanmean(own, axis=0)),
+        np.exp(median_over_rounds(np.where(are_slow, own, np.nan))), times, there.sum(axis=0),
+        (are_slow & are_late).sum(axis=0) >= MOSTLY * times, peers[at], np.zeros(0, np.int64),
+    )  # fmt: skip
 
 
 def of_enough_rounds(times_s: FloatArray) -> FloatArray:
@@ -254,55 +261,40 @@ def find_slow_at_times(times_s: FloatArray, limit: float) -> BoolArray:
     times_s = of_enough_rounds(times_s)
     logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
     is_slow, rounds = logs > line, (~np.isnan(logs)).sum(axis=0)
-    times, places, found = is_slow.sum(axis=0), (rounds > 0).sum(), np.zeros(len(rounds), np.bool_)
+    times, far = is_slow.sum(axis=0), median_over_rounds(np.where(is_slow, logs, np.nan)) >= _FAR * line
     by_chance = (1 + times.sum() - times) / (1 + rounds.sum() - rounds)
-    is_at_times = (times >= _AT_TIMES * rounds) & (times >= _FEWEST_TIMES) & (times < MOSTLY * rounds)
-    for i in np.flatnonzero(is_at_times).tolist():
+    found: BoolArray = far & (times >= _AT_TIMES * rounds) & (times >= _FEWEST_TIMES) & (times < MOSTLY * rounds)
+    for i in np.flatnonzero(found).tolist():
         n, p = int(rounds[i]), float(by_chance[i])
         tail = math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(int(times[i]), n + 1))
-        found[i] = tail <= _CHANCE / places and np.median(logs[is_slow[:, i], i]) >= _FAR * line
+        found[i] = tail <= _CHANCE / np.count_nonzero(rounds)
     return found
 
 
-def find_slow_group(times_s: FloatArray, limit: float) -> Slow:
+def find_groups(times_s: FloatArray, limit: float) -> Slow:
     """The slower of two groups of places; nobody if there are not two by the rule of this module."""
-    told = np.flatnonzero((~np.isnan(times_s)).sum(axis=0) >= MINIMUM_ROUNDS)
-    least, line = max(2, math.ceil(_LEAST_SHARE * len(told))), math.log1p(WATCHED_SHARE * limit)
-    slow = fast = np.zeros(0, np.int64)
-    values, distance, logs = np.zeros(len(told)), 0.0, relative_logs(times_s[:, told])
-    if len(told) >= 2 * least:
-        values, reaches = averages_of(logs)
-        order = np.argsort(values, kind="stable")
-        split = least + int(np.argmax(np.diff(values[order])[least - 1 : len(order) - least]))
-        norm = np.median(values[order[:split]])
-        values, logs = values - norm, logs - norm
-        distance, gap = float(np.median(values[order[split:]])), np.diff(values[order])[split - 1]
-        reach = math.sqrt(2) * np.median(reaches)  # for two single places; that of medians is smaller
-        if distance >= line and distance > reach and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance):
-            fast, slow = order[:split], order[split:]
-    is_certain = 2 * len(slow) < len(told) and distance >= math.log1p(limit)
-    certain, peers = np.full(len(told), is_certain), np.full(len(told), len(fast))
-    found = described(logs, np.exp(values), slow, certain, peers, distance / 2)
-    return found._replace(at=told[found.at], faster=told[fast])
+    logs, line = relative_logs(of_enough_rounds(times_s)), math.log1p(WATCHED_SHARE * limit)
+    values = median_over_rounds(logs)
+    fast, slow, distance, gap = split_at_gap(values)
+    is_apart = distance >= line and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
+    if is_apart:  # the reach is that of two single places; that of medians is smaller
+        is_apart = distance > math.sqrt(2) * float(np.median(averages_of(logs[:, np.append(fast, slow)])[1]))
+    norm, slow = median_over_rounds(values[fast, np.newaxis]), slow[: is_apart * len(slow)]
+    is_minority = len(slow) < len(fast) and distance >= math.log1p(limit)
+    certain, peers = np.full(len(values), is_minority), np.full(len(values), len(fast))
+    return described(logs - norm, slow, certain, peers, distance)._replace(faster=fast[: is_apart * len(fast)])
 
 
-def described(
-    logs: FloatArray, ratio: FloatArray, at: IntArray, are_certain: BoolArray, peers: IntArray,
-    line: FloatArray | float,
-) -> Slow:  # fmt: skip
-    """Places that are slow, given by their columns.
+def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, float, float]:
+    """The places below and above the largest gap between two, the distance of the medians of both, and the gap.
 
-    Args:
-        logs: of times over their peers', (rounds, places); a place was slow where they are over its line.
-        ratio, are_certain, peers, line: of all places, (places,).
+    Both have at least two places and a quarter of all; there is no gap, 0, between fewer. `values` are (places,), NaN
+    of places that do not count.
     """
-    at = at[np.argsort(-ratio[at], kind="stable")]
-    own, line = logs[:, at], np.broadcast_to(line, ratio.shape)[at]
-    are_slow, there = own > line, ~np.isnan(own)
-    times, rounds = are_slow.sum(axis=0), there.sum(axis=0)
-    are_late = np.cumsum(there[::-1], axis=0)[::-1] <= times  # as many of the last rounds
-    return Slow(
-        at, are_certain[at], ratio[at], np.exp(np.nanmean(own, axis=0)),
-        np.exp(median_over_rounds(np.where(are_slow, own, np.nan))), times, rounds,
-        (are_slow & are_late).sum(axis=0) >= MOSTLY * times, peers[at], np.zeros(0, np.int64),
-    )  # fmt: skip
+    order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]
+    least = max(2, math.ceil(_LEAST_SHARE * len(order)))
+    gaps = np.diff(values[order])[least - 1 : len(order) - least]
+    if not len(gaps):
+        return order, order[:0], 0.0, 0.0
+    below, above = np.split(order, [least + int(np.argmax(gaps))])
+    return below, above, float(np.median(values[above]) - np.median(values[below])), float(gaps.max())

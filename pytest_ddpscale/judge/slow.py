@@ -21,7 +21,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from pytest_ddpscale.judge.peers import (
     WATCHED_SHARE,
     Slow,
     compare,
+    find_groups,
     find_slow,
     median_over_rounds,
     medians_of_others,
@@ -46,17 +46,14 @@ from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import first_few
 
 # For a thresholds file that says nothing of peers, or does not compare them: what fails names somebody all the same.
 UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
 _LEAST_BUSY = 0.01  # utilization that is compared as that; 0 has no ratio
-_MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +73,6 @@ class OwnPace:
     numbers: IntArray
     times_s: FloatArray
     are_unread: BoolArray
-
-    def columns(self, places: Iterable[tuple[str, int]]) -> IntArray:
-        """Column of each rank, given by host and local rank; -1 without any."""
-        columns = {place: number for number, place in enumerate(self.ranks.places)}
-        return np.array([columns.get(place, -1) for place in places], np.int64)
 
     def on_hosts(self, hosts: Iterable[str]) -> OwnPace:
         """Those of the ranks on these hosts."""
@@ -105,6 +97,12 @@ class OwnPace:
 
 
 NO_PACE = OwnPace(Arm("each", 2, 1), NO_ROUNDS.ranks, np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.bool_))
+
+
+def columns_in(ranks: RankColumns, others: RankColumns) -> IntArray:
+    """Column of the same device, by host and local rank, for each of the others; -1 without any, (others,)."""
+    columns = {place: number for number, place in enumerate(ranks.places)}
+    return np.array([columns.get(place, -1) for place in others.places], np.int64)
 
 
 def own_pace_s(rounds: ArmRounds) -> FloatArray:
@@ -158,81 +156,69 @@ def pace_arms(study: Study) -> list[Arm]:
 
 def study_before(study: Study, studies: Sequence[Study]) -> Study | None:
     """The study measured before another, whose ranks tell their own pace; None without any."""
-    at = next((number for number, one in enumerate(studies) if one.id == study.id), 0)
-    return next((one for one in reversed(studies[:at]) if pace_arms(one)), None)
+    before = None
+    for one in studies:
+        if one.id == study.id:
+            return before
+        before = one if pace_arms(one) else before
+    return None
 
 
-def own_pace_of(study: Study, evidence: Evidence, last: int | None = None) -> OwnPace | None:
+@once
+def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> OwnPace | None:
     """Forward passes of a study's largest arm with enough rounds; None if they were not read, as of compiled models.
 
     Args:
-        study: in which ranks train.
         evidence: of the run.
+        study: in which ranks train.
         last: number of the last round that counts; None for all. A requirement whose arms get no more rounds stays as
             it was decided, though the arm with the paces may get further ones.
     """
-
-    def find() -> OwnPace | None:
-        found = None
-        for arm in pace_arms(study):  # larger arms have fewer rounds if a node was lost
-            pace = pace_in(study, arm, evidence, last)
-            if pace.rounds >= (MINIMUM_ROUNDS if found else 1):
-                found = pace
-            if pace.rounds >= MINIMUM_ROUNDS:
-                break
-        return found
-
-    return evidence.once(("own pace", study.id, last), find)
+    found = None
+    for arm in pace_arms(study):  # larger arms have fewer rounds if a node was lost
+        pace = pace_in(study, arm, evidence, last)
+        if pace.rounds >= (MINIMUM_ROUNDS if found else 1):
+            found = pace
+        if pace.rounds >= MINIMUM_ROUNDS:
+            break
+    return found
 
 
-@dataclass(frozen=True)
-class SlowRanks:
-    """Who is slow, for a study: by the arm ``each`` of any study, else by its own forward passes, else by inference.
+def limit_of(evidence: Evidence, limit: float | None) -> float:
+    """The limit of peers, or without any that for devices of this type."""
+    return UNLESS_TOLD[evidence.plan.device_type] if limit is None else limit
 
-    Attributes:
-        study: that is judged.
+
+@once
+def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[OwnPace, Slow]:
+    """Own paces by which ranks are compared, and the slow ones of these.
+
+    By the arm ``each`` of any study, else by forward passes of the judged one, else by inference. The slower of two
+    groups if these are more, or open.
+
+    Args:
         evidence: of the run.
+        study: that is judged.
         limit: by which a rank may be slower than its peers, 0.05 for 5 %; None for `UNLESS_TOLD`.
     """
-
-    study: Study
-    evidence: Evidence
-    limit: float | None
-
-    @property
-    def at_most(self) -> float:
-        """The limit, or that for devices of this type."""
-        return UNLESS_TOLD[self.evidence.plan.device_type] if self.limit is None else self.limit
-
-    @cached_property
-    def _found(self) -> tuple[OwnPace, Slow]:
-        return self.evidence.once(("slow", self.study.id, self.at_most), self._find)
-
-    def _find(self) -> tuple[OwnPace, Slow]:
-        own, paces = own_pace_of(self.study, self.evidence), list[OwnPace]()
-        alone = [(study, arm) for study in self.evidence.plan.studies for arm in study.arms if arm.compares_ranks]
-        alone.sort(key=lambda one: (one[1].kind == "each", one[0] == self.study, one[1].world_size))
-        # Noise may leave open in one study what the forward passes of another show.
-        if own is not None and own.rounds >= MINIMUM_ROUNDS:
-            paces = [own]
-        if alone and (alone[-1][1].kind == "each" or not paces):
-            paces.insert(0, pace_in(*alone[-1], self.evidence))
-        found = [(pace, find_slow(pace.times_s, self.at_most)) for pace in (*paces, NO_PACE)]
-        return next((one for one in found if len(one[1].at)), found[0])
-
-    @property
-    def pace(self) -> OwnPace:
-        """Own paces by which ranks are compared."""
-        return self._found[0]
-
-    @property
-    def slow(self) -> Slow:
-        """Slow ranks: columns of `pace`."""
-        return self._found[1]
+    own, paces = own_pace_of(evidence, study), list[OwnPace]()
+    alone = [(one, arm) for one in evidence.plan.studies for arm in one.arms if arm.compares_ranks]
+    alone.sort(key=lambda one: (one[1].kind == "each", one[0] == study, one[1].world_size))
+    # Noise may leave open in one study what the forward passes of another show.
+    if own is not None and own.rounds >= MINIMUM_ROUNDS:
+        paces = [own]
+    if alone and (alone[-1][1].kind == "each" or not paces):
+        paces.insert(0, pace_in(*alone[-1], evidence))
+    found = list[tuple[OwnPace, Slow]]()
+    for pace in (*paces, NO_PACE):
+        slow, group = (find(pace.times_s, limit_of(evidence, limit)) for find in (find_slow, find_groups))
+        is_group = len(group.at) > len(slow.at) or not group.are_certain.all()
+        found.append((pace, group if is_group else slow))
+    return next((one for one in found if len(one[1].at)), found[0])
 
 
 def culprits_of(
-    ranks: RankColumns, found: Slow, rows: Sequence[int] | IntArray | None = None, explain: BoolArray | None = None
+    ranks: RankColumns, found: Slow, rows: Iterable[int] | None = None, explain: BoolArray | None = None
 ) -> list[Culprit]:
     """Slow ranks as culprits, certain ones first; a node of several ranks that all are slow in place of these.
 
@@ -243,67 +229,50 @@ def culprits_of(
         explain: whether each explains what is missed, (slow,); all do without.
     """
     explain = np.ones(len(found.at), np.bool_) if explain is None else explain
-    rows, hosts = range(len(found.at)) if rows is None else rows, ranks.hosts[found.at]
-    slow_on, named_on = Counter(hosts.tolist()), {hosts[row] for row in rows}
+    rows, hosts = [*(range(len(found.at)) if rows is None else rows)], ranks.hosts[found.at]
+    slow_on, named_on, named = Counter(hosts.tolist()), {*hosts[rows]}, list[Culprit]()
     wholly = [host for host, at in ranks.by_host.items() if slow_on[host] == len(at)]
-    are_all, are_few = len(wholly) == len(ranks.by_host), 2 * len(wholly) < len(ranks.by_host)
-    whole, named = [host for host in wholly if host in named_on and slow_on[host] > 1 and not are_all], []
-    for host in whole:
+    whole = {host for host in wholly if slow_on[host] > 1 and len(wholly) < len(ranks.by_host)} & named_on
+    for host in sorted(whole):
         at = hosts == host
-        ratio = float(np.median(found.ratio[at]))
-        doubt = _doubt(found.are_certain[at].all() and are_few, explain[at].any())
-        evidence = f"all {slow_on[host]} ranks slow, {ratio:.2f}× the median of their peers{doubt}"
-        named.append(Culprit("node", (Place(host),), because("text", evidence), not doubt, slowdown=ratio))
+        is_odd = bool(found.are_certain[at].all()) and 2 * len(wholly) < len(ranks.by_host)
+        sure, ratio = (is_odd, bool(explain[at].any())), float(np.median(found.ratio[at]))
+        why = because("slow-ranks", slow_on[host], ratio, *sure)
+        named.append(Culprit("node", (Place(host),), why, all(sure), slowdown=ratio))
     named.sort(key=lambda one: -(one.slowdown or 0))
-    for row in rows:
-        if hosts[row] in whole:
-            continue
-        times, of, peers = (int(one[row]) for one in (found.slow_rounds, found.rounds, found.peers))
-        slowdown, when = float(found.slowdown[row]), f"{times} of {of} rounds"
-        if not found.are_throughout[row]:
-            when = f"the last {when}" if found.are_last[row] else f"{when} ({percent(times / of)})"
-        doubt = _doubt(found.are_certain[row], explain[row])
-        evidence = f"{slowdown:.2f}× {_whom(peers)} in {when}{doubt}"
-        place = ranks.rank_places[found.at[row]]
-        named.append(Culprit("gpu", (place,), because("text", evidence), not doubt, False, slowdown, peers, times, of))
+    for row in (row for row in rows if hosts[row] not in whole):
+        at, is_odd, _, _, slowdown, times, of, is_last, peers = (one[row].item() for one in found[:-1])
+        sure = is_odd, bool(explain[row])
+        why = because("slow-rank", slowdown, peers, times, of, bool(found.are_throughout[row]), is_last, *sure)
+        named.append(Culprit("gpu", (ranks.rank_places[at],), why, all(sure), False, slowdown, peers, times, of))
     return sorted(named, key=lambda one: not one.is_certain)
 
 
-def _doubt(is_odd: bool | np.bool_, explains: bool | np.bool_) -> str:
-    """Why a culprit is not certain; empty if it is."""
-    odd = "" if is_odd else "; either may be the odd one"
-    return odd if explains else f"{odd}; too little to explain the failure"
-
-
-def _whom(peers: int) -> str:
-    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
-
-
-def groups_text(ranks: RankColumns, found: Slow) -> str:
-    """``two groups of ranks: n0, n1 and n2, n3, 1.06× apart even without communication``."""
-    groups = [found.faster, found.at]
+def two_groups(ranks: RankColumns, found: Slow) -> Reason:
+    """Hosts of both groups, or numbers of their ranks if a host has some of both, and their distance."""
+    groups = found.faster, found.at
     names = [sorted(set(ranks.hosts[at].tolist())) for at in groups]
     if set(names[0]) & set(names[1]):
-        names = [[str(number) for number in sorted(ranks.numbers[at].tolist())] for at in groups]
-    fast, slow = (first_few(one, _MOST_SHOWN) for one in names)
-    apart = float(np.median(found.ratio))
-    return f"two groups of ranks: {fast} and {slow}, {apart:.2f}× apart even without communication"
+        names = [sorted(ranks.numbers[at].tolist()) for at in groups]
+    return because("two-groups", *map(tuple, names), float(np.median(found.ratio)))
 
 
-def name_slow(answer: Answer, case: Case, slow: SlowRanks, find_rounds: Callable[[], ArmRounds]) -> None:
+def name_slow(
+    answer: Answer, case: Case, study: Study, evidence: Evidence, find_rounds: Callable[[], ArmRounds]
+) -> None:
     """Name the culprits that stand out in the measurements, of what did not pass.
 
     `find_rounds` returns complete rounds of the judged arm; with several nodes, of those that did not pass.
     """
-    definition, evidence, bound = case.requirement.definition, slow.evidence, case.requirement.bound
+    definition, bound = case.requirement.definition, case.requirement.bound
     if answer.outcome not in ("failed", "inconclusive") or answer.culprits:
         return
     if definition.reads_utilization and answer.outcome == "failed":
-        answer.culprits = [*_idle(find_rounds(), bound, slow.at_most)]
-        return
+        answer.culprits = [*_idle(find_rounds(), bound, limit_of(evidence, case.peers.computing))]
     if not definition.slowed_by_one_rank:
         return
-    ranks, found, trained = slow.pace.ranks, slow.slow, set(find_rounds().ranks.places)
+    pace, found = slow_ranks(evidence, study, case.peers.computing)
+    ranks, trained = pace.ranks, set(find_rounds().ranks.places)
     rows = [row for row, at in enumerate(found.at.tolist()) if ranks.places[at] in trained]
     if rows:
         value, most = answer.value or math.nan, found.mean[rows].max()
@@ -315,11 +284,10 @@ def name_slow(answer: Answer, case: Case, slow: SlowRanks, find_rounds: Callable
         explain = is_met(found.mean) & ((found.mean == most) | ~is_met(most / found.mean))
         explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
         answer.culprits = culprits_of(ranks, found, rows, explain)
-        first, more = answer.culprits[0], f" and {len(answer.culprits) - 1} more" if len(answer.culprits) > 1 else ""
-        who = f"host {first.host}" if first.kind == "node" else f"{first.place.number} on {first.host}"
-        seen = f"{who}{more} {'are' if more else 'is'} slow even without communication ({first.because.args[0]})"
-        seen = groups_text(ranks, found) if len(found.faster) else seen
-        answer.reasons.append(because("text", seen))
+        first, *others = answer.culprits
+        who = first.place.number if first.kind == "gpu" else ""
+        seen = because("slow-alone", who, first.host, len(others), first.because)
+        answer.reasons.append(two_groups(ranks, found) if len(found.faster) else seen)
     communicates = definition.measured not in ("infer", "no_sync")
     if communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
         name_slow_node_pairs(answer, evidence)
@@ -331,38 +299,40 @@ def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
     own, peers = (median_over_rounds(one) for one in (busy, medians_of_others(busy)))
     compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
     for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
-        evidence = f"{percent(own[at])} busy; the median of {compared.peers[at]} peers is {percent(peers[at])}"
-        yield Culprit("gpu", (measured.ranks.rank_places[at],), because("text", evidence))
+        why = because("less-busy", float(own[at]), int(compared.peers[at]), float(peers[at]))
+        yield Culprit("gpu", (measured.ranks.rank_places[at],), why)
 
 
 def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[Reason]:
-    """A line on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
+    """A remark on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
 
     Whether or not a requirement is missed because of them; devices that verdicts are certain of are left out of the
     first, which are worth a look, but no reason to drain.
     """
     certain = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
     studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
-    watched, changing = dict[object, str](), dict[object, str]()
-    for slow in (SlowRanks(study, evidence, limit) for study in studies or evidence.plan.studies):
-        ranks, found = slow.pace.ranks, compare(of_enough_rounds(slow.pace.times_s), slow.at_most)
-        stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * slow.at_most)
-        stand_out[slow.slow.at] = False
+    notes, most = (
+        {"look-at": dict[object, Reason](), "slow-at-times": dict[object, Reason]()},
+        limit_of(evidence, limit),
+    )
+    for study in studies or evidence.plan.studies:
+        pace, slow = slow_ranks(evidence, study, limit)
+        found, places = compare(of_enough_rounds(pace.times_s), most), pace.ranks.rank_places
+        stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
+        stand_out[slow.at] = False
         for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):
-            place, whom = ranks.rank_places[at], _whom(int(found.peers[at]))
-            if certain.isdisjoint({place.identity, Place(place.host).identity}):
-                by = f"{found.ratio[at]:.2f}× ({found.low[at]:.2f} … {found.high[at]:.2f}×) {whom}"
-                watched.setdefault(place.identity, f"{place.number} on {place.host}, {by}")
-        for one in culprits_of(ranks, slow.slow, np.flatnonzero(~slow.slow.are_throughout)):
-            changing.setdefault(one.identity, f"{one.place.number} on {one.host}, {one.because.args[0]}")
-    look_at, at_times = (first_few(list(one.values()), separator="; ") for one in (watched, changing))
-    what = "slower without communication, not clearly enough to be named by that"
-    notes = [f"look at {look_at}: {what}"] * bool(watched) + [f"slow at times: {at_times}"] * bool(changing)
-    return [because("text", note) for note in notes]
+            numbers = (one[at].item() for one in (found.ratio, found.low, found.high, found.peers))
+            if certain.isdisjoint({(place := places[at]).identity, Place(place.host).identity}):
+                why = because("on-host", place.number, place.host, because("stands-out", *numbers))
+                notes["look-at"].setdefault(place.identity, why)
+        for one in culprits_of(pace.ranks, slow, np.flatnonzero(~slow.are_throughout)):
+            why = because("on-host", one.place.number, one.host, one.because)
+            notes["slow-at-times"].setdefault(one.identity, why)
+    return [because(code, tuple(found.values())) for code, found in notes.items() if found]
 
 
 def pace_notes(evidence: Evidence) -> list[Reason]:
-    """A line for each arm without expected readings of forward passes."""
+    """A remark on each arm without expected readings of forward passes."""
     return [
         because("no-own-pace", one.blocks, one.arm, one.study, one.rank, one.host, one.reason)
         for one in evidence.unread

@@ -43,7 +43,7 @@ values err by factors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
@@ -78,11 +78,10 @@ PASSED, OPEN, FAILED, IMPOSSIBLE, ABSENT = 1, 0, -1, -2, -3  # codes of places
 
 
 class Found(NamedTuple):
-    """Value and interval from the rounds of one place; None if there are too few rounds for one, and why."""
+    """Value and interval from the rounds of one place; None if there are too few rounds for one."""
 
     value: float
     interval: tuple[float, float] | None
-    too_few: Reason | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +122,7 @@ class Estimated:
     @property
     def say_nothing(self) -> BoolArray:
         """Whether an interval is too wide to be told."""
-        return np.asarray((self.scale == "factors") & ~self.are_single & (self.high > WIDEST * self.values))
-
-    def at(self, strict: Estimated, where: BoolArray) -> Estimated:
-        """With the intervals of another confidence in some series, (series,)."""
-        names = "low", "high", "confidences"
-        return replace(self, **{name: np.where(where, getattr(strict, name), getattr(self, name)) for name in names})
+        return np.asarray((self.scale == "factors") & (self.high > WIDEST * self.values))
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and codes of reasons.
@@ -183,15 +177,13 @@ class Estimated:
     def found(self, row: int, possible: tuple[float, float] = (-math.inf, math.inf)) -> Found:
         """One of the series, its interval clipped to possible values and the value, which noise may put beyond."""
         value, low, high = (float(one[row]) for one in (self.values, self.low, self.high))
-        if math.isnan(low):
-            why = "impossible" if math.isnan(value) else "few" if self.rounds[row] < FEWEST_ROUNDS else "unsure"
-            return Found(value, None, self.why(row, why))
-        return Found(value, (min(max(low, possible[0]), value), max(min(high, possible[1]), value)))
+        inside = min(max(low, possible[0]), value), max(min(high, possible[1]), value)
+        return Found(value, None if math.isnan(low) else inside)
 
 
 def estimate(
-    samples: FloatArray, scale: Scale, confidence: float, limit: int = 0, errors: FloatArray | float = math.nan,
-    alike: int | None = None,
+    samples: FloatArray, scale: Scale, confidence: FloatArray | float, limit: int = 0,
+    errors: FloatArray | float = math.nan, alike: int | None = None,
 ) -> Estimated:  # fmt: skip
     """Values and intervals of many series, with fields of `Estimated` as arguments.
 
@@ -199,7 +191,7 @@ def estimate(
         samples: in the order of the rounds, NaN where there is none, (series, rounds). A series with an impossible
             value has the value NaN, and one with fewer than `FEWEST_ROUNDS` its mean without an interval.
         scale: how they err.
-        confidence: of the interval, valid for all rounds together, 0 … 1.
+        confidence: of all intervals or of each, (series,), valid for all rounds together, 0 … 1.
         limit: largest number of rounds; 0 if no more will come.
         errors: relative standard error of a series that may be a single imported sample, NaN for our own rounds,
             (series,).
@@ -211,6 +203,7 @@ def estimate(
     rounds: IntArray = (~missing).sum(axis=1)
     are_possible = ~(np.isinf(series) | (by_factors & (series <= 0))).any(axis=1)
     found, back = np.full((5, len(series)), np.nan), np.exp if by_factors else np.asarray
+    confidences = np.full(len(series), confidence)
     for count in np.unique(rounds[are_possible & (rounds > 0)]).tolist():
         rows = np.flatnonzero(are_possible & (rounds == count))
         values = series[rows, :count]
@@ -221,7 +214,7 @@ def estimate(
         negligible = NEGLIGIBLE_DRIFT * (np.ones(len(values)) if by_factors else np.abs(values).max(axis=1))
         rho = lag_one_correlations(logs)
         factors = np.where(fit_lines(logs)[2] > negligible, widening(rho, count, alike or len(rows)), 1.0)
-        centres, low, high = intervals(logs, confidence)
+        centres, low, high = intervals(logs, confidences[rows])
         drifts, gone_on = find_drifts(logs, negligible)
         gone_on = np.where(np.isnan(drifts), centres, gone_on)
         low = np.minimum(centres + factors * (low - centres), gone_on)
@@ -229,9 +222,10 @@ def estimate(
         found[:, rows] = back(centres), back(low), back(high), drifts, rho
     values, low, high, drifts, rho = found
     # One long sample errs on the scale of logarithms.
-    reach = np.exp(NormalDist().inv_cdf(0.5 + confidence / 2) * np.where(rounds == 1, errors, np.nan))
+    quantile = NormalDist().inv_cdf(0.5 + confidences.max(initial=0.0) / 2)
+    reach = np.exp(quantile * np.where(rounds == 1, errors, np.nan))
     low, high = np.fmin(low, values / reach), np.fmax(high, values * reach)
-    return Estimated(values, low, high, drifts, rho, rounds, series, scale, limit, np.full(len(series), confidence))
+    return Estimated(values, low, high, drifts, rho, rounds, series, scale, limit, confidences)
 
 
 def estimate_of(values: npt.ArrayLike, scale: Scale, confidence: float) -> Found:

@@ -24,13 +24,11 @@ from pytest_ddpscale.judge.peers import (
     FEWEST_PEERS_OF_FAR,
     Compared,
     compare,
-    described,
+    find_groups,
+    find_slow,
     find_slow_at_times,
-    find_slow_group,
-    medians_of_others,
-    of_enough_rounds,
 )
-from pytest_ddpscale.judge.slow import OwnPace, arms_read, culprits_of, groups_text, pace_in
+from pytest_ddpscale.judge.slow import arms_read, culprits_of, pace_in, two_groups
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
@@ -42,12 +40,10 @@ from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
-from pytest_ddpscale.util.arrays import IntArray
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
 
-def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Evidence, due: int) -> Answer:
+def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Evidence, due: int) -> None:
     """The answer on the uniformity of GPUs or of nodes.
 
     Args:
@@ -57,123 +53,104 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         evidence: of the run.
         due: number of rounds that were begun and timed the arm.
     """
-    arm, layout = arms_read(case.question, study)[-1], evidence.plan.layout
+    arm, layout, limit = arms_read(case.question, study)[-1], evidence.plan.layout, case.requirement.bound - 1
     pace = pace_in(study, arm, evidence)
-    if not len(pace.numbers):
-        answer.reasons = [because("text", f"no complete round of {arm.name} in {study.id}")]
-        return answer
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
     read = int((~pace.are_unread).sum())
-    missing = None if read == expected else because("pace-unread", read, expected)
+    missing = because("pace-unread", read, expected)
     if np.isnan(pace.times_s).all():
-        answer.reasons = [missing] if missing else []
-        return answer
-    is_of_nodes, limit = case.requirement.definition is NODE_UNIFORMITY, case.requirement.bound - 1
-    places = [f"{place.number} of {place.host}" for place in pace.ranks.rank_places]
-    names, noun = (list(pace.ranks.by_host), "nodes") if is_of_nodes else (places, "GPUs")
-    compared = compare(pace.of_nodes_s if is_of_nodes else pace.times_s, limit)
-    if is_of_nodes:  # the median of a node whose GPU is missing is another one's
-        rounds = (~np.isnan(pace.times_s)).sum(axis=0)
-        least_of_nodes = np.array([rounds[at].min() for at in pace.ranks.by_host.values()])
-        is_whole = least_of_nodes >= rounds.max() - layout.takes_turns(arm)
-        compared = replace(compared, beyond=compared.beyond & is_whole, within=compared.within & is_whole)
-    answer = _answer_on_places(answer, compared, names, noun, missing, limit)
-    least = int(compared.rounds[compared.rounds > 0].min(initial=due))
-    if answer.outcome in ("passed", "failed") and least < due:
-        answer.outcome, answer.reasons = "inconclusive", [because("incomplete-rounds", least, due)]
-        return answer
-    if answer.outcome == "not_measured" or int(compared.rounds.max()) < FEWEST_ROUNDS:
-        return answer
-    if not is_of_nodes:
-        _add_slow_ranks(answer, pace, compared, limit, places)
-        return answer
-    beyond = np.flatnonzero(compared.beyond) if answer.outcome == "failed" else np.zeros(0, np.int64)
-    for at in beyond[np.argsort(-compared.ratio[beyond], kind="stable")].tolist():
-        ratio = float(compared.ratio[at])
-        why = because("text", f"{ratio:.2f}× the median of {compared.peers[at]} peers by its own pace")
-        is_certain = 2 * len(beyond) < len(names)
-        answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
-    return answer
-
-
-def _add_slow_ranks(answer: Answer, pace: OwnPace, compared: Compared, limit: float, places: Sequence[str]) -> None:
-    """Name the GPUs beyond the limit, those that are slow at times, and two groups of GPUs."""
-    times_s, ratio, peers = pace.times_s, compared.ratio, compared.peers
-    logs, group = np.log(times_s / medians_of_others(times_s)), find_slow_group(of_enough_rounds(times_s), limit)
-    reasons, at_times = [*answer.reasons], find_slow_at_times(times_s, limit)
-    if len(group.at) and (answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit):
-        reasons = [*reasons[: answer.outcome != "passed"], because("text", groups_text(pace.ranks, group))]
-    if answer.outcome == "failed":
-        beyond, line = compared.beyond, np.log1p((ratio - 1) / 2)
-        are_certain = np.broadcast_to(2 * max(beyond.sum(), len(group.at)) < len(beyond), beyond.shape)
-        found = described(logs, ratio, np.flatnonzero(beyond), are_certain, peers, line)
-        found = found._replace(slowdown=found.ratio)
-    elif at_times.any() and (peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
-        found = described(logs, ratio, np.flatnonzero(at_times), at_times, peers, np.log1p(limit) / 2)
-        answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[0]), None
-        answer.place = place = places[found.at[0]]
-        more = f" (and {len(found.at) - 1} more)" if len(found.at) > 1 else ""
-        said = f"{place} is slow at times{more}: {culprits_of(pace.ranks, found)[0].because.args[0]}"
-        reasons = [because("text", said)]
-    elif reasons == answer.reasons:
+        answer.reasons = [missing if len(pace.numbers) else because("no-own-round", arm.name, study.id)]
         return
-    else:  # the median of others lies in the larger group, or between both, of which either may be the normal one
-        found, answer.outcome = group._replace(are_certain=np.zeros_like(group.are_certain)), "inconclusive"
-    answer.reasons, answer.culprits = reasons, culprits_of(pace.ranks, found)
+    times_s, names, noun = pace.times_s, [f"{one.number} of {one.host}" for one in pace.ranks.rank_places], "GPUs"
+    rounds = (~np.isnan(times_s)).sum(axis=0)
+    counts, is_of_nodes = rounds > -1, case.requirement.definition is NODE_UNIFORMITY
+    if is_of_nodes:  # the median of a node whose GPU is missing is another one's
+        times_s, names, noun = pace.of_nodes_s, [*pace.ranks.by_host], "nodes"
+        least = np.array([rounds[at].min() for at in pace.ranks.by_host.values()])
+        counts = least >= rounds.max() - layout.takes_turns(arm)
+    compared = compare(times_s, limit)
+    codes = _answer_on_places(answer, compared, names, noun, None if read == expected else missing, limit, counts)
+    told, beyond = int(compared.rounds[compared.rounds > 0].min(initial=due)), codes == FAILED
+    if answer.outcome in ("passed", "failed") and told < due:
+        answer.outcome, answer.reasons = "inconclusive", [because("incomplete-rounds", told, due)]
+    elif is_of_nodes:
+        for at in sorted(np.flatnonzero(beyond).tolist(), key=lambda at: -float(compared.ratio[at])):
+            ratio, is_certain = float(compared.ratio[at]), bool(2 * beyond.sum() < len(names))
+            why = because("node-by-own-pace", ratio, int(compared.peers[at]))
+            answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
+    elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
+        found, group = find_slow(times_s, limit), find_groups(times_s, limit)
+        at_times, is_passed = find_slow_at_times(times_s, limit), answer.outcome == "passed"
+        are_groups = len(group.at) > 0 and bool(not is_passed or np.median(group.ratio) >= 1 + limit)
+        rows = np.flatnonzero(at_times[found.at])
+        if answer.outcome == "failed":
+            is_minority, rows = 2 * max(beyond.sum(), len(group.at)) < len(names), np.flatnonzero(beyond[found.at])
+            found = found._replace(slowdown=found.ratio, are_certain=np.full(len(found.at), is_minority))
+        elif len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
+            answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[rows[0]]), None
+            answer.place, first = names[found.at[rows[0]]], culprits_of(pace.ranks, found, rows)[0]
+            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, first.because)]
+            are_groups = False
+        elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
+            answer.outcome, rows = "inconclusive", np.arange(len(group.at))
+            found = group._replace(are_certain=np.zeros_like(group.are_certain))
+        else:
+            return
+        if are_groups:
+            answer.reasons = [*([] if is_passed else answer.reasons), two_groups(pace.ranks, group)]
+        answer.culprits = culprits_of(pace.ranks, found, rows)
 
 
 def _answer_on_places(
-    answer: Answer, compared: Compared, places: Sequence[str], noun: str, missing: Reason | None,
-    limit: float, due: int = 0,
-) -> Answer:  # fmt: skip
-    """The answer of the comparison, without culprits; value and interval are those of the worst place.
+    answer: Answer, compared: Compared, names: Sequence[str], noun: str, missing: Reason | None, limit: float,
+    counts: BoolArray,
+) -> IntArray:  # fmt: skip
+    """The answer of the comparison, without culprits; value and interval are those of the worst place. Returns codes.
 
     Args:
         answer: the blank one.
         compared: the places.
-        places: their names, (places,).
+        names: of them, (places,).
         noun: what they are, in the plural.
         missing: why not all of the plan was measured; None if it was.
         limit: by which a place may be slower, 0.05 for 5 %.
-        due: number of rounds without which a place is undecided.
+        counts: whether a place was measured wholly, (places,); the others are undecided.
     """
-    ratio, rounds, least = compared.ratio, int(compared.rounds.max()), int(compared.rounds.min())
+    ratio, rounds = compared.ratio, int(compared.rounds.max())
+    counts = counts & (compared.rounds >= FEWEST_ROUNDS)
+    codes = np.select([compared.beyond & counts, compared.within & counts], [FAILED, PASSED], OPEN)
+    beyond, undecided = np.flatnonzero(codes == FAILED).tolist(), np.flatnonzero(codes != PASSED).tolist()
     if np.isnan(ratio).all() or rounds < FEWEST_ROUNDS:
-        answer.outcome, answer.rounds = "inconclusive", rounds
-        answer.reasons = [because("few", rounds)]
-        return answer
-    is_enough = compared.rounds >= max(FEWEST_ROUNDS, due)
-    beyond, within = compared.beyond & is_enough, compared.within & is_enough
-    if missing and not beyond.any():
-        answer.reasons = [missing] if missing else []
-        return answer
-    deciding = beyond if beyond.any() else ~np.isnan(ratio)
-    worst = int(np.argmax(np.where(deciding, ratio, -np.inf)))
-    answer.value, answer.interval = float(ratio[worst]), (float(compared.low[worst]), float(compared.high[worst]))
-    answer.rounds, answer.place = least, places[worst]
-    are, its = ("are", "their") if noun == "pairs" else ("is", "its")
-    whom = f"{places[worst]} {are} {ratio[worst]:.3f}× the median of {its} {compared.peers[worst]} peers"
-    if beyond.any():
-        others = [places[at] for at in np.flatnonzero(beyond).tolist() if at != worst]
-        more = f" (so are {first_few(others)})" if others else ""
-        is_partly_known = missing or (~compared.beyond & ~compared.within).any()
-        reason = f"{whom}{more}, certainly more than {percent(limit)} slower"
-        answer.outcome, answer.flags = "failed", [PARTLY_KNOWN] if is_partly_known else []
-    elif within.all():
-        answer.outcome, reason = "passed", f"each of {len(places)} {noun} is within {percent(limit)} of its peers"
+        answer.outcome, answer.rounds, answer.reasons = "inconclusive", rounds, [because("few", rounds)]
+        return codes
+    if missing and not beyond:
+        answer.reasons = [missing]
+        return codes
+    worst = max(beyond or range(len(names)), key=lambda at: float(np.nan_to_num(ratio[at])))
+    value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
+    answer.value, answer.interval, answer.place, answer.rounds = (
+        value,
+        (low, high),
+        names[worst],
+        int(compared.rounds.min()),
+    )
+    whom = because("of-peers", names[worst], noun, value, peers)
+    if beyond:
+        answer.outcome, others = "failed", tuple(names[at] for at in beyond if at != worst)
+        answer.reasons = [because("beyond-peers", whom, others, limit)]
+        answer.flags = [PARTLY_KNOWN] if missing or OPEN in codes else []
+    elif undecided:
+        names = tuple(names[at] for at in undecided)
+        answer.outcome, answer.reasons = "inconclusive", [because("perhaps-beyond", limit, names, whom)]
     else:
-        undecided = first_few([places[at] for at in np.flatnonzero(~within).tolist()])
-        few = f"; only {least} of {due} rounds are complete" if least < due else ""
-        reason = f"not certain to be within {percent(limit)} of their peers: {undecided}; {whom}{few}"
-        answer.outcome = "inconclusive"
-    answer.reasons = [because("text", reason)]
-    return answer
+        answer.outcome, answer.reasons = "passed", [because("within-peers", len(names), noun, limit)]
+    return codes
 
 
 def answer_probe_uniformity(
     answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int
-) -> Answer:
+) -> None:
     """The answer on the places of a probe.
 
     Culprits are found as for a bound (`links`).
@@ -189,28 +166,18 @@ def answer_probe_uniformity(
     missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
     if not len(there):
         answer.reasons = [missing] if missing else []
-        return answer
+        return
     places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
-    positions, limit = _positions(case, places), case.requirement.bound - 1
-    compared = compare(
-        np.divide(1, bandwidths, where=bandwidths > 0, out=np.full(bandwidths.shape, np.nan)).T, limit, positions
-    )
-    names = [place.name for place in places]
-    answer = _answer_on_places(answer, compared, names, places[0].noun, missing, limit, due)
-    if answer.outcome != "failed":
-        return answer
-    is_enough = compared.rounds >= due
-    codes = np.select([compared.beyond & is_enough, compared.within & is_enough], [FAILED, PASSED], OPEN)
-    name_probe_culprits(answer, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
-    if not (2 * np.bincount(positions, compared.beyond) < np.bincount(positions)).all():
-        answer.culprits = [replace(one, is_certain=False) for one in answer.culprits]
-    return answer
-
-
-def _positions(case: NodeCase, places: Sequence[JudgedPlace]) -> IntArray:
-    """The same number for places that should be alike, (places,)."""
-    assert case.probe is not None
-    if KINDS[case.probe.operation.kind].peers == "memory":
-        return np.zeros(len(places), np.int64)
-    ends = np.array([[end.of_rank[1] for end in one.ends] or [0] for one in places], np.int64)
-    return np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
+    alike, limit = np.zeros(len(places), np.int64), case.requirement.bound - 1  # numbers of places that should be
+    if KINDS[case.probe.operation.kind].peers != "memory":
+        ends = [[end.of_rank[1] for end in one.ends] or [0] for one in places]
+        alike = np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
+    compared = compare(np.where(bandwidths > 0, 1 / bandwidths, np.nan).T, limit, alike)
+    counts, names = compared.rounds >= due, [place.name for place in places]
+    codes = _answer_on_places(answer, compared, names, places[0].noun, missing, limit, counts)
+    if answer.outcome == "inconclusive" and 0 < answer.rounds < due:
+        answer.reasons.append(because("incomplete-rounds", answer.rounds, due))
+    if answer.outcome == "failed":
+        name_probe_culprits(answer, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
+        if not (2 * np.bincount(alike, compared.beyond) < np.bincount(alike)).all():
+            answer.culprits = [replace(one, is_certain=False) for one in answer.culprits]

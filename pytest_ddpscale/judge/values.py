@@ -37,7 +37,7 @@ from pytest_ddpscale.judge.metrics import (
     slowness_of,
 )
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.slow import SlowRanks, arms_read, own_pace_of, pace_in
+from pytest_ddpscale.judge.slow import arms_read, columns_in, own_pace_of, pace_in, slow_ranks
 from pytest_ddpscale.judge.stats import Estimated, estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -92,9 +92,9 @@ class Values(Generic[P]):
         """Number of known values of each place, (places,)."""
         return np.asarray((~np.isnan(self.samples)).sum(axis=1))
 
-    def estimated(self, confidence: float, limit: int = 0) -> Estimated:
+    def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
-        key = confidence, limit
+        key = np.asarray(confidence).tobytes(), limit
         if key not in self._kept:
             self._kept[key] = estimate(self.samples, self.scale, confidence, limit, self.errors)
         return self._kept[key]
@@ -172,11 +172,11 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     if question.metric.baseline != "alone" or question.world_size == 1:
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    pace = own_pace_of(study, evidence, last) or SlowRanks(study, evidence, None).pace.of_whole_rounds()
+    pace = own_pace_of(evidence, study, last) or slow_ranks(evidence, study, None)[0].of_whole_rounds()
     pace = pace if is_by_node else pace.on_hosts(found.merged[-1].ranks.by_host)
     key = "slowness", study.id, last, is_by_node, pace.ranks.numbers.tobytes()
     factors = evidence.once(key, lambda: slowness_of(pace.ranks, pace.times_s, within_hosts=is_by_node))
-    return np.append(factors, 1.0)[pace.columns(found.merged[0].ranks.places)][found.columns[0]]
+    return np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:
@@ -218,7 +218,7 @@ def worst_value(question: Question, evidence: Evidence, confidence: float) -> Wo
     if np.isnan(estimated.values).all():
         return None
     row = int(np.nanargmax(estimated.values if metric.upper_bound else -estimated.values))
-    value, interval, _ = estimated.found(row, metric.range_at(question.world_size, "possible"))
+    value, interval = estimated.found(row, metric.range_at(question.world_size, "possible"))
     return WorstValue(value, interval, found.places[row])
 
 
@@ -291,11 +291,11 @@ def _places_there(who: RankColumns, probe: Arm, layout: Layout) -> tuple[list[Ju
     ranks = ranks[np.isin(ranks, who.numbers).all(axis=1)]
     columns = np.searchsorted(who.numbers, ranks)
     for group, ends in zip(map(tuple, ranks.tolist()), who.rank_places[columns].tolist(), strict=True):
-        host, are_near = ends[0].host, all(end.host == ends[0].host for end in ends)
+        host = ends[0].host
         if probe.operation.is_single_device or probe.operation.kind == "send-recv":
             places.append(JudgedPlace("link" if ends[1:] else "gpu", group, host, tuple(ends)))
         else:
-            places.append(JudgedPlace("node" if are_near else "gang", group, host))
+            places.append(JudgedPlace("node" if layout.fits_node(probe) else "gang", group, host))
     return places, columns
 
 

@@ -243,10 +243,6 @@ Channels = dict[str, Count]
 # The backend that torch 2.15 calls ``nccl``. Read in its library, not measured: WorkNCCL::getFuture synchronizes the
 # current stream, and DDP's hook calls it for each bucket.
 WITHOUT_OVERLAP = "ProcessGroupNCCL2"
-WHAT_IT_MAY_COST = (
-    "it may not overlap all-reduce with the backward pass, and published figures were measured with ProcessGroupNCCL: "
-    "`ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` compares both"
-)
 
 
 class RankTransport(Record):

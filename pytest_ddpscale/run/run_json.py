@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any, Literal
 
@@ -163,12 +163,13 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
         """The file by which its latest session judged it."""
         return next((one.thresholds for one in reversed(self.resumed) if one.thresholds), self.thresholds)
 
-    def resumption_notes(self, thresholds_digests: str) -> Iterator[Reason]:
+    def resumption_notes(self, thresholds_digests: str) -> list[Reason]:
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
-        if self.resumed:
-            yield because("sessions", len(self.resumed) + 1, tuple(one.at for one in self.resumed))
-            anew = tuple(f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items())
-            if anew:
-                yield because("measured-again", anew)
-            if self.thresholds is None or thresholds_digests != self.thresholds.digests:
-                yield because("other-thresholds")
+        if not self.resumed:
+            return []
+        notes = [because("sessions", tuple(one.at for one in self.resumed))]
+        if anew := [f"{study} ({end})" for one in self.resumed for study, end in one.measured_anew.items()]:
+            notes.append(because("measured-again", ", ".join(anew)))
+        if self.thresholds is None or thresholds_digests != self.thresholds.digests:
+            notes.append(because("other-thresholds"))
+        return notes

@@ -61,12 +61,12 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
             continue
         hosts, others = tuple(sorted(gang.hosts)), tuple(sorted(another.hosts))
         if hosts != others:
-            return because("other-hosts", one, hosts, other, others)
+            return because("other-hosts", one, (*sorted(hosts),), other, (*sorted(others),))
         devices, theirs = ({f"{place.uuid} of {place.host}" for place in its.places} for its in (gang, another))
         if not (devices <= theirs or theirs <= devices):
-            return because("other-devices", one, other, tuple(sorted(devices ^ theirs)))
+            return because("other-devices", one, other, (*sorted(devices ^ theirs),))
         if software := _other_software(one, gang.versions_of(0), other, another.versions_of(0)):
-            return because("other-software", "studies", *software)
+            return because("studies-with-other-software", *software)
     surveyed = {record.host for record in records if isinstance(record, Survey)}
     for gang in measured.values():
         first: dict[str, int] = {}  # rank by host; with surveys the node check `versions` compares hosts
@@ -74,10 +74,10 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
             other_rank = first.setdefault(place.host if surveyed else "", rank)
             one, other = (f"rank {at} on {gang.ranks[at].place.host}" for at in (other_rank, rank))
             if software := _other_software(one, gang.versions_of(other_rank), other, gang.versions_of(rank)):
-                return because("other-software", "ranks", *software)
+                return because("ranks-with-other-software", *software)
     unseen = {host for gang in measured.values() for host in gang.hosts} - surveyed
     if surveyed and unseen:
-        return because("not-surveyed", tuple(sorted(unseen)), tuple(sorted(surveyed)))
+        return because("other-nodes-surveyed", (*sorted(unseen),), (*sorted(surveyed),))
     return None
 
 
@@ -85,9 +85,11 @@ Versions = Mapping[str, str | None]
 
 
 def _other_software(one: str, versions: Versions, other: str, others: Versions) -> tuple[str | None, ...]:
-    """The first software that differs: whose, its name and version, and those of the other; empty if all is equal."""
-    said = ((one, name, versions.get(name), other, others.get(name)) for name in _VERSIONS)
-    return next((found for found in said if found[2] != found[4]), ())
+    """Each of both with the software in which they differ, and its version; empty if both have the same."""
+    for name in _VERSIONS:
+        if versions.get(name) != others.get(name):
+            return one, name, versions.get(name), other, name, others.get(name)
+    return ()
 
 
 def studies_measured(records: Sequence[AnyRecord]) -> set[str]:

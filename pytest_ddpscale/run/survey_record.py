@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import Line, Record, UnixSeconds
@@ -80,7 +81,7 @@ class SurveyedGpu(Record):
     local_rank: int | None = None
     problem: str = ""
     is_lost: bool = False
-    compute_capability: str | None = None
+    compute_capability: Annotated[str, Meta(pattern=r"^\d+\.\d+$")] | None = None
     compute_mode: str | None = None
     memory_bytes: int | None = None
     mig_enabled: bool | None = None

@@ -136,7 +136,10 @@ class AcceptanceSession:
                 self.verdicts[case.id] = late
         judged = [case for case in source.cases if case.id in self.verdicts]
         verdicts = tuple(self.verdicts[case.id] for case in judged)
-        coverage, slow = self._coverage(evidence), slow_links(evidence)
+        coverage, slow = (
+            self._coverage(evidence),
+            {said(why): set(one.hosts) for why, one in slow_links(evidence).items()},
+        )
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         run = RunFacts(
             verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
@@ -144,7 +147,7 @@ class AcceptanceSession:
             is_simulated=source.is_simulated, silent=source.machine.silent,
             lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
-            wrong_data=unasked_wrong_data(evidence, probes_asked),
+            wrong_data=[said(why) for why in unasked_wrong_data(evidence, probes_asked)],
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
         outcome, why, cause = conclude(run)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -375,12 +375,12 @@ class EvidenceSource(ABC):
             for number, rank in enumerate(gang.ranks):
                 unbound.setdefault(rank.numa_note, {})[f"rank {number} on {rank.place.host}"] = None
         of_run += [f"{first_few([*ranks], 1)}: {reason}" for reason, ranks in unbound.items() if reason]
+        resumed = record.resumption_notes(self.subject.thresholds.digests)
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
         not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
         unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])
-        resumed = record.resumption_notes(self.subject.thresholds.digests)
-        text = partial(because, "text")
-        return (*unseen, *of_devices, *map(text, of_run), *resumed, *map(text, (*of_lock, *not_asked)))
+        said = [[because("text", one) for one in some] for some in (of_run, (*of_lock, *not_asked))]
+        return (*unseen, *of_devices, *said[0], *resumed, *said[1])
 
     @contextmanager
     def _writing(self, run: RunDirectory) -> Iterator[None]:

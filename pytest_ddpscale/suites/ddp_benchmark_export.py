@@ -67,7 +67,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
         if arm.kind == "ddp" and arm.variant != variant:
             continue
         found = groups(evidence.columns, study.id, (arm,), evidence.plan.layout)
-        result = _result(found.at(0)[0]) if found.places else None
+        result = _result(found.at(0)) if found.places else None
         if result is None and arm.kind == "alone":
             return None
         results += [] if result is None else [result]

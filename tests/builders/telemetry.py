@@ -59,4 +59,6 @@ def columns_of_telemetry(windows: Sequence[Telemetry]) -> TelemetryColumns:
 def flags_of(readings: GpuReadings) -> tuple[str, ...]:
     """What is conspicuous about a GPU, in order."""
     window = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-0", **{name: getattr(readings, name) for name in READINGS})
-    return tuple(flag for flag, raised in devices.flags(columns_of_telemetry([window])).items() if raised[0])
+    told = columns_of_telemetry([window])
+    found = {**devices.anomalies(told), "throttled": devices.held_down(told).tolist()}
+    return tuple(name for name, at in found.items() if any(at))

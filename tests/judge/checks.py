@@ -314,7 +314,7 @@ class Checked:
         """The name of the rule that says so, with its facts; the sentence if none is known."""
         if "says" in self.flags:
             return sentence
-        found = re.match(r"(?:(?:also )?missing data: )?(?:(n\d+): )?(?:GPU (\w+)(?: \([^)]*\))?: )?(.*)", sentence)
+        found = re.match(r"(?:(?:also: )?missing data: )?(?:(n\d+): )?(?:GPU (\w+)(?: \([^)]*\))?: )?(.*)", sentence)
         for name, rule in RULES:
             if found and (match := re.search(rule, found[3])):
                 place = ".".join(part for part in found.groups()[:2] if part)
@@ -326,7 +326,7 @@ class Checked:
         cases = [self.training, *(self.case(check, self.sku) for check in self.checks)]
         for why, is_hopeless in (("left out", False), ("hopeless", True)):
             texts = unfit_nodes(cases, self.plan, self.evidence().surveys, DAY, hopeless=is_hopeless)
-            for host, text in texts.items():
+            for host, text in ((host, said(reason)) for host, reason in texts.items()):
                 names = dict.fromkeys(re.findall(r"(?:^|; )([a-z_]+|survey failed): ", text))
                 yield f"{why} {host}: {text if 'says' in self.flags else ' '.join(names)}"
 

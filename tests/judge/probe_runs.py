@@ -25,6 +25,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import PeerLimits
@@ -62,7 +63,7 @@ class ProbeRun(Run):
         case, evidence = self.judged()
         yield from told(judge(case, evidence, CONFIDENCE), tell)
         assert case.probe is not None
-        yield from (f"@ {tell(said)}" for said in unasked_wrong_data(evidence, {case.probe.name}))
+        yield from (f"@ {tell(said(why))}" for why in unasked_wrong_data(evidence, {case.probe.name}))
 
     def _probed(self, asked: Arm, planned: Sequence[Arm]) -> Evidence:
         plan = probe_plan(*planned, nodes=self.nodes, ranks_per_node=self.per_node, device_type=self.device_type)

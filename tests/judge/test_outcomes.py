@@ -125,7 +125,7 @@ class Run(runs.Run):
             interrupted="interrupted" in words, is_simulated="simulated" in words,
             allows_unmeasured="allowed" in words,
             silent=words["silent-gpu"], slow_links=words["slow-link"], wrong_data=words["wrong-data"],
-            not_one_machine=next((because("text", why) for why in words["two-machines"]), None),
+            not_one_machine=next((because("text", one) for one in words["two-machines"]), None),
             lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
             spoiled=[Blocker("test", name, "was skipped") for name in words["skipped"]],
         )  # fmt: skip

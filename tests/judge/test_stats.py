@@ -201,9 +201,9 @@ def test_the_interval_is_that_of_logarithms_or_of_values(scale: Scale) -> None:
 
 
 def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None:
-    found = estimate_of([1.0] * FEWEST_ROUNDS, "factors", 1 - 1e-9)
-    assert found.interval is None
-    assert found.too_few == because("unsure", FEWEST_ROUNDS, 1 - 1e-9)
+    found = estimate(np.array([[1.0] * FEWEST_ROUNDS]), "factors", 1 - 1e-9)
+    assert found.found(0).interval is None
+    assert found.why(0, str(found.against(0.5, 1)[1][0])) == because("unsure", FEWEST_ROUNDS, 1 - 1e-9)
 
 
 def test_what_drifts_is_judged_as_if_it_went_on() -> None:
@@ -222,7 +222,6 @@ def test_of_many_places_each_has_its_own(scale: Scale) -> None:
     places = estimate(table, scale, 0.95, 32)
     assert [str(places.found(row)) for row in range(8)] == [str(estimate_of(one, scale, 0.95)) for one in series]
     impossible = [5, 6] if scale == "factors" else [6]
-    assert {one.code for row in impossible if (one := places.found(row).too_few)} == {"impossible"}
     codes, why = places.against(0.01, 1)
     assert codes[:3].tolist() == [1, 1, 1]
     assert [row for row in range(8) if why[row] == "impossible"] == impossible

@@ -116,14 +116,14 @@ def test_a_fault_of_any_node_is_seen_and_named(fault: str, metrics: set[str], tm
 def test_a_single_slow_link_is_named_with_both_its_ends(link: tuple[int, int], tmp_path: Path) -> None:
     one, other = link
     evidence = read_evidence(written(tmp_path / "run", f"slow-link:{one}-{other}:0.3", gpus=32, rounds=8))
-    ((said, hosts),) = slow_links(evidence).items()
-    assert said.startswith(f"the link between simulated-{one} and simulated-{other} (")
-    assert hosts == {f"simulated-{one}", f"simulated-{other}"}
+    ((why, found),) = slow_links(evidence).items()
+    assert (why.code, *why.args[:2]) == ("slow-link-of-pairs", f"simulated-{one}", f"simulated-{other}")
+    assert found.hosts == (f"simulated-{one}", f"simulated-{other}")
 
 
 def test_a_node_that_loses_packets_is_suspected_and_no_other(tmp_path: Path) -> None:
     evidence = read_evidence(written(tmp_path / "run", "lossy-link:2:0.05", gpus=32, rounds=16))
-    assert list(slow_links(evidence).values()) == [{"simulated-2"}], "and keeps the run from being accepted"
+    assert [one.host for one in slow_links(evidence).values()] == ["simulated-2"], "so the run is not accepted"
 
 
 def test_a_missing_rank_lets_nothing_pass_that_it_takes_part_in(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.worker import pairs
 from pytest_ddpscale.worker.control import Control
@@ -20,7 +21,7 @@ from pytest_ddpscale.worker.device import CpuDevice, Timing
 from pytest_ddpscale.worker.forward_hooks import Forwards
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
 from pytest_ddpscale.worker.rank_progress import RankProgress
-from tests.builders.judged import Rails, find_link_faults, rails_of
+from tests.builders.judged import rails_of, slow_links
 from tests.builders.probes import pair_evidence
 from tests.builders.records import gang_at
 
@@ -95,32 +96,33 @@ def started(ranks: list[Rank]) -> list[Future[str]]:
     return futures
 
 
-def measured(ranks: list[Rank]) -> tuple[list[str], Rails]:
+def measured(ranks: list[Rank]) -> tuple[list[str], Evidence]:
     """What each rank returned, and what the first one wrote."""
     ended = [future.result(timeout=60) for future in started(ranks)]
     assert all(not rank.sink.records for rank in ranks[1:]), "only rank 0 writes"
     who = gang_at([Place(rank.host, rank.control.local_rank, rank.device.id) for rank in ranks])
-    return ended, rails_of(pair_evidence([who, *ranks[0].sink.records]))
+    return ended, pair_evidence([who, *ranks[0].sink.records])
 
 
 def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:
     ranks = gang(nodes=3, slow_ranks=(1,))
-    ended, found = measured(ranks)
+    ended, evidence = measured(ranks)
+    found = rails_of(evidence)
     assert ended == ["decided"] * 3
     assert found.hosts[found.nodes[:3]].tolist() == [["n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
     assert found.rounds.tolist() == [0, 1, 2, 3, 4], "confirmed twice"
-    assert [fault.host for fault in find_link_faults(found, "cpu")] == ["n2"]
+    assert [fault.host for fault in slow_links(evidence).values()] == ["n2"]
 
 
 def test_a_record_says_who_was_measured_and_the_bandwidth_of_the_slower_end() -> None:
-    _, found = measured(gang(nodes=2, slow_ranks=(1,)))
+    found = rails_of(measured(gang(nodes=2, slow_ranks=(1,)))[1])
     assert found.rounds.tolist() == [0]
     assert found.places[found.ends].tolist() == [[Place("n1", 0, "cpu-0"), Place("n2", 0, "cpu-1")]]
     assert found.gbps == pytest.approx([4096 / SLOW_S / 1e9])
 
 
 def test_all_ranks_of_a_node_are_measured_at_once_each_with_its_like() -> None:
-    _, found = measured(gang(nodes=2, per_node=2, slow_ranks=(3,)))
+    found = rails_of(measured(gang(nodes=2, per_node=2, slow_ranks=(3,)))[1])
     ends = [[(end.host, end.local_rank) for end in rail] for rail in found.places[found.ends]]
     assert ends == [[("n1", 0), ("n2", 0)], [("n1", 1), ("n2", 1)]]
     assert found.rounds.tolist() == [0, 0]
@@ -129,8 +131,7 @@ def test_all_ranks_of_a_node_are_measured_at_once_each_with_its_like() -> None:
 
 def test_a_node_pair_is_as_fast_as_its_slowest_rail() -> None:
     ranks = gang(nodes=3, per_node=2, slow_ranks=(5,))
-    _, found = measured(ranks)
-    (fault,) = find_link_faults(found, "cpu")
+    (fault,) = slow_links(measured(ranks)[1]).values()
     assert (fault.host, fault.place.local_rank, fault.place.uuid) == ("n3", 1, "cpu-5")
 
 
@@ -144,14 +145,14 @@ def test_no_round_starts_after_the_deadline() -> None:
     ranks = gang(nodes=3)
     ranks[0].deadline_unix_s = time.time() - 1
     ended, found = measured(ranks)
-    assert (ended, len(found.rounds)) == (["budget"] * 3, 0)
+    assert (ended, len(rails_of(found).rounds)) == (["budget"] * 3, 0)
 
 
 def test_a_single_node_has_nothing_to_measure_whatever_the_time() -> None:
     ranks = gang(nodes=1)
     ranks[0].deadline_unix_s = time.time() - 1
     ended, found = measured(ranks)
-    assert (ended, len(found.rounds)) == (["decided"], 0)
+    assert (ended, len(rails_of(found).rounds)) == (["decided"], 0)
 
 
 def test_the_store_keeps_no_records() -> None:

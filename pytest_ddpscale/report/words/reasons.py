@@ -11,8 +11,12 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pytest_ddpscale.judge.stats import FAR
+from pytest_ddpscale.plan.hardware import wheel_for
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.reason import Reason
+from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -76,6 +80,24 @@ def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) ->
     return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
 
 
+def _and(them: Listed) -> str:
+    return " and ".join(map(str, them))
+
+
+def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
+    name, unit = requirement.partition("[")[2].removesuffix("]"), METRICS[KINDS[kind].metric].unit
+    what = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
+    beside = f"the median of all others is {others:.4g} {unit}" if others is not None else "no other to compare with"
+    return f"{what} at {value:.4g} {unit}; {beside}"
+
+
+def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
+    whom = "from most of the ranks" if is_certain else "between the ranks"
+    said = [f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}"] * (blocks > 0)
+    said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
+    return "; ".join([*said, *["it is unknown which is right"] * (not is_certain)])
+
+
 def _of(some: int, all_: int) -> str:
     return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
 
@@ -115,6 +137,80 @@ def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen
     return f"measured on {there} of {expected} {noun}; {ranks} missing{no_results}"
 
 
+def _first_of(told: Listed, count: int) -> str:
+    return "; ".join(told) + (f"; and {count - len(told)} more" if count > len(told) else "")
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _throttled(reasons: Listed, where: Any) -> str:
+    listed = ", ".join(reasons)
+    if isinstance(where, str):
+        return f"clocks are throttled: {listed}, {where}"
+    return f"clocks are throttled{'' if where is None else f' at {where} °C'}: {listed}"
+
+
+def _cuda_error(problem: str) -> str:
+    return problem.rpartition("set an error? ")[2]  # after torch's guess at the cause
+
+
+def _cuda_finds(count: int, listed: int, problem: str, name: str, driver: str | None, has_links: bool) -> str:
+    error, cure = _cuda_error(problem), "look for Xid in dmesg"
+    if "Error 802" in error and ("GB200" in name or "GB300" in name):
+        cure = "check nvidia-imex and the NVLink switch trays"
+    elif "Error 802" in error and has_links:
+        cure = f"start nvidia-fabricmanager {driver}, the driver's version"
+    why = f" ({error})" if error else ""
+    return f"CUDA finds {count} of the {listed} GPUs that ranks may use{why}: {cure}"
+
+
+def _old_driver(driver: str, torch: str | None, cuda: str) -> str:
+    oldest = _OLDEST_DRIVERS.get(cuda.partition(".")[0], f"for CUDA {cuda}")
+    wheels = _WHEELS.get(driver.partition(".")[0])
+    install = f"driver {oldest} or later" + (f", or a {wheels} wheel" if wheels else "")
+    return f"the driver supports CUDA {driver}, torch {torch or 'of unknown version'} needs {cuda}: {install}"
+
+
+def _without_kernels(capability: str, built: Listed) -> str:
+    major, minor = map(int, capability.split("."))
+    kernels = f"{capability}; it has {' '.join(built)}"
+    return f"torch has no kernels for compute capability {kernels}; {wheel_for((major, minor))}"
+
+
+def _odd(name: str, one: str) -> str:
+    return "topology differs" if name == "topology" else f"{name} {one}"
+
+
+def _whose(name: str, one: str) -> str:
+    return f"that of {one}" if name == "topology" else one
+
+
+def _differs(name: str, one: str, count: int, total: int, usual: str) -> str:
+    return f"{_odd(name, one)}; {count} of {total} nodes have {_whose(name, usual)}"
+
+
+def _ports(ports: Listed) -> str:
+    return ", ".join(f"{device}:{port} is {state}" for device, port, state, _ in ports) or "it has none"
+
+
+def _fewer_ports(active: int, more: int, others: int, least: int, most: int, ports: Listed) -> str:
+    have = f"{more} of {others} other nodes have {least}{' or more' if most > least else ''}"
+    return f"{active} InfiniBand ports are active; {have}; here: {_ports(ports)}"
+
+
+# By major version of CUDA; the oldest drivers are from table 3 of the CUDA Toolkit release notes.
+_OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
+_WHEELS = {"11": "cu118", "12": "cu126 or cu128"}
+_REPAIRS = {
+    "page-pending": "a memory page waits to be retired",
+    "row-failed": "a faulty memory row could not be remapped",
+    "row-pending": "a memory row waits to be remapped",
+}
+_STALLED = "busy at nearly idle power: it waits inside a kernel"
+_IS_IT_RIGHT = "is the expectation right? This names no node for certain"
+_MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
@@ -189,30 +285,171 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
+    "power": "{:.0f} W of {:.0f} W",
+    "stalled-rounds": "stalled in {} rounds: {}",
+    "only-waits": f"{{}} is {_STALLED} ({{}}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
 }
+
+
+def _whom(peers: int) -> str:
+    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+
+
+def _doubt(is_odd: bool, explains: bool) -> str:
+    odd = "" if is_odd else "; either may be the odd one"
+    return odd if explains else f"{odd}; too little to explain the failure"
+
+
+def _slow_rank(
+    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
+) -> str:  # fmt: skip
+    when = f"{times} of {rounds} rounds"
+    if not is_always:
+        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
+    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
+
+
 _SLOW: Mapping[str, Entry] = {
+    "slow-alone": lambda number, host, more, why: (
+        f"{f'{number} on {host}' if number else f'host {host}'}{f' and {more} more' if more else ''} "
+        f"{'are' if more else 'is'} slow even without communication ({why})"
+    ),
+    "slow-ranks": lambda count, ratio, is_odd, explains: (
+        f"all {count} ranks slow, {ratio:.2f}× the median of their peers{_doubt(is_odd, explains)}"
+    ),
+    "slow-rank": _slow_rank,
+    "two-groups": lambda *groups_apart: (
+        "two groups of ranks: {} and {}, {:.2f}× apart even without communication".format(
+            *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
+        )
+    ),
+    "less-busy": lambda own, peers, median: f"{percent(own)} busy; the median of {peers} peers is {percent(median)}",
+    "on-host": "{} on {}, {}",
+    "stands-out": lambda ratio, low, high, peers: f"{ratio:.2f}× ({low:.2f} … {high:.2f}×) {_whom(peers)}",
+    "look-at": lambda ranks: (
+        f"look at {first_few(ranks, separator='; ')}: slower without communication, not clearly enough to be named by "
+        "that"
+    ),
+    "slow-at-times": lambda ranks: f"slow at times: {first_few(ranks, separator='; ')}",
     "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
 }
 _UNIFORMITY: Mapping[str, Entry] = {
+    "no-own-round": "no complete round of {} in {}",
     "pace-unread": "own pace timed in every round on {} of {} GPUs",
+    "node-by-own-pace": "{:.2f}× the median of {} peers by its own pace",
+    "gpu-slow-at-times": lambda place, others, why: (
+        f"{place} is slow at times{f' (and {others} more)' if others else ''}: {why}"
+    ),
+    "of-peers": lambda place, noun, ratio, peers: (
+        f"{place} {'are' if noun == 'pairs' else 'is'} {ratio:.3f}× the median of "
+        f"{'their' if noun == 'pairs' else 'its'} {peers} peers"
+    ),
+    "beyond-peers": lambda worst, others, limit: (
+        f"{worst}{f' (so are {others})' if others else ''}, certainly more than {percent(limit)} slower"
+    ),
+    "within-peers": lambda count, noun, limit: f"each of {count} {noun} is within {percent(limit)} of its peers",
+    "perhaps-beyond": lambda limit, places, worst: (
+        f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
+    ),
 }
 _SPREAD: Mapping[str, Entry] = {
-    "missed-by-the-slowest": "{}; {} does, too",
+    "missed-by-the-slowest": lambda why, value: f"{why}; {100 * value:.1f} % against the slowest GPU does, too",
     "against-the-slowest": "against the slowest GPU {}",
+    "by-the-slowest": lambda value, why: f"{100 * value:.1f} % against the slowest GPU: {why}",
+    "not-excused": "not excused as spread: {}",
+    "perhaps-spread": lambda value, why: (
+        f"{100 * value:.1f} % against the slowest GPU, not shown to be spread alone: {why}"
+    ),
+    "spread-excused": lambda value, before, slowest, behind, limit: (
+        f"{100 * value:.1f} % against the slowest GPU keeps the bound; {100 * (value - before):.1f} points of the loss "
+        f"are the spread of its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
+    ),
+    "pace-not-read": "the own pace of some of its GPUs was not read",
+    "few-peers": "its GPUs have too few peers",
+    "gpu-beyond": lambda limit, _: f"a GPU is more than {100 * limit:.3g} % slower than its peers",
+    "gpu-at-times": "a GPU is far slower than its peers at times",
+    "gpus-in-groups": "GPUs fall into two groups",
+    "nodes-not-compared": "nodes are not compared with each other",
+    "node-beyond": lambda _, limit: f"its node is more than {100 * limit:.3g} % slower",
+    "alike-alone": "GPUs that compute alone differ less",
+    "forward-lacking": "forward times lack in some rounds",
+    "busy-unknown": "it is unknown how busy its GPUs were, so forward times may contain waiting for the host",
+    "idle-at-times": "GPUs were idle at times: forward times may contain waiting",
+    "heat-unknown": "heat and power of its GPUs are not known",
+    "held-down": "a GPU was held down by heat, power supply or board",
+    "excuses-too-much": "it would excuse more than the limit of a GPU",
+    "pace-unknown": "the pace of its GPUs is not known yet",
+    "gpu-open": lambda limit, _: f"not every GPU is certain to be within {100 * limit:.3g} % of its peers",
+    "perhaps-groups": "its GPUs may be two groups",
+    "node-open": "its node is not certain to be within theirs",
 }
-_LINKS: Mapping[str, Entry] = {}
+_LINKS: Mapping[str, Entry] = {
+    "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
+    "slow-node-of-pairs": "node {} ({})",
+    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-pairs": lambda gbps, usual, count, ranks: (
+        f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
+        f"({count} measurements)"
+    ),
+    "stalls": "messages stall, as after a lost packet, in {} of {} pairs with it and {} of {} pairs without it",
+    "misses": _misses,
+    "gpu-or-its-links": "{}: the GPU or its own links are at fault",
+    "gpu-or-these-links": "{}: the GPU or these links are at fault",
+    "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
+    "wrong-results": "{} wrong data in {} of {} rounds",
+    "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
+    "wrong-data": "{} wrong data, as seen by {} ({} of {} rounds)",
+    "unasked-wrong-data": "wrong data in the probe {}, as seen by {} ({} of {} rounds)",
+}
 _AGREEMENT: Mapping[str, Entry] = {
     "results-differ": "{}: results differ from those of other ranks",
+    "unlike-others": _unlike,
     "speed-does-not-count": "{} (see {}); speed does not count",
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
     "compared in other studies",
 }
 _COVERAGE: Mapping[str, Entry] = {}
-_DEVICES: Mapping[str, Entry] = {"low-utilization": "low utilization: {}"}
+_DEVICES: Mapping[str, Entry] = {
+    "new-uncorrected": "{} new uncorrectable memory errors under load",
+    "note-new-corrected": "{} new corrected memory errors under load",
+    "afterwards": lambda code, count: (
+        f"{_REPAIRS.get(code, f'{count} new uncorrectable memory errors')} after ranks failed"
+    ),
+    "no-windows": "{} cannot be read {}",
+    "windows": "in {} of {} windows under load",
+    "few-polls": "with only {:.0f} polls in {:.0f} s under load",
+    "low-pcie": lambda reading, lowest, least, windows: (
+        f"PCIe {f'has {lowest} lanes' if reading == 'pcie_width' else f'runs at generation {lowest}'}, "
+        f"expected {least}, {windows}"
+    ),
+    "no-load": lambda least: f"utilization never reached {percent(least)}",
+    "no-telemetry": "telemetry of only {} of {} GPUs",
+    "low-utilization": lambda study, arm, count, devices, limit, rank, host, least: (
+        f"low utilization: {study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
+        f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
+    ),
+    "stalled": f"stalled: {{}}: {_STALLED}",
+    "slow-clock": "slow_clock: {}: busy at less than half of its clock",
+    "power-limits": "power limit below the default: {}",
+    "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
+}
 _CHECKS: Mapping[str, Entry] = {
     "without-gpu": "{}: does not apply without a GPU",
+    "at": lambda host, gpu, why: f"{host}: {f'{gpu}: ' if gpu else ''}{why}",
+    "of-check": lambda check, gpu, why: f"{check}: {f'{gpu}: ' if gpu else ''}{why}",
+    "no-report": lambda count, planned: f"{count} of {_nodes(planned)} reported nothing",
+    "no-end": "no load to the end of {}",
+    "missing-data": lambda told, count, why: f"missing data: {_first_of(told, count)}{f': {why}' if why else ''}",
+    "as-expected": lambda planned: f"{'all ' if planned > 1 else ''}{_nodes(planned)} as expected",
+    "not-as-expected": lambda failed, planned, told, count: (
+        f"{failed} of {_nodes(planned)} not as expected: {_first_of(told, count)}"
+    ),
+    "most-nodes-fail": lambda nodes, planned, _: f"{nodes} of {planned} nodes fail: {_IS_IT_RIGHT}",
+    "most-gpus-fail": lambda _, __, gpus: f"{gpus} GPUs of most nodes fail: {_IS_IT_RIGHT}",
+    "most-outside-fail": "{} of {} nodes are throttled by a power brake: is it the facility? This names no node for "
+    "certain",
 }
 _OUTCOME: Mapping[str, Entry] = {
     "unmet": lambda judged, what, found: f"{_of(len(found), judged)} {what}: {found}",
@@ -245,19 +482,101 @@ _OUTCOME: Mapping[str, Entry] = {
     "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
     "unseen-loss": _unseen_loss,
 }
-_REPORT: Mapping[str, Entry] = {
-    "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
-}
 _RUN: Mapping[str, Entry] = {
     "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
     "other-devices": "studies were measured on different devices: {} and {} differ in {}",
-    "other-software": "{0} were measured with different software: {1} with {2} {3}, {4} with {2} {5}",
-    "not-surveyed": "measured on {}, but the surveyed nodes are {}",
-    "sessions": "measured in {} sessions: resumed {}",
+    "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
+    "ranks-with-other-software": "ranks were measured with different software: {} with {} {}, {} with {} {}",
+    "other-nodes-surveyed": "measured on {}, but the surveyed nodes are {}",
+    "sessions": lambda ats: f"measured in {len(ats) + 1} sessions: resumed {', '.join(ats)}",
     "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
     "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
 }
+_CHECK_RULES: Mapping[str, Entry] = {
+    "no-survey": "survey failed: {}",
+    "no-reading": lambda name, why="": f"{name} cannot be read ({why or 'the driver gives no reason'})",
+    "no-expectation": "the SKU's `node:` does not set {}",
+    "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
+    "few-cores": "{} CPU cores for {} ranks",
+    "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
+    "none-visible": lambda problem, has_driver, gpus: problem or (
+        "no NVIDIA driver is loaded" if not has_driver
+        else f"CUDA_VISIBLE_DEVICES hides all {gpus} GPUs" if gpus else "the driver finds no GPU"
+    ),
+    "few-of-sku": "the driver has {} GPUs of this SKU; expected {}",
+    "note-unused": "GPU {} of the node, which ranks do not use, does not answer: {}",
+    "no-count": lambda problem: f"CUDA did not count its GPUs: {_cuda_error(problem)}",
+    "cuda-finds": _cuda_finds,
+    "cuda-lacks": _cuda_finds,
+    "old-driver": _old_driver,
+    "note-old-driver": _old_driver,
+    "no-torch": "torch facts cannot be read: {}",
+    "without-cuda": "torch {} was built without CUDA",
+    "no-architectures": lambda torch: f"torch {torch or 'of unknown version'} lists no architectures",
+    "no-gpu": "no GPU is visible ({})",
+    "lost": "lost: {}",
+    "lost-needed": "lost: {}",
+    "no-answer": "does not answer: {}",
+    "other-name": "is a {}; expected a name like {}",
+    "other-id": lambda found, ids: f"has PCI device id {found}; expected {' or '.join(ids)}",
+    "other-memory": lambda found, sizes: (
+        f"has {found / 2**30:.1f} GiB; expected {sizes[0]:.1f} to {sizes[1]:.1f}"
+    ),
+    "mig-on": "MIG is enabled; expected the whole GPU",
+    "ecc-mode": lambda is_on, _: "ECC is on; expected off" if is_on else "ECC is off; expected on",
+    "few-lanes-reached": "PCIe of GPU and slot reaches {} lanes; expected {}",
+    "few-lanes": "PCIe has {} lanes; expected {}",
+    "old-pcie": "PCIe of GPU and slot reaches generation {}; expected {}",
+    "links": "{} NVLinks are up; expected {}",
+    "without-kernels": _without_kernels,
+    "without-bf16": "compute capability {} has no native bf16; expected 8.0 or later",
+    "prohibited": "compute mode Prohibited; nvidia-smi -i {} -c 0",
+    "foreign-process": lambda pid, name, memory: (
+        f"foreign process {pid} ({name or 'name not visible'}) holds "
+        f"{'unknown memory' if memory is None else f'{memory / 2**30:.1f} GiB'}"
+    ),
+    "throttled": _throttled,
+    "power-brake": _throttled,
+    "uncorrected": "{} uncorrectable memory errors since the driver was loaded",
+    "note-corrected": "{} corrected memory errors since the driver was loaded",
+    "note-remapped": "{} memory rows were remapped for uncorrectable errors",
+    **_REPAIRS,
+    "differs": _differs,
+    "note-kernel": _differs,
+    "unclear": lambda name, one, _, __, found: (
+        f"{_odd(name, one)}; nodes have {', '.join(_whose(name, other) for other in found)}, no majority"
+    ),
+    "note-untried": "{}",
+    "note-backend": f"torch communicates through {WITHOUT_OVERLAP}; it may not overlap all-reduce with the backward "
+    "pass, and published figures were measured with ProcessGroupNCCL: `ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` "
+    "compares both",
+    "lost-under-load": "lost under load: {}",
+    "lost-afterwards": lambda why: f"lost after ranks failed: {why or 'the driver no longer lists it'}",
+    "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
+    "ended-ranks": "{}",
+    "note-suspect": "{}",
+    "no-answer-afterwards": "did not answer after ranks failed: {}",
+    "note-slow": "after ranks failed: {}",
+    "no-survey-afterwards": lambda why: f"after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}",
+    "no-logs": "NCCL logged connections of {} of {} ranks",
+    "no-log": lambda problem, lines: problem or f"unknown line in NCCL's log: {lines[0]}",
+    "no-connections": "NCCL did not connect it to any other rank",
+    "detour": lambda names: f"reaches GPUs of its own node through {', '.join(names)}; expected NVLink or P2P",
+    "no-nodes-joined": "no rank communicated with another node",
+    "note-host-memory": lambda names: f"{', '.join(names)} goes through host memory: no GPUDirect RDMA",
+    "no-ports": "it uses TCP to other nodes, and its ports were not surveyed",
+    "tcp": lambda fast, ports: (
+        f"uses TCP to other nodes although {', '.join(fast)} {'is' if len(fast) == 1 else 'are'} active"
+        if fast else f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {_ports(ports)}"
+    ),
+    "note-roce": lambda ports: f"uses TCP to other nodes; could {', '.join(ports)} do RoCE?",
+    "fewer-ports": _fewer_ports,
+    "note-fewer-ports": _fewer_ports,
+}  # fmt: skip
+_REPORT: Mapping[str, Entry] = {
+    "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
+}
 SENTENCES: Mapping[str, Entry] = {
     **_ANY, **_STATS, **_VALUES, **_JUDGED, **_CAVEATS, **_SLOW, **_UNIFORMITY, **_SPREAD, **_LINKS, **_AGREEMENT,
-    **_COVERAGE, **_DEVICES, **_CHECKS, **_OUTCOME, **_REPORT, **_RUN,
+    **_COVERAGE, **_DEVICES, **_CHECKS, **_CHECK_RULES, **_OUTCOME, **_RUN, **_REPORT,
 }  # fmt: skip
