@@ -23,9 +23,6 @@ from pytest_ddpscale.run.strict_json import (
     UnixSeconds,
 )
 
-# Round number of decisions before the first round of a study.
-BEFORE_ROUNDS = -1
-
 Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Joules = Annotated[float, Meta(ge=0, le=1e12)]
@@ -270,12 +267,6 @@ class RankTransport(Record):
     process_group: str = ""
     problem: str = ""
     unreadable: Texts = ()
-
-    @property
-    def channels_somewhere(self) -> set[str]:
-        """Transports of connections that may be within the node or between nodes."""
-        within, between = self.channels_within_node, self.channels_between_nodes
-        return {name for name, count in self.channels.items() if count > within.get(name, 0) + between.get(name, 0)}
 
 
 class GangTransport(Line, tag="transport"):

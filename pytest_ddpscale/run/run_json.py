@@ -158,11 +158,6 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
         said = self.simulated or self.status == "simulated" or self.simulation is not None
         return said or any(device.startswith(SIMULATED_DEVICE) for device in devices)
 
-    @property
-    def latest_thresholds(self) -> ThresholdsUsed | None:
-        """The file by which its latest session judged it."""
-        return next((one.thresholds for one in reversed(self.resumed) if one.thresholds), self.thresholds)
-
     def resumption_notes(self, thresholds_digests: str) -> list[Reason]:
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""
         if not self.resumed:

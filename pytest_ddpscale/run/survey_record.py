@@ -155,16 +155,6 @@ class Survey(Line, tag="survey"):
     topology: str = ""
 
 
-def is_older_cuda(driver: str | None, built: str | None) -> bool:
-    """Whether a driver's CUDA is of an older major version than that of a build of torch; False if one is unknown.
-
-    Within a major version a build runs on older drivers too ("minor version compatibility" in NVIDIA's CUDA
-    Compatibility guide).
-    """
-    majors = [(version or "").partition(".")[0] for version in (driver, built)]
-    return all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
-
-
 class PostMortem(Line, tag="post_mortem"):
     """A second survey of a node's GPUs, after ranks had failed."""
 
