@@ -56,6 +56,7 @@ NO_FACTS_OF_RUN = {
     "blockers",
     "causes",
     "coverage",
+    "remarks",
     "requirements",
     "requirements_sha256",
 }

@@ -71,7 +71,7 @@ def test_from_80_columns_up_value_limit_bound_and_verdict_are_always_there(
         ]  # fmt: skip
 
 
-LOW = because("low-utilization", "strong/r, ddp@8: the device below 80 %")
+LOW = because("low-utilization", "strong/r", "ddp@8", 1, 1, 0.8, 0, "n1", 0.7)
 ROUTINE = LOW, because("of-places", ("n1",), because("power-unknown")), because("host-bound")
 
 
