@@ -107,7 +107,7 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
     yield from ((said, "warned") for said in (*_warned(judgement), *_waived(judgement), *_lowered(judgement)))
     if judgement.accepts and (loss := uniform_loss_text(judgement)):
         yield loss, ""
-    told = [(note, note) for note in dict.fromkeys((judgement.unseen_loss, *judgement.notes)) if note]
+    told = [(note, note) for note in (judgement.unseen_loss, *judgement.other_notes) if note]
     told += [(note, _noted(note, at)) for note, at in _notes(judgement.verdicts).items()]
     remarks = chain(judgement.remarks, *(one.remarks for one in judgement.verdicts))
     on_the_page = {said_of(one) for one in remarks if one.is_of(_ON_THE_PAGE)}

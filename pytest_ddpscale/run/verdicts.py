@@ -415,6 +415,11 @@ class Judgement:
         )
 
     @property
+    def other_notes(self) -> tuple[str, ...]:
+        """The run's notes without that one, which reports show elsewhere."""
+        return tuple(note for note in self.notes if note != self.unseen_loss)
+
+    @property
     def waived(self) -> list[Verdict]:
         """Failed requirements with a waiver."""
         return [verdict for verdict in self.verdicts if verdict.is_waived]
