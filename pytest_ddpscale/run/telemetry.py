@@ -153,8 +153,8 @@ class TelemetryColumns:
     Attributes:
         arms: study and arm, or probe, in order of first appearance.
         places: host, local rank and device of ranks.
-        columns: ``arm`` and ``place``, indices in `arms` and `places`; ``round``, ``rank``; and each quantity of
-            `GpuReadings`, NaN if not read, texts and mappings as `Sayings`.
+        columns: ``arm`` and ``place``, indices in `arms` and `places`; and each quantity of `GpuReadings`, NaN if
+            not read, texts and mappings as `Sayings`.
     """
 
     arms: Sequence[tuple[str, str]]
@@ -239,8 +239,6 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
 
     columns: dict[str, Any] = {
         "arm": stacked(lambda block: arms.setdefault((block.study, block.arm), len(arms))),
-        "round": stacked(attrgetter("round")),
-        "rank": stacked(attrgetter("ranks")),
         "place": stacked(lambda block: of_gangs[block.gang][list(block.ranks)]),
     }
     for name in READINGS:
