@@ -19,8 +19,6 @@ fewer lanes in two rounds. Words, in any order but for what stands behind a stag
     none, unread, unsupported  as values: the driver gives none; ~ is a space
     gone, idle                 nothing is told of it; it does not take part
     …/WHERE:ARM:ROUNDS         n1, n0-2, n1.0 (its GPU 0), .3 (GPU 3 of all nodes); ddp@16; 2, 0-1, 3-
-
-`rules.txt` has the names of rules that are told instead of their sentences, with what is kept of these.
 """
 
 from __future__ import annotations
@@ -45,9 +43,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
@@ -58,6 +57,7 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judged import CONFIDENCE, check_case, make_case, make_measurement
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
+from tests.judge.told import codes
 
 
 def beside(name: str) -> str:
@@ -65,7 +65,6 @@ def beside(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-RULES = [line.split(": ", 1) for line in beside("rules.txt").splitlines()]
 TOPOLOGIES = dict(block.split("\n", 1) for block in beside("topologies.txt").split("=== ")[1:])
 HEALTHY = json.loads(beside("healthy.json"))
 NODE = convert(HEALTHY["survey"] | {"topology": TOPOLOGIES["dgx"]}, Survey)
@@ -287,20 +286,31 @@ class Checked:
     def told(self, check: str, evidence: Evidence) -> Iterator[str]:
         """What a check comes to."""
         if check == "devices":
-            yield from (f"~ {self.short(said(one))}" for one in device_notes(evidence))
+            yield from (f"~ {self.short(one)}" for one in device_notes(evidence))
             return
         # What another SKU expects of the same nodes is its own.
         judge(self.case(check, replaced(self.sku, node=None)), evidence, CONFIDENCE)
-        verdict = worded(judge(self.case(check, self.sku), evidence, CONFIDENCE))
-        value = "" if verdict.value is None else f" {verdict.value:.3g}"
+        verdict = judge(self.case(check, self.sku), evidence, CONFIDENCE)
+        value, why = "" if verdict.value is None else f" {verdict.value:.3g}", [("-", verdict.because)]
         if "says" in self.flags:
             value += f" ({' … '.join(f'{end:.3g}' for end in verdict.interval or ())}) in {verdict.rounds}"
+        elif verdict.outcome in ("passed", "failed"):
+            why = []
         yield f"{verdict.outcome}{value}{' partly' * (PARTLY_KNOWN in verdict.flags)}"
         yield from (f"! {self._culprit(one)}" for one in verdict.culprits)
-        is_told = "says" in self.flags or verdict.outcome not in ("passed", "failed")
-        for mark, sentence in (("-", verdict.reason if is_told else ""), *(("~", note) for note in verdict.notes)):
-            texts = re.split(r"; (?=n\d+: |and \d+ more|\d+ of \d+ nodes? reported)", sentence)
-            yield from (f"{mark} {self.short(text)}" for text in texts if text)
+        for mark, reason in (*why, *(("~", note) for note in verdict.remarks)):
+            yield from (f"{mark} {told}" for told in self._each(reason))
+
+    def _each(self, reason: Any) -> list[str]:
+        """What is told of each that is missing, or of the reason."""
+        if "says" in self.flags:
+            return re.split(r"; (?=n\d+: |and \d+ more|\d+ of \d+ nodes? reported)", said(reason))
+        missing = reason.args[0] if reason.code == "also" else reason
+        if missing.code != "missing-data":
+            return [self.short(reason)]
+        told, count, why = missing.args
+        more = [f"{count - len(told)} more"] * (count > len(told))
+        return [*map(self.short, told), *more, *filter(None, [why])]
 
     def _culprit(self, one: Culprit) -> str:
         where, gpu = f"{one.kind} {one.host}", one.place.index
@@ -308,27 +318,25 @@ class Checked:
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
             found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.evidence)}"
+        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}"
 
-    def short(self, sentence: str) -> str:
-        """The name of the rule that says so, with its facts; the sentence if none is known."""
+    def short(self, reason: Reason) -> str:
+        """The sentence or the codes of a reason, these behind the GPU or node."""
         if "says" in self.flags:
-            return sentence
-        found = re.match(r"(?:(?:also: )?missing data: )?(?:(n\d+): )?(?:GPU (\w+)(?: \([^)]*\))?: )?(.*)", sentence)
-        for name, rule in RULES:
-            if found and (match := re.search(rule, found[3])):
-                place = ".".join(part for part in found.groups()[:2] if part)
-                return f"{place}{': ' * bool(place)}{name} {', '.join(filter(None, match.groups()))}".rstrip()
-        return sentence
+            return said(reason)
+        if reason.code != "at":
+            return codes(reason, every=True)
+        host, gpu, why = reason.args
+        return f"{host}{'.' * bool(gpu)}{''.join(gpu.split()[1:2])}: {codes(why, every=True)}"
 
     def left_out(self) -> Iterator[str]:
         """Who is left out of the launch, and for what."""
         cases = [self.training, *(self.case(check, self.sku) for check in self.checks)]
         for why, is_hopeless in (("left out", False), ("hopeless", True)):
             texts = unfit_nodes(cases, self.plan, self.evidence().surveys, DAY, hopeless=is_hopeless)
-            for host, text in ((host, said(reason)) for host, reason in texts.items()):
-                names = dict.fromkeys(re.findall(r"(?:^|; )([a-z_]+|survey failed): ", text))
-                yield f"{why} {host}: {text if 'says' in self.flags else ' '.join(names)}"
+            for host, reason in texts.items():
+                names = dict.fromkeys(one.args[0] if one.code == "of-check" else one.code for one in reason.args)
+                yield f"{why} {host}: {said(reason) if 'says' in self.flags else ' '.join(names)}"
 
 
 def tell(line: str) -> Iterator[str]:
