@@ -80,6 +80,14 @@ def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) ->
     return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
 
 
+def _gpu_errors(errors: Listed, gangs: int, is_certain: bool, host: str) -> str:
+    why = ", while its peers did the same work without such an error"
+    if not is_certain:
+        why = " (not certain: the software, or the other end of a link, may be at fault)"
+    ended = f"{_and(errors)} ended its rank in {gangs} gang{'s' * (gangs > 1)}"
+    return f"{ended}{why}; look for its Xid: `dmesg | grep -i xid` on {host}"
+
+
 def _and(them: Listed) -> str:
     return " and ".join(map(str, them))
 
@@ -386,8 +394,7 @@ _SPREAD: Mapping[str, Entry] = {
 }
 _LINKS: Mapping[str, Entry] = {
     "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
-    "slow-node-of-pairs": "node {} ({})",
-    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {_and(hosts)} ({why})",
     "slow-pairs": lambda gbps, usual, count, ranks: (
         f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
         f"({count} measurements)"
@@ -410,7 +417,9 @@ _AGREEMENT: Mapping[str, Entry] = {
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
     "compared in other studies",
 }
-_COVERAGE: Mapping[str, Entry] = {}
+_COVERAGE: Mapping[str, Entry] = {
+    "gpu-errors": _gpu_errors,
+}
 _DEVICES: Mapping[str, Entry] = {
     "new-uncorrected": "{} new uncorrectable memory errors under load",
     "note-new-corrected": "{} new corrected memory errors under load",
