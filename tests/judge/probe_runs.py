@@ -61,7 +61,7 @@ class ProbeRun(Run):
     def told(self, tell: Callable[[Reason], str]) -> Iterator[str]:
         """The verdict, and wrong data of other probes."""
         case, evidence = self.judged()
-        yield from told(judge(case, evidence, CONFIDENCE), tell)
+        yield from told(judge(case, evidence, CONFIDENCE), tell, self.option["rounds"], self.per_node)
         assert case.probe is not None
         yield from (f"@ {tell(why)}" for why in unasked_wrong_data(evidence, {case.probe.name}))
 

@@ -201,7 +201,7 @@ class Run:
         """The verdict, and what else a session takes from the judge."""
         case, evidence = self.judged()
         verdict = judge(case, evidence, CONFIDENCE)
-        yield from told(verdict, tell)
+        yield from told(verdict, tell, self.option["rounds"], self.per_node)
         if "notes" in self.flags:
             for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
                 yield f"@ {tell(note)}"

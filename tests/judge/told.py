@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason
-from pytest_ddpscale.run.verdicts import Culprit, Verdict
+from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict
 
 # They only say where, or how many.
 PLACES = {"one-of", "lowest-of", "kept-on-each", "all", "of-places", "at", "slow-at", "of-peers"}
@@ -46,34 +48,47 @@ def _shown(arg: Any) -> str:
     return f"{arg:.4g}" if isinstance(arg, float) else str(arg)
 
 
-def told(verdict: Verdict, tell: Callable[[Reason], str]) -> Iterator[str]:
-    """What is told of a verdict, its reasons by `tell`."""
+def told(verdict: Verdict, tell: Callable[[Reason], str], rounds: int, per_node: int) -> Iterator[str]:
+    """What is told of a verdict, its reasons by `tell`, and nothing that is as ever.
+
+    Args:
+        rounds: of a verdict on all that were measured.
+        per_node: GPUs of a node, of which the UUIDs are numbered throughout.
+    """
     assert verdict.because
-    value = "-" if verdict.value is None else f"{verdict.value:.4g}"
-    ends = "" if verdict.interval is None else " ({:.4g} … {:.4g})".format(*verdict.interval)
     place = verdict.place and f" at {verdict.place}"
-    further = {
-        "in": verdict.rounds if verdict.rounds else None,
-        "r": verdict.correlation,
-    }
-    numbers = "".join(f" {name}={number:.2g}" for name, number in further.items() if number is not None)
+    counts = verdict.rounds != (rounds if verdict.value is not None else 0)
+    numbers = f" in={verdict.rounds}" * counts
+    # Below this, rounds are taken as independent.
+    numbers += f" r={verdict.correlation:.2g}" if abs(verdict.correlation or 0) >= 0.5 else ""
     numbers += f" {verdict.one_gpu}" if verdict.one_gpu else ""
     flags = "".join(f" [{flag}]" for flag in verdict.flags)
     outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
-    yield f"{outcome} {value}{ends}{place}{numbers}{flags}: {tell(verdict.because)}"
-    if verdict.against_slowest is not None:
-        slowest = verdict.against_slowest
-        ends = "" if slowest.interval is None else " ({:.4g} … {:.4g})".format(*slowest.interval)
-        yield f"= {slowest.value:.4g}{ends} against {slowest.place}, {slowest.behind:.3f} behind"
-    yield from (f"! {_culprit(one)}: {tell(one.because)}" for one in verdict.culprits)
+    yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {tell(verdict.because)}"
+    if (slowest := verdict.against_slowest) is not None:
+        yield f"= {_number(slowest)} against {slowest.place}, {slowest.behind:.3f} behind"
+    named = [(one.kind, _how(one, rounds), tell(one.because), one.places) for one in verdict.culprits]
+    for (kind, how, why), alike in itertools.groupby(named, lambda one: one[:3]):
+        names = ("–".join(_name(place, per_node) for place in places) for *_, places in alike)
+        yield f"! {kind} {' '.join(names)}{how}: {why}"
     yield from (f"~ {tell(note)}" for note in verdict.remarks)
 
 
-def _culprit(one: Culprit) -> str:
-    ends = [(place.host, place.index, place.uuid or None) for place in one.places]
-    where = " – ".join(" ".join(str(part) for part in end if part is not None) for end in ends)
-    how = "" if one.is_certain else " perhaps"
-    how += " computed wrong" * one.computed_wrong
+def _number(found: Verdict | AgainstSlowest) -> str:
+    value = "-" if found.value is None else f"{found.value:.4g}"
+    return value + ("" if found.interval is None else " ({:.4g} … {:.4g})".format(*found.interval))
+
+
+def _name(place: Place, per_node: int) -> str:
+    if place.index is None:
+        return place.host + place.uuid
+    is_usual = place.uuid == f"GPU-{int(place.host[1:]) * per_node + place.index}"
+    return f"{place.host}.{place.index}{'' if is_usual else f' {place.uuid}'}"
+
+
+def _how(one: Culprit, rounds: int) -> str:
+    how = " perhaps" * (not one.is_certain) + " computed wrong" * one.computed_wrong
     how += "" if one.slowdown is None else f" ×{one.slowdown:.3f}"
-    how += "" if one.peers is None else f" of {one.peers} in {one.slow_rounds}/{one.rounds}"
-    return f"{one.kind} {where}{how}"
+    how += "" if one.peers is None else f" of {one.peers}"
+    is_always = one.peers is None or one.slow_rounds == one.rounds == rounds
+    return how if is_always else f"{how} in {one.slow_rounds}/{one.rounds}"
