@@ -67,8 +67,7 @@ def own_pace_s(rounds: ArmRounds) -> FloatArray:
     if rounds.arm.startswith(("each@", "infer@")):
         return rounds.mean_step_s
     forward_s = rounds.reading(FORWARD_S)
-    known = rounds.present & (forward_s > 0)
-    return np.where(known, forward_s, np.nan) / np.where(known, rounds.count, 1)
+    return np.where(forward_s > 0, forward_s, np.nan) / np.maximum(rounds.count, 1)
 
 
 def of_nodes_s(ranks: RankColumns, times_s: FloatArray) -> FloatArray:
@@ -201,10 +200,11 @@ def culprits_of(ranks: RankColumns, found: Slow, rows: IntArray, explain: BoolAr
 
 def two_groups(ranks: RankColumns, found: Slow) -> Reason:
     """Hosts of both groups, or numbers of their ranks if a host has some of both, and their distance."""
-    fast, slow = (sorted({*ranks.hosts[at]}) for at in (found.faster, found.at))
-    if {*fast} & {*slow}:
-        fast, slow = (sorted(ranks.numbers[at].tolist()) for at in (found.faster, found.at))
-    return because("two-groups", tuple(fast), tuple(slow), float(np.median(found.ratio)))
+    for names in (ranks.hosts, ranks.numbers):
+        fast, slow = (tuple(sorted({*names[at].tolist()})) for at in (found.faster, found.at))
+        if {*fast}.isdisjoint(slow):
+            break
+    return because("two-groups", fast, slow, float(np.median(found.ratio)))
 
 
 def name_slow(
@@ -252,19 +252,22 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     first, which are worth a look, but no reason to drain.
     """
     certain = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
-    studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
+    studies = evidence.plan.studies
     notes, most = {code: dict[object, Reason]() for code in ("look-at", "slow-at-times")}, limit_of(evidence, limit)
-    for study in studies or evidence.plan.studies:
-        (pace, slow), told = slow_ranks(evidence, study, limit), list[tuple[str, Place, Reason]]()
+    for study in [one for one in studies if any(arm.compares_ranks for arm in one.arms)] or studies:
+        pace, slow = slow_ranks(evidence, study, limit)
         found, places = compare(own_pace_s(pace), most), pace.ranks.rank_places
         stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
         stand_out[slow.at] = False
-        for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):
-            numbers = (one[at].item() for one in (found.ratio, found.low, found.high, found.peers))
-            if certain.isdisjoint({places[at].identity, Place(places[at].host).identity}):
-                told.append(("look-at", places[at], because("stands-out", *numbers)))
+        numbers, order = (found.ratio, found.low, found.high, found.peers), np.argsort(-found.ratio, kind="stable")
+        told = [
+            ("look-at", places[at], because("stands-out", *(one[at].item() for one in numbers)))
+            for at in order[stand_out[order]].tolist()
+            if certain.isdisjoint({places[at].identity, Place(places[at].host).identity})
+        ]
         changing = culprits_of(pace.ranks, slow, np.flatnonzero(~slow.are_throughout))
-        for code, place, why in (*told, *(("slow-at-times", one.place, one.because) for one in changing)):
+        told += [("slow-at-times", one.place, one.because) for one in changing]
+        for code, place, why in told:
             notes[code].setdefault(place.identity, because("on-host", place.number, place.host, why))
     return [because(code, tuple(whys.values())) for code, whys in notes.items() if whys]
 

@@ -64,11 +64,12 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         answer.reasons = [missing if len(pace) else because("no-own-round", arm.name, study.id)]
         return
     names, noun = [f"{one.number} of {one.host}" for one in ranks.rank_places], "GPUs"
-    rounds, counts, is_of_nodes = (~np.isnan(times_s)).sum(axis=0), None, case.requirement.definition is NODE_UNIFORMITY
+    counts, is_of_nodes = np.ones(1, np.bool_), case.requirement.definition is NODE_UNIFORMITY
     if is_of_nodes:  # the median of a node whose GPU is missing is another one's
-        times_s, names, noun = of_nodes_s(ranks, times_s), [*ranks.by_host], "nodes"
+        rounds = (~np.isnan(times_s)).sum(axis=0)
         least = [rounds[at].min() for at in ranks.by_host.values()]
         counts = np.array(least) >= rounds.max() - layout.takes_turns(arm)
+        times_s, names, noun = of_nodes_s(ranks, times_s), [*ranks.by_host], "nodes"
     compared = compare(times_s, limit)
     codes = _answer_on_places(answer, compared, names, noun, None if read == expected else missing, limit, counts)
     told, beyond = int(compared.rounds[compared.rounds > 0].min(initial=due)), codes == FAILED
@@ -103,7 +104,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
 
 def _answer_on_places(
     answer: Answer, compared: Compared, names: Sequence[str], noun: str, missing: Reason | None, limit: float,
-    counts: BoolArray | None = None,
+    counts: BoolArray,
 ) -> IntArray:  # fmt: skip
     """The answer of the comparison, without culprits; value and interval are those of the worst place. Returns codes.
 
@@ -114,10 +115,10 @@ def _answer_on_places(
         noun: what they are, in the plural.
         missing: why not all of the plan was measured; None if it was.
         limit: by which a place may be slower, 0.05 for 5 %.
-        counts: whether a place was measured wholly, (places,), without which it is undecided; all were without.
+        counts: whether a place was measured wholly, (places,); else it is undecided.
     """
     ratio, rounds = compared.ratio, int(compared.rounds.max())
-    counts = (compared.rounds >= FEWEST_ROUNDS) & (True if counts is None else counts)
+    counts = counts & (compared.rounds >= FEWEST_ROUNDS)
     codes = np.select([compared.beyond & counts, compared.within & counts], [FAILED, PASSED], OPEN)
     beyond, undecided = np.flatnonzero(codes == FAILED).tolist(), np.flatnonzero(codes != PASSED).tolist()
     if np.isnan(ratio).all() or rounds < FEWEST_ROUNDS:
@@ -128,12 +129,8 @@ def _answer_on_places(
         return codes
     worst = max(beyond or range(len(names)), key=lambda at: float(np.nan_to_num(ratio[at])))
     value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
-    answer.value, answer.interval, answer.place, answer.rounds = (
-        value,
-        (low, high),
-        names[worst],
-        int(compared.rounds.min()),
-    )
+    answer.value, answer.interval, answer.place = value, (low, high), names[worst]
+    answer.rounds = int(compared.rounds.min())
     whom = because("of-peers", names[worst], noun, value, peers)
     if beyond:
         answer.outcome, others = "failed", tuple(names[at] for at in beyond if at != worst)
@@ -163,15 +160,15 @@ def answer_probe_uniformity(
     """
     assert case.probe is not None
     missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
-    if not len(there):
-        answer.reasons = [missing] if missing else []
+    if missing and not len(there):
+        answer.reasons = [missing]
         return
     places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
     alike, limit = np.zeros(len(places), np.int64), case.requirement.bound - 1  # numbers of places that should be
     if KINDS[case.probe.operation.kind].peers != "memory":
         ends = [[end.of_rank[1] for end in one.ends] or [0] for one in places]
         alike = np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
-    compared = compare(np.where(bandwidths > 0, 1 / bandwidths, np.nan).T, limit, alike)
+    compared = compare(1 / np.where(bandwidths > 0, bandwidths, np.nan).T, limit, alike)
     counts, names = compared.rounds >= due, [place.name for place in places]
     codes = _answer_on_places(answer, compared, names, places[0].noun, missing, limit, counts)
     if answer.outcome == "inconclusive" and 0 < answer.rounds < due:
