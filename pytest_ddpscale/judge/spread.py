@@ -46,7 +46,6 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.table import ArmRounds, once
 from pytest_ddpscale.run.verdicts import AgainstSlowest
-from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
@@ -60,14 +59,12 @@ _OPEN_RULES = ("pace-unknown", "gpu-open", "perhaps-groups", "node-open")  # tha
 
 
 @once
-def _against_slowest(evidence: Evidence, judged: Judged, study: Study) -> Values[Any] | None:
-    """Weak scaling against the slowest GPU, at the places of its values; None if no own pace was read."""
-    pace, found = own_pace_of(evidence, study), judged.groups
+def _against_slowest(evidence: Evidence, judged: Judged, study: Study, pace: ArmRounds) -> Values[Any]:
+    """Weak scaling against the slowest GPU by the own paces, at the places of its values."""
+    found = judged.groups
     assert found is not None
     arms, (of_baseline, at) = Arms(found.arms, judged.blank.world_size).paired, found.columns
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
-    if pace is None or not measured.seconds.size:
-        return None
     before, rows = study_before(study, evidence.plan.studies), np.searchsorted(pace.numbers, measured.numbers)
     known, earlier = _means_before(pace), own_pace_of(evidence, before) if before else None
     if earlier is not None:  # before the first round that of the study before
@@ -106,12 +103,12 @@ def excuse_spread(judged: Judged, study: Study) -> None:
     """
     case, evidence, found, are_bad = judged.case, judged.evidence, judged.found, np.isin(judged.codes, (OPEN, FAILED))
     limit, nodes_limit = case.peers.computing, case.peers.nodes
-    if not isinstance(case, Case) or case.requirement.definition is not WEAK_SCALING_EFFICIENCY or not are_bad.any():
+    if case.requirement.definition is not WEAK_SCALING_EFFICIENCY or limit is None or not are_bad.any():
         return
-    own = _against_slowest(evidence, judged, study)
     pace = own_pace_of(evidence, study, last_round(judged.groups))
-    if own is None or pace is None or limit is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
+    if pace is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
         return
+    own = _against_slowest(evidence, judged, study, pace)
     second = replace(judged, values=own)
     second.decide(own.estimated(found.confidences, judged.limit))
     for place in np.flatnonzero(are_bad & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))).tolist():
@@ -120,9 +117,10 @@ def excuse_spread(judged: Judged, study: Study) -> None:
         if not what and code != FAILED and value > before * (1 + limit):
             what = "excuses-too-much"
         why, is_open = because(what, limit, nodes_limit), what in _OPEN_RULES
-        if what and not is_open and code != FAILED:
-            judged.note(place, because("not-excused", why))
-        if (what and not is_open) or (code == FAILED and judged.codes[place] != FAILED):
+        if what and not is_open:
+            judged.note(place, None if code == FAILED else because("not-excused", why))
+            continue
+        if code == FAILED and judged.codes[place] != FAILED:
             continue
         judged.against[place] = AgainstSlowest(value, interval, slowest, behind)
         if code == FAILED:
@@ -160,10 +158,11 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
     most = most_alone = compared.ratio[slowest]
-    for arm in (arm for arm in study.arms if arm.kind == "each"):
-        alone, most_alone = pace_in(study, arm, evidence, last), np.full(places, np.nan)
-        ratio = np.append(compare(own_pace_s(alone), limit).ratio, np.nan)
-        np.fmax.at(most_alone, place, ratio[columns_in(alone.ranks, measured.ranks)[column]])
+    for arm in study.arms:
+        if arm.kind == "each":
+            alone, most_alone = pace_in(study, arm, evidence, last), np.full(places, np.nan)
+            ratio = np.append(compare(own_pace_s(alone), limit).ratio, np.nan)
+            np.fmax.at(most_alone, place, ratio[columns_in(alone.ranks, measured.ranks)[column]])
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
     busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
     # Of each place alone: spread hides the gap between groups from `find_groups`, which accuses; this only doubts.

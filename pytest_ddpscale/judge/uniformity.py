@@ -87,8 +87,8 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         rows = np.flatnonzero(at_times[found.at])
         if not is_failed and len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
             answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[rows[0]]), None
-            answer.place, first = names[found.at[rows[0]]], culprits_of(ranks, found, rows)[0]
-            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, first.because)]
+            answer.place, why = names[found.at[rows[0]]], culprits_of(ranks, found, rows)[0].because
+            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, why)]
         elif is_failed or are_groups:
             if are_groups:
                 answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
