@@ -92,7 +92,9 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
                 return judged.rounds(WHOLE)
             alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
             measured, hosts = found.merged[-1], {*itertools.compress(found.places, alike)}
-            return measured.of(slice(None), np.array([host in hosts for host in measured.ranks.hosts])).there()
+            return measured.of(
+                slice(None), np.array([host in hosts for host in measured.ranks.hosts], np.bool_)
+            ).there()
 
         name_slow(answer, case, study, evidence, rounds)
     if is_by_node:
