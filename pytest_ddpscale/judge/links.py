@@ -231,17 +231,17 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
         ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
         is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), because("saw"), is_certain=False)]
-        if is_alone or (operation.kind == "send-recv" and len(ends) > 1):  # else the other one is unknown
-            accused = [Culprit("gpu" if is_alone else "link", ends, because(did), is_within)]
-        elif is_within and len(ranks.by_host[one.host]) >= probe.world_size:
-            accused.insert(0, Culprit("node", (Place(one.host),), because(did)))
+        accused = [Culprit("gpu", (one,), because("wrong-results", did if is_alone else "saw"), is_alone)]
+        if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
+            accused = [Culprit("link", ends, because("wrong-results", did), is_within)]
+        elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
+            accused.insert(0, Culprit("node", (Place(one.host),), because("wrong-results", did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
     culprits = dict[tuple[object, ...], Culprit]()
     for culprit, at in seen.items():
         own = [set(one.places) for one in seen if one.kind == culprit.kind == "link" and one.host == culprit.host]
-        why = because("wrong-results", culprit.because.code, len(at), rounds)
+        why = because("wrong-results", *culprit.because.args, len(at), rounds)
         if len(own) > 1 and (shared := set.intersection(*own)):
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
         culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
