@@ -123,7 +123,6 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
     is_good, line = np.isin(nodes, [*standings.good]), standings.slow_below_gbps
-    usual = float(np.median(gbps[gbps >= line])) if len(gbps) else 0.0
     # A node with its good partners, or the link between two.
     for accused in (*((node,) for node in standings.confirmed_nodes), *standings.confirmed_links):
         is_end, ends, only = np.isin(nodes, accused), list[Place](), list[Place]()
@@ -135,7 +134,8 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
             only = rails.places[np.setdiff1d(at, fast)].tolist() if len(fast) else []  # rails that always are slow
             ends.append(only[0] if len(only) == 1 else Place(hosts[node]))
         ranks = tuple(end.local_rank for end in only)
-        why = because("slow-pairs", float(np.median(gbps[mine])), usual, int(mine.sum()), ranks)
+        typical, usual = float(np.median(gbps[mine])), float(np.median(gbps[gbps >= line]))
+        why = because("slow-pairs", typical, usual, int(mine.sum()), ranks)
         found.append(Culprit("link" if len(accused) == 2 else "node", (*ends,), why))
     found.sort(key=lambda one: (one.kind == "link", one.because.args[0], one.hosts))
     for node in standings.stalls.named:
@@ -224,7 +224,7 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     """
     if not probed.wrong.any():
         return
-    operation, ranks, (names, wrong, rounds) = probe.operation, probed.ranks, _seen(probed)
+    operation, ranks, rounds = probe.operation, probed.ranks, len(np.unique(probed.numbers))
     did, is_alone = "computed" if operation.kind == "matmul" else "moved", operation.is_single_device
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
@@ -246,10 +246,9 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
         culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
     others = [one for one in answer.culprits if one.identity not in culprits]
-    if answer.outcome not in ("failed", "error"):
-        answer.reasons = []
-    also = [because("also", one) for one in answer.reasons[:1]]
-    answer.reasons[:1] = [because("wrong-data", did, names, wrong, rounds), *also]
+    also = [because("also", one) for one in answer.reasons if answer.outcome in ("failed", "error")]
+    wrong = len(np.unique(probed.numbers[probed.wrong.any(axis=1)]))
+    answer.reasons = [because("wrong-results", did, wrong, rounds), *also]
     answer.outcome, answer.culprits = "failed", [*culprits.values(), *others]
     answer.flags.append(WRONG_DATA)
 
@@ -263,12 +262,10 @@ def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[Reaso
         evidence: of the run.
         asked: names of the probes that its requirements are about, at each world size (`Arm.name`).
     """
-    wrong = [probed for probed in evidence.probes if probed.arm not in asked and probed.wrong.any()]
-    return [because("unasked-wrong-data", probed.arm, *_seen(probed)) for probed in wrong]
-
-
-def _seen(probed: ArmRounds) -> tuple[tuple[str, ...], int, int]:
-    """Who saw wrong data, in how many rounds, and the number of all rounds."""
-    rows, columns = np.nonzero(probed.wrong)
-    names = (f"{one.number} of {one.host}" for one in dict.fromkeys(probed.ranks.rank_places[columns]))
-    return tuple(names), len(np.unique(probed.numbers[rows])), len(np.unique(probed.numbers))
+    found = list[Reason]()
+    for probed in evidence.probes:
+        if probed.arm not in asked and probed.wrong.any():
+            seen_by = probed.ranks.rank_places[probed.wrong.any(axis=0)]
+            names = tuple(dict.fromkeys(f"{one.number} of {one.host}" for one in seen_by))
+            found.append(because("unasked-wrong-data", probed.arm, names))
+    return found
