@@ -229,26 +229,27 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
-        ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
+        one = ranks.rank_places[column]
+        ends = (one,) if is_alone else (*ranks.rank_places[group],)
         is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), because("wrong-results", did if is_alone else "saw"), is_alone)]
+        accused = [Culprit("gpu", (one,), because("wrong-data", did if is_alone else "saw"), is_alone)]
         if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
-            accused = [Culprit("link", ends, because("wrong-results", did), is_within)]
+            accused = [Culprit("link", ends, because("wrong-data", did), is_within)]
         elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
-            accused.insert(0, Culprit("node", (Place(one.host),), because("wrong-results", did)))
+            accused.insert(0, Culprit("node", (Place(one.host),), because("wrong-data", did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
     culprits = dict[tuple[object, ...], Culprit]()
     for culprit, at in seen.items():
         own = [set(one.places) for one in seen if one.kind == culprit.kind == "link" and one.host == culprit.host]
-        why = because("wrong-results", *culprit.because.args, len(at), rounds)
+        why = because("wrong-data", *culprit.because.args, len(at), rounds)
         if len(own) > 1 and (shared := set.intersection(*own)):
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
         culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
     others = [one for one in answer.culprits if one.identity not in culprits]
     also = [because("also", one) for one in answer.reasons if answer.outcome in ("failed", "error")]
     wrong = len(np.unique(probed.numbers[probed.wrong.any(axis=1)]))
-    answer.reasons = [because("wrong-results", did, wrong, rounds), *also]
+    answer.reasons = [because("wrong-data", did, wrong, rounds), *also]
     answer.outcome, answer.culprits = "failed", [*culprits.values(), *others]
     answer.flags.append(WRONG_DATA)
 

@@ -222,7 +222,7 @@ _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded s
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
-    "all": lambda reasons: "; ".join(reasons),
+    "all": lambda *reasons: "; ".join(reasons),
     "budget-spent": "--ddp-budget ran out before this was decided",
     "host-bound": "host-bound",
     "implausible": "implausible",
@@ -402,7 +402,7 @@ _LINKS: Mapping[str, Entry] = {
     "gpu-or-its-links": "{}: the GPU or its own links are at fault",
     "gpu-or-these-links": "{}: the GPU or these links are at fault",
     "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
-    "wrong-results": "{} wrong data in {} of {} rounds",
+    "wrong-data": "{} wrong data in {} of {} rounds",
     "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
     "unasked-wrong-data": "wrong data in the probe {}, as seen by {}",
 }
