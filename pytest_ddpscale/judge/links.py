@@ -263,10 +263,12 @@ def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[Reaso
         evidence: of the run.
         asked: names of the probes that its requirements are about, at each world size (`Arm.name`).
     """
-    found = list[Reason]()
-    for probed in evidence.probes:
-        if probed.arm not in asked and probed.wrong.any():
-            seen_by = probed.ranks.rank_places[probed.wrong.any(axis=0)]
-            names = tuple(dict.fromkeys(f"{one.number} of {one.host}" for one in seen_by))
-            found.append(because("unasked-wrong-data", probed.arm, names))
-    return found
+    return [
+        because(
+            "unasked-wrong-data",
+            probed.arm,
+            tuple(f"{one.number} of {one.host}" for one in probed.ranks.rank_places[probed.wrong.any(axis=0)]),
+        )
+        for probed in evidence.probes
+        if probed.arm not in asked and probed.wrong.any()
+    ]
