@@ -185,11 +185,10 @@ def name_probe_culprits(
 
     for hosts, mine in on_hosts.items():
         failed, where = [i for i in mine if is_failed[i]], tuple(map(Place, hosts))
-        is_whole = is_between or len(on_hosts) > 1 < len(failed) == len(mine)
-        if is_whole and failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
-            where = places[failed[0]].ends if len(failed) == 1 else where
-            culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
-        if is_whole:
+        if is_between or len(on_hosts) > 1 < len(failed) == len(mine):
+            if failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
+                where = places[failed[0]].ends if len(failed) == 1 else where
+                culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
             continue
         if kind == "link":
             of_end = {end: [i for i in mine if end in places[i].ends] for one in failed for end in places[one].ends}
@@ -203,7 +202,7 @@ def name_probe_culprits(
             for end in (*slow, *shared):
                 why = because("gpu-or-its-links" if end in slow else "gpu-or-these-links", failure(of_end[end]))
                 culprits.append(Culprit("gpu", (end,), why, end in slow))
-            failed = failed[: 0 if shared else None]
+            failed = [] if shared else failed
         for i in failed:
             why = failure([i])
             is_alike = kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit)
