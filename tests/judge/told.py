@@ -21,7 +21,7 @@ WORDS = {
 }
 # Those that are told as they are.
 SHOWN: Mapping[str, Sequence[int]] = {
-    "misses": (1, 2, 4, 6), "wrong-results": (0,), "nodes-missing": (2,), "places-missing": (3, 4),
+    "misses": (1, 2, 4, 6), "wrong-data": (0,), "nodes-missing": (2,), "places-missing": (3, 4),
     "planned-differently": (0, 1), "broke": (0,), "interrupted": (0,), "other-name": (0,), "without-kernels": (0,),
     "cuda-finds": (0, 1), "cuda-lacks": (0, 1), "fewer-ports": range(5), "note-fewer-ports": range(5),
     "without-gpu": (), "mig-on": (), "note-untried": (), "unpublished": (),
