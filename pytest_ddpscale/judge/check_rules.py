@@ -24,7 +24,7 @@ from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
 # Place of the GPU, or the host; the check, or "" for all that read the same; a code and its arguments. Codes of missing
 # data begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
 Facts: TypeAlias = Iterator[tuple[Any, ...]]
-# Of which others do not decide whether they are certain, as `Finding.kind` has it.
+# Who decides whether a fault is certain, where most nodes or GPUs do not: see `Finding.kind`.
 _BLAME = {"power-brake": "outside", "unclear": "unclear"} | dict.fromkeys((
     "lost", "lost-needed", "lost-under-load", "lost-afterwards", "unmeasured", "ended-ranks", "prohibited", "throttled",
     "uncorrected", "page-pending", "row-failed", "row-pending", "new-uncorrected", "afterwards",

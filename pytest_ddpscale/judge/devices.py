@@ -106,10 +106,11 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
     worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
     listed = {host: {gpu.uuid for gpu in survey.gpus} for host, survey in surveyed(evidence).items()}
-    watched = [(gpus[at].host, gpus[at].uuid) for at in np.unique(gpu).tolist()]
-    known = [one for one in watched if one[1] in listed.get(one[0], one) and (not worked or one in worked)]
-    counting, on_host = Counter(host for host, _ in known), Counter(host for host, _ in watched)
-    for host in {host for host, _ in (*watched, *worked)}:
+    watched = [gpus[at] for at in np.unique(gpu).tolist()]
+    known = [one for one in watched if one.uuid in listed.get(one.host, (one.uuid,))]
+    counting = Counter(one.host for one in known if not worked or (one.host, one.uuid) in worked)
+    on_host = Counter(one.host for one in watched)
+    for host in {*on_host, *(host for host, _ in worked)}:
         yield host, "", "looked", on_host[host]
         if len(readings) == 1:
             yield host, "pcie_under_load", "no-expectation", "pcie_generation or pcie_width"
