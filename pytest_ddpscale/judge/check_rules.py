@@ -19,7 +19,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
 # Place of the GPU, or the host; the check, or "" for all that read the same; a code and its arguments. Codes of missing
 # data begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
@@ -114,7 +114,10 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         # Torch and its CUDA. It may use GPUs of an older driver with NVIDIA's cuda-compat.
         torch, cuda, driver = (versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
         count, listed = survey.torch_gpus, sum(bool(gpu.uuid) for gpu in answer)
-        is_old = is_older_cuda(driver, cuda)
+        # Within a major version a build runs on older drivers ("minor version compatibility" in NVIDIA's CUDA
+        # Compatibility guide).
+        majors = [(version or "").partition(".")[0] for version in (driver, cuda)]
+        is_old = all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
         if count is None and survey.cuda_problem:
             yield host, "gpus", "no-count", survey.cuda_problem
         elif count is not None and count < listed and not is_old:
@@ -320,7 +323,8 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
             yield host, "transport", "no-logs", count, asked
     for place, one in transports.items():
         # A network connection to an unknown peer counts as one to another node.
-        unclear = {name for name in one.channels_somewhere if name.startswith(_NETWORKS)}
+        placed = Counter(one.channels_within_node) + Counter(one.channels_between_nodes)
+        unclear = {name for name, n in one.channels.items() if n > placed[name] and name.startswith(_NETWORKS)}
         between[place.host] |= {*one.channels_between_nodes, *unclear}
         within = {*one.channels_within_node, *(unclear if is_one_node else ())}
         detours = sorted(name for name in within if name.startswith(_DETOURS))
