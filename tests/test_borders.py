@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker": {"plan", "run", "telemetry"},
     "judge": {"plan", "run", "thresholds"},
     "history": {"plan", "run", "thresholds", "judge"},
-    "calibrate": {"plan", "run", "thresholds", "judge", "history"},
+    "calibrate": {"report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report"},
     "find_batch": {"settings", "plan", "run", "thresholds", "sku", "node", "launch"},

@@ -158,15 +158,18 @@ class Run(runs.Run):
             dict.fromkeys([study for study in plan.study_ids if study.startswith((*words[how],))], "rank 1 died")
             for how in ("errors", "late", "cut")
         )
-        is_launched = bool(words["gang"] or "launched" in words)
         trained = self._evidence(plan) if plan.studies else Evidence(plan, Columns(), {})
+        evidence = with_columns(trained, probe_columns_of(probed), pair_columns_of(pairs, self.per_node))
+        launched = {place: None for arm in evidence.columns.arms.values() for place in arm.ranks.rank_places}
+        if words["gang"] or "launched" in words:
+            launched = {Place(*at, f"GPU-{rank}", at[1]): None for rank, at in enumerate(self.places)}
         return replace(
-            with_columns(trained, probe_columns_of(probed), pair_columns_of(pairs, self.per_node)),
+            evidence,
             errors=errors, out_of_time=out_of_time, interrupted=interrupted,
             unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
             hosts=[host for host, _ in self.places if host not in words["unheard"]],
             surveys={host: self._survey(host) for host in words["surveyed"]},
-            gangs=[gang_at(Place(*at, f"GPU-{rank}", at[1]) for rank, at in enumerate(self.places))] * is_launched,
+            gangs=[gang_at(launched)],
             gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
         )  # fmt: skip
 

@@ -212,7 +212,7 @@ def test_a_sound_run_is_evidence(tmp_path: Path) -> None:
     assert evidence.timed_arms[STUDY.id][ROUNDS - 1] == set(ARMS)
     assert evidence.columns.devices == {f"GPU-{rank}" for rank in range(GPUS)}
     assert {one.arm for one in evidence.probes} == {arm.name for study in PLAN.timed[:1] for arm in study.arms}
-    assert evidence.pairs
+    assert list(evidence.columns.of_study("pairs"))
     assert len(evidence.transports) == GPUS
     assert evidence.telemetry
     assert not evidence.unread
