@@ -114,7 +114,8 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         # Torch and its CUDA. It may use GPUs of an older driver with NVIDIA's cuda-compat.
         torch, cuda, driver = (versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
         count, listed = survey.torch_gpus, sum(bool(gpu.uuid) for gpu in answer)
-        # A build runs on older drivers of its major version ("minor version compatibility" in NVIDIA's guide).
+        # Within a major version a build runs on older drivers ("minor version compatibility" in NVIDIA's CUDA
+        # Compatibility guide).
         majors = [(version or "").partition(".")[0] for version in (driver, cuda)]
         is_old = all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
         if count is None and survey.cuda_problem:
