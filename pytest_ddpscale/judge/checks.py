@@ -127,4 +127,4 @@ def unfit_nodes(
         for survey in () if hopeless else surveys.values():
             if survey.problem:
                 reasons[survey.host][because("no-survey", survey.problem)] = None
-    return {host: because("all", tuple(reasons[host])) for host in sorted(reasons)}
+    return {host: because("all", *reasons[host]) for host in sorted(reasons)}

@@ -229,7 +229,8 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
-        ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
+        one = ranks.rank_places[column]
+        ends = (one,) if is_alone else (*ranks.rank_places[group],)
         is_within = all(end.host == one.host for end in ends)
         accused = [Culprit("gpu", (one,), because("saw"), is_certain=False)]
         if is_alone or (operation.kind == "send-recv" and len(ends) > 1):  # else the other one is unknown

@@ -344,7 +344,7 @@ class Checked:
         for why, is_hopeless in (("left out", False), ("hopeless", True)):
             texts = unfit_nodes(cases, self.plan, self.evidence().surveys, DAY, hopeless=is_hopeless)
             for host, reason in texts.items():
-                names = dict.fromkeys(one.args[0] if one.code == "of-check" else one.code for one in reason.args[0])
+                names = dict.fromkeys(one.args[0] if one.code == "of-check" else one.code for one in reason.args)
                 yield f"{why} {host}: {said(reason) if 'says' in self.flags else ' '.join(names)}"
 
 

@@ -222,7 +222,7 @@ _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded s
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
-    "all": lambda reasons: "; ".join(reasons),
+    "all": lambda *reasons: "; ".join(reasons),
     "budget-spent": "--ddp-budget ran out before this was decided",
     "host-bound": "host-bound",
     "implausible": "implausible",
