@@ -65,7 +65,10 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
     if not odd:
         if answer.outcome == "passed" and compares and steps and not evidence.is_repeatable(study.id):
             unrepeated = sum(not step.repeats for step in steps.values()), len(steps), study.id
-            if {(place.host, place.uuid) for place in steps} <= evidence.compared_alone:
+            # Devices whose own results some study compared, as most of its ranks repeated them.
+            elsewhere = [of for one, of in evidence.seeded_steps.items() if evidence.is_repeatable(one)]
+            compared = {(place.host, place.uuid) for of in elsewhere for place in of}
+            if {(place.host, place.uuid) for place in steps} <= compared:
                 answer.remarks.append(because("repeated-elsewhere", *unrepeated))
             else:
                 answer.outcome, answer.reasons = "inconclusive", [because("unrepeated", *unrepeated)]

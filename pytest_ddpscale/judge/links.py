@@ -31,7 +31,7 @@ from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, PairResult, Standings, are_stalled
+from pytest_ddpscale.plan.pairing import PAIRS, SLOW_SHARES, PairResult, Standings, are_stalled
 from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
@@ -70,7 +70,7 @@ class Rails(NamedTuple):
 @once
 def rails_of(evidence: Evidence) -> Rails:
     """The measured rails between nodes, round by round."""
-    measured = next(iter(evidence.pairs), NO_ROUNDS)
+    measured = next(evidence.columns.of_study(PAIRS), NO_ROUNDS)
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
     hosts, node = np.unique(who.hosts, return_inverse=True)
     row, rank = np.nonzero(measured.present)
