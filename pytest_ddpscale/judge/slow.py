@@ -93,7 +93,10 @@ class OwnPace:
     def of_nodes_s(self) -> FloatArray:
         """The median of each node's ranks, in the order of `by_host`, NaN where a node was absent, (rounds, nodes)."""
         by_host = self.ranks.by_host.values()
-        return np.stack([median_over_rounds(self.times_s[:, at].T) for at in by_host], axis=1)
+        cells = np.full((max(map(len, by_host), default=0), len(self.times_s), len(by_host)), np.nan)
+        for node, at in enumerate(by_host):
+            cells[: len(at), :, node] = self.times_s[:, at].T
+        return median_over_rounds(cells.reshape(len(cells), -1)).reshape(cells.shape[1:])
 
 
 NO_PACE = OwnPace(Arm("each", 2, 1), NO_ROUNDS.ranks, np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.bool_))
