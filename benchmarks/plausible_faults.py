@@ -157,7 +157,7 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
     ended = "accepted" if outcome in ACCEPTING else "rejected" if outcome == "rejected" else "incomplete"
     ended = AS_SOUND if UNCALIBRATED in reason else ended
     named, others = _named(verdicts, rank, layout)
-    named = named or any(host_name(rank // PER_NODE) in hosts for hosts in links.values())
+    named = named or any(host_name(rank // PER_NODE) in one.hosts for one in links)
     guessed = {case.id for case in cluster.cases if case.requirement.sound_value is None and is_bound(case.requirement)}
     of = {
         severity: tuple(v.id for v in verdicts if v.outcome == "failed" and v.severity == severity)

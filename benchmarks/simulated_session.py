@@ -18,7 +18,7 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.verdicts import RunOutcome, Verdict
+from pytest_ddpscale.run.verdicts import Culprit, RunOutcome, Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_turns
@@ -66,12 +66,12 @@ def conclude_all(
 
 def conclude_with_links(
     run: SimulatedRun, cluster: SimulatedCluster, confidence: float
-) -> tuple[RunOutcome, str, tuple[Verdict, ...], dict[str, set[str]]]:
+) -> tuple[RunOutcome, str, tuple[Verdict, ...], list[Culprit]]:
     """As `conclude_all`, and the nodes and links that the search among nodes names: see `slow_links`."""
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
-    found, links = tuple(verdicts.values()), {said(why): {*one.hosts} for why, one in slow_links(evidence).items()}
-    facts = RunFacts(found, len(found), coverage=coverage, slow_links=tuple(links))
+    found, links = tuple(verdicts.values()), slow_links(evidence)
+    facts = RunFacts(found, len(found), coverage=coverage, slow_links=[said(one.because) for one in links])
     outcome, why, _ = conclude(facts)
     return outcome, said(why), found, links
 

@@ -41,13 +41,12 @@ def name_unless_most_fail(
         planned: number of places.
         noun: for them.
     """
-    failed = int((codes == FAILED).sum())
-    are_few, doubted = 2 * failed <= planned, [replace(one, is_certain=False) for one in culprits]
-    if are_few or planned == 1:
-        answer.culprits += culprits if are_few and 2 * (codes == PASSED).sum() >= len(codes) else doubted
-        return
-    answer.remarks.append(because("most-fail-alike", failed, planned, noun))
-    answer.culprits = [*(replace(one, is_certain=False) for one in answer.culprits), *doubted]
+    failed, passed = (int((codes == one).sum()) for one in (FAILED, PASSED))
+    if 1 < planned < 2 * failed:
+        answer.remarks.append(because("most-fail-alike", failed, planned, noun))
+        culprits, answer.culprits = [*answer.culprits, *culprits], []
+    are_certain = 2 * failed <= planned and 2 * passed >= len(codes)
+    answer.culprits += culprits if are_certain else [replace(one, is_certain=False) for one in culprits]
 
 
 def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
@@ -72,11 +71,10 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
     reason = because("results-differ", tuple(f"rank {rank} on {culprit.host}" for rank, culprit in odd.items()))
     if compares or answer.outcome == "failed":
         answer.flags.append(WRONG_DATA)
-    if compares:
-        answer.outcome, answer.reasons, answer.culprits = "failed", [reason], [*odd.values()]
-    elif answer.outcome == "passed":
-        reason = because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
-        answer.outcome, answer.reasons, answer.culprits = "error", [reason], [*odd.values()]
+    if compares or answer.outcome == "passed":
+        reason = reason if compares else because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
+        answer.outcome, answer.reasons = "failed" if compares else "error", [reason]
+        answer.culprits = [*odd.values()]
 
 
 @once
@@ -141,8 +139,8 @@ def agreeing_share(rows: ArmRounds, own: IntArray) -> FloatArray:
 
 def numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
     """Equal numbers for equal results of the seeded step, 0 for none, (ranks,)."""
-    results = np.array([seeded.get(rank, "") for rank in ranks], np.str_)
-    return np.where(results == "", 0, 1 + np.unique(results, return_inverse=True)[1])
+    numbers = {"": 0}
+    return np.array([numbers.setdefault(seeded.get(rank, ""), len(numbers)) for rank in ranks], np.int64)
 
 
 def _are_unlike_most(results: IntArray) -> BoolArray:

@@ -43,7 +43,7 @@ class Answer:
     def verdict(self) -> Verdict:
         """The verdict."""
         found: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in vars(self).items()}
-        why = because("all", found["reasons"]) if len(self.reasons) > 1 else next(iter(self.reasons), None)
+        why = because("all", *self.reasons) if len(self.reasons) > 1 else next(iter(self.reasons), None)
         del found["blank"], found["reasons"]
         return replace(self.blank, because=why, **found)
 

@@ -6,14 +6,14 @@ Ranks go by host and local rank, which stay the same when a relaunch renumbers t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
-from itertools import chain, compress
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from pytest_ddpscale.judge.answer import Answer
-from pytest_ddpscale.judge.links import node_pairs, rails_of
+from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.run.coverage import (
@@ -36,7 +36,6 @@ from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
-_OF_GPUS = PROBES, TRAINING, INFERENCE
 # One round may have been cut short by the end of the run.
 _MOST_CUT_SHORT = 1
 
@@ -45,7 +44,7 @@ class _Presence(NamedTuple):
     """Who was measured.
 
     Attributes:
-        known: the devices of all ranks as surveyed, as launched and as measured; of a rank the last one counts.
+        known: the devices of all ranks as surveyed and as launched; of a rank the last one counts.
         ranks: those that each host should have, host by host, then the known ones beyond.
         times: number of rows of each arm with a rank, (ranks,).
         missed: largest number of rounds of one arm of all ranks that others were measured in and a rank was not,
@@ -63,11 +62,11 @@ class _Presence(NamedTuple):
 @once
 def _presence(evidence: Evidence) -> _Presence:
     plan, layout, arms = evidence.plan, evidence.plan.layout, evidence.columns.arms
-    surveyed = ((host, gpu) for host, survey in evidence.surveys.items() for gpu in survey.gpus)
-    of_surveys = (gpu.on(host) for host, gpu in surveyed if gpu.local_rank is not None)
-    measured = (ranks.rank_places for ranks in dict.fromkeys(arm.ranks for arm in arms.values()))
-    known = dict.fromkeys(chain(of_surveys, *(gang.places for gang in evidence.gangs), *measured))
-    hosts = sorted({*evidence.hosts, *(place.host for place in known)})
+    surveyed = (
+        gpu.on(host) for host, one in evidence.surveys.items() for gpu in one.gpus if gpu.local_rank is not None
+    )
+    known = dict.fromkeys(chain(surveyed, *(gang.places for gang in evidence.gangs)))
+    hosts = sorted({*evidence.hosts, *evidence.surveys})
     places = {(host, number): Place(host, number) for host in hosts for number in range(layout.ranks_per_node)}
     places |= {place.of_rank: place for place in known}
     node = np.arange(len(places)) // layout.ranks_per_node
@@ -77,8 +76,8 @@ def _presence(evidence: Evidence) -> _Presence:
         at = np.array([column[place] for place in arm.ranks.places])
         times[arm] = here = np.zeros_like(missed)
         here[at] = arm.present.sum(axis=0)
-        planned, is_imported = plan.arm(*block), arm.single_sample.any()
-        if planned is None or is_imported or planned.name in evidence.unsupported:  # out of memory
+        planned = plan.arm(*block)
+        if planned is None or planned.name in evidence.unsupported:  # out of memory
             continue
         # One that never came, too. In a probe of several a rank waits for its partner, and both are absent.
         is_alone = not planned.is_probe or planned.world_size == 1
@@ -105,28 +104,29 @@ def coverage_of(
         gpus_per_node: number of usable GPUs; 0 if unknown, or on a CPU.
     """
     seen, plan, layout, rails = _presence(evidence), evidence.plan, evidence.plan.layout, rails_of(evidence)
-    hosts = {host: number for number, host in enumerate(sorted({*seen.ranks.by_host, *evidence.surveys, *left_out}))}
+    hosts = {host: number for number, host in enumerate(sorted({*seen.ranks.by_host, *left_out}))}
     named = len(hosts) - len(left_out)
     planned, together, over_all = max(plan.nodes, named), list[str](), list[str]()
     # What tested a GPU, and which undecided requirements a lost rank was measured for less often than others.
-    tested, missing = np.zeros((len(_OF_GPUS), *seen.lost.shape), np.bool_), dict[str, BoolArray]()
+    tested = {kind: np.zeros_like(seen.lost) for kind in (PROBES, TRAINING, INFERENCE)}
+    missing = dict[str, BoolArray]()
     for case in cases:
         measured, kind, is_between = measured_for(case, evidence)
         if case.id not in verdicts or not len(measured):
             continue
         times, outcome = seen.times[measured], verdicts[case.id].outcome
         if is_decided := outcome in ("passed", "failed"):
-            tested[_OF_GPUS.index(kind)] |= times > 0
+            tested[kind] |= times > 0
         elif outcome != "error":
             missing[case.id] = seen.lost & (times < times.max())
         if is_between:
             together.append(case.id)
             if is_decided and len(measured.ranks.by_host) == planned:
                 over_all.append(case.id)
-    nodes, (pairs, gbps, _) = list[NodeCoverage](), node_pairs(rails)
-    ends, first, rounds = np.unique(pairs[:, :2], axis=0, return_index=True, return_counts=True)
+    nodes = list[NodeCoverage]()
+    ends, first, rounds = np.unique(rails.pairs[:, :2], axis=0, return_index=True, return_counts=True)
     one, other = np.array([hosts[host] for host in rails.hosts], np.int64)[ends].T.tolist()
-    best, paired = np.maximum.reduceat(gbps, first), {*one, *other}
+    best, paired = np.maximum.reduceat(rails.least_gbps, first), {*one, *other}
     paths = map(PathCoverage, one, other, best.tolist(), rounds.tolist())
     for host, node in hosts.items():
         at, survey = np.array(seen.ranks.by_host.get(host, ()), np.int64), evidence.surveys.get(host)
@@ -141,7 +141,7 @@ def coverage_of(
         gpus = [
             GpuCoverage(
                 place,
-                tuple(compress(_OF_GPUS, tested[:, number])),
+                tuple(kind for kind, where in tested.items() if where[number]),
                 rounds_missing=int(seen.missed[number]),
                 missing_in=tuple(name for name, where in missing.items() if where[number]),
             )
@@ -151,15 +151,16 @@ def coverage_of(
         gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
         gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
         is_surveyed = survey is not None and not survey.problem
-        by = compress((SURVEY, *_OF_GPUS, PAIRS), (is_surveyed, *np.any(tested[:, at], axis=1), node in paired))
+        by = [kind for kind, where in tested.items() if where[at].any()]
+        by = [SURVEY] * is_surveyed + by + [PAIRS] * (node in paired)
         has_gpus = plan.device_type == "cuda"
         nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus) if has_gpus else ()))
-    why_no_paths = evidence.errors.get(PAIRS, "") or evidence.interrupted.get(PAIRS, "")
-    why = "--ddp-budget ran out" if PAIRS in evidence.out_of_time else why_no_paths
+    ended = {**evidence.interrupted, **evidence.errors}
+    ended |= dict.fromkeys(evidence.out_of_time, "--ddp-budget ran out")
     paths_planned = sum(map(len, first_rounds(plan.nodes))) if plan.pairs else 0
     return Coverage(
         tuple(nodes), planned - named, layout.ranks_per_node, layout.world_size,
-        tuple(paths), paths_planned, why, tuple(together), tuple(over_all),
+        tuple(paths), paths_planned, ended.get(PAIRS, ""), tuple(together), tuple(over_all),
     )  # fmt: skip
 
 
@@ -195,8 +196,8 @@ def lost_places(evidence: Evidence) -> dict[Place, int]:
     return dict(zip(seen.ranks.rank_places[lost], seen.missed[lost].tolist(), strict=True))
 
 
-def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
-    """GPUs whose errors ended ranks, those at fault for certain first, with the studies that have no result for them.
+def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]:
+    """GPUs whose errors ended ranks, those at fault for certain first; of a study those that left it without a result.
 
     An error such as an illegal memory access may come from a broken GPU or from a wrong kernel, which fails on all
     ranks that run it, or on one by chance. So a GPU is at fault for certain if its errors ended its rank in two gangs
@@ -214,27 +215,21 @@ def gpu_errors_in(evidence: Evidence) -> Mapping[Culprit, Set[str]]:
             if len(gang.errors) == 1 or 2 * len(gang.errors) < gang.ranks:
                 place = devices.get(one.place.identity) or devices.get(one.place.of_rank, one.place)
                 by_gpu[place].append((gang, one))
-    found = dict[Culprit, Set[str]]()
+    found = list[Culprit]()
     for place, own in by_gpu.items():
         # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
         of_link = "nvlink"  # CUDA 220 and 226
         shown = sum(one.peers >= len(gang.errors) and of_link not in one.error.lower() for gang, one in own)
         is_certain = needed <= shown == len(gangs_on[place.host])
-        gangs, errors = len(own), list(dict.fromkeys(one.error for _, one in own))
-        text = f"{' and '.join(errors[:2])} ended its rank in {gangs} {'gang' if gangs == 1 else 'gangs'}"
-        if is_certain:
-            text += ", while its peers did the same work without such an error"
-        else:
-            text += " (not certain: the software, or the other end of a link, may be at fault)"
-        text += f"; look for its Xid: `dmesg | grep -i xid` on {place.host}"
-        found[Culprit("gpu", (place,), because("text", text), is_certain)] = {
-            study for gang, _ in own for study in gang.studies
-        }
-    return dict(sorted(found.items(), key=lambda one: not one[0].is_certain))
+        if study is None or any(study in gang.studies for gang, _ in own):
+            errors = tuple(dict.fromkeys(one.error for _, one in own))
+            why = because("gpu-errors", errors[:2], len(own), is_certain, place.host)
+            found.append(Culprit("gpu", (place,), why, is_certain))
+    return sorted(found, key=lambda one: not one.is_certain)
 
 
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
     """Name the GPUs whose errors are the reason why a study has no result."""
     if answer.outcome == "error" and not answer.culprits:
-        answer.culprits = [one for one, of in gpu_errors_in(evidence).items() if study_id in of]
+        answer.culprits = gpu_errors_in(evidence, study_id)

@@ -44,24 +44,26 @@ Hosts: TypeAlias = tuple[str, ...]
 
 
 class Rails(NamedTuple):
-    """Two ranks of different nodes in a round, (rails,); both ends, (rails, 2), are in the order of hosts' names.
+    """Two ranks of different nodes in a round, (rails,), and all of two nodes together, (pairs,).
 
     Attributes:
         places: of all ranks, (ranks,).
         hosts: names of the nodes, in order.
-        rounds: their numbers.
-        ends: index in `places`.
-        nodes: index in `hosts`.
+        ends: of a rail, index in `places`, in the order of hosts' names, (rails, 2).
         gbps: of the fastest message of the slower end.
-        stalled: whether any message stalled.
+        of: index of the pair.
+        pairs: both nodes, index in `hosts`, and the number of the round, (pairs, 3).
+        least_gbps: of the slowest rail of a pair.
+        stalled: whether any message of a pair stalled.
     """
 
     places: ObjectArray
     hosts: ObjectArray
-    rounds: IntArray
     ends: IntArray
-    nodes: IntArray
     gbps: FloatArray
+    of: IntArray
+    pairs: IntArray
+    least_gbps: FloatArray
     stalled: BoolArray
 
 
@@ -72,24 +74,21 @@ def rails_of(evidence: Evidence) -> Rails:
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
     hosts, node = np.unique(who.hosts, return_inverse=True)
     row, rank = np.nonzero(measured.present)
-    order = np.lexsort((node[rank], measured.groups[row, rank], row))
-    row, rank = row[order], rank[order]
-    of_group = np.stack([row, measured.groups[row, rank]])
-    first = np.flatnonzero((np.diff(of_group) == 0).all(axis=0) & (np.diff(node[rank]) != 0))
+    group = measured.groups[row, rank]
+    order = np.lexsort((node[rank], group, row))
+    row, rank, group = row[order], rank[order], group[order]
+    first = np.flatnonzero((np.diff(row) == 0) & (np.diff(group) == 0))
     row, ends = row[first], np.stack([rank[first], rank[first + 1]], axis=1)
     at = row[:, np.newaxis], ends
     # With two ranks, bus bandwidth is bytes over time.
-    gbps = measured.work / np.fmin.reduce(steps_s, axis=2, initial=np.inf) / GIGA
-    stalled = np.asarray(are_stalled(steps_s)[at].any(axis=1))
-    return Rails(who.rank_places, hosts, measured.numbers[row], ends, node[ends], gbps[at].min(axis=1), stalled)
-
-
-def node_pairs(rails: Rails) -> tuple[IntArray, FloatArray, IntArray]:
-    """Rails of two nodes together: nodes and round, (pairs, 3); GB/s of the slowest, (pairs,); which pair, (rails,)."""
-    pairs, of = np.unique(np.column_stack([rails.nodes, rails.rounds]), axis=0, return_inverse=True)
-    gbps = np.full(len(pairs), np.inf)
-    np.minimum.at(gbps, of.reshape(-1), rails.gbps)
-    return pairs, gbps, of.reshape(-1)
+    gbps = (measured.work / np.fmin.reduce(steps_s, axis=2, initial=np.inf) / GIGA)[at].min(axis=1)
+    together = np.column_stack([node[ends], measured.numbers[row]])
+    pairs, of = np.unique(together, axis=0, return_inverse=True)
+    of = of.reshape(-1)
+    stalled = np.bincount(of, are_stalled(steps_s)[at].any(axis=1), len(pairs)) > 0
+    least = np.full(len(pairs), np.inf)
+    np.minimum.at(least, of, gbps)
+    return Rails(who.rank_places, hosts, ends, gbps, of, pairs, least, np.asarray(stalled))
 
 
 def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence[Hosts] = ()) -> None:
@@ -98,40 +97,42 @@ def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence
     Links of a host that is certainly blamed for slow computation are not accused. If it is known between which hosts
     communication is slow, nodes and links that explain none of that are left out.
     """
-    excused = frozenset(culprit.host for culprit in answer.culprits if culprit.is_certain)
-    found = slow_links(evidence, excused).items()
-    faults = [one for one in found if not explained or any(map(set(one[1].hosts).issubset, explained))]
+    faults = slow_links(evidence, frozenset(one.host for one in answer.culprits if one.is_certain))
+    faults = [one for one in faults if not explained or any(map(set(one.hosts).issubset, explained))]
     if faults:
-        answer.reasons.append(because("slow-at", tuple(why for why, _ in faults[:2])))
-        answer.culprits += [culprit for _, culprit in faults]
+        told = (because("slow-between", one.hosts, one.because) for one in faults[:2])
+        answer.reasons.append(because("slow-at", tuple(told)))
+        answer.culprits += faults
 
 
 @once
-def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> dict[Reason, Culprit]:
+def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> list[Culprit]:
     """Nodes and links that communicate slowly: slow nodes before slow links, slowest first, then stalls.
 
     They have the device of their end if only one rail is slow. Pairs of excused hosts, which compute slowly, are
-    ignored, because that explains them. Each with what it is and why.
+    ignored, because that explains them.
     """
     rails = rails_of(evidence)
-    places, hosts, (pairs, gbps, of) = rails.places, rails.hosts, node_pairs(rails)
-    nodes, stalled = pairs[:, :2], np.asarray(np.bincount(of, rails.stalled) > 0)
-    counts = ~np.isin(hosts, [*excused])[nodes].any(axis=1)
-    measured = zip(*(of_each[counts].tolist() for of_each in (pairs, gbps, stalled)), strict=True)
-    results = [PairResult(number, (one, other), *told) for (one, other, number), *told in measured]
+    hosts, nodes, gbps, stalled = rails.hosts, rails.pairs[:, :2], rails.least_gbps, rails.stalled
+    results = [
+        PairResult(number, (one, other), *told)
+        for (one, other, number), *told in zip(rails.pairs.tolist(), gbps.tolist(), stalled.tolist(), strict=True)
+        if excused.isdisjoint(hosts[[one, other]])
+    ]
     standings, found = Standings(results, SLOW_SHARES[evidence.plan.device_type]), list[Culprit]()
     if len(standings.suspect_nodes) > standings.nodes // 2:
-        return {}
+        return []
     is_good, line = np.isin(nodes, [*standings.good]), standings.slow_below_gbps
     usual = float(np.median(gbps[gbps >= line])) if len(gbps) else 0.0
     # A node with its good partners, or the link between two.
     for accused in (*((node,) for node in standings.confirmed_nodes), *standings.confirmed_links):
         is_end, ends, only = np.isin(nodes, accused), list[Place](), list[Place]()
         mine = np.asarray(is_end.any(axis=1) & (is_end | (is_good & (len(accused) == 1))).all(axis=1))
+        rail = mine[rails.of]
         for node in accused:
-            at = rails.ends[mine[of]][rails.nodes[mine[of]] == node]
-            fast = at[rails.gbps[mine[of]] >= line]
-            only = places[np.setdiff1d(at, fast)].tolist() if len(fast) else []  # rails that always are slow
+            at = rails.ends[rail][nodes[rails.of[rail]] == node]
+            fast = at[rails.gbps[rail] >= line]
+            only = rails.places[np.setdiff1d(at, fast)].tolist() if len(fast) else []  # rails that always are slow
             ends.append(only[0] if len(only) == 1 else Place(hosts[node]))
         ranks = tuple(end.local_rank for end in only)
         why = because("slow-pairs", float(np.median(gbps[mine])), usual, int(mine.sum()), ranks)
@@ -141,7 +142,7 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> dic
         own = (nodes == node).any(axis=1)
         why = because("stalls", *(int(pairs.sum()) for side in (own, ~own) for pairs in (stalled[side], side)))
         found.append(Culprit("node", (Place(hosts[node]),), why, is_certain=False))
-    return {because(f"slow-{one.kind}-of-pairs", *one.hosts, one.because): one for one in found}
+    return found
 
 
 def name_probe_culprits(
@@ -172,41 +173,39 @@ def name_probe_culprits(
         name_slow_node_pairs(answer, evidence, failing)
     if answer.outcome != "failed" or kind == "gang":
         return
-    culprits, ranks = list[Culprit](), np.array([place.ranks for place in places])
-    noun, others = places[0].noun, medians_of_others(values[np.newaxis])[0]
-    devices = {rank: end for place in places for rank, end in zip(place.ranks, place.ends, strict=False)}
+    culprits, noun, others = list[Culprit](), places[0].noun, medians_of_others(values[np.newaxis])[0]
 
-    def failure(mine: IntArray) -> Reason:
+    def failure(mine: Sequence[int]) -> Reason:
         """Why those of some places that fail do: by the worst, beside the median of all others."""
-        worst = min(mine[is_failed[mine]], key=values.__getitem__)
+        failed = [i for i in mine if is_failed[i]]
+        worst = min(failed, key=values.__getitem__)
         beside = None if np.isnan(others[worst]) else float(others[worst])
-        counts = int(is_failed[mine].sum()), len(mine), noun
+        counts = len(failed), len(mine), noun
         return because("misses", answer.blank.id, *counts, float(values[worst]), probe.operation.kind, beside)
 
-    for hosts, at in on_hosts.items():
-        mine = np.array(at)
-        failed, where = mine[is_failed[mine]], tuple(map(Place, hosts))
+    for hosts, mine in on_hosts.items():
+        failed, where = [i for i in mine if is_failed[i]], tuple(map(Place, hosts))
         is_whole = is_between or len(on_hosts) > 1 < len(failed) == len(mine)
-        if is_whole and len(failed) and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
+        if is_whole and failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
             where = places[failed[0]].ends if len(failed) == 1 else where
             culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
         if is_whole:
             continue
         if kind == "link":
-            of_end = {end: mine[(ranks[mine] == end).any(axis=1)] for end in np.unique(ranks[mine]).tolist()}
+            of_end = {end: [i for i in mine if end in places[i].ends] for one in failed for end in places[one].ends}
             slow = [
                 end
                 for end, own in of_end.items()
                 if PASSED not in codes[own] and is_failed[own].sum() > max(1, len(own) / 2)
             ]
-            failed = failed[~np.isin(ranks[failed], slow).any(axis=1)]
-            shared = set.intersection(*map(set, ranks[failed].tolist())) if len(failed) > 1 else set[int]()
+            failed = [i for i in failed if set(slow).isdisjoint(places[i].ends)]
+            shared = set.intersection(*(set(places[i].ends) for i in failed)) if len(failed) > 1 else set[Place]()
             for end in (*slow, *shared):
                 why = because("gpu-or-its-links" if end in slow else "gpu-or-these-links", failure(of_end[end]))
-                culprits.append(Culprit("gpu", (devices[end],), why, end in slow))
+                culprits.append(Culprit("gpu", (end,), why, end in slow))
             failed = failed[: 0 if shared else None]
-        for i in failed.tolist():
-            why = failure(np.array([i]))
+        for i in failed:
+            why = failure([i])
             is_alike = kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit)
             why = because("all-may-be-slow", why, limit) if is_alike else why
             culprits.append(Culprit(kind, places[i].ends or where, why, is_certain=not is_alike))
@@ -230,29 +229,29 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
-        ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
+        one = ranks.rank_places[column]
+        ends = (one,) if is_alone else (*ranks.rank_places[group],)
         is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), because(did if is_alone else "saw"), is_alone)]
-        if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
-            accused = [Culprit("link", ends, because(did), is_within)]
-        elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
-            accused.append(Culprit("node", (Place(one.host),), because(did)))
+        accused = [Culprit("gpu", (one,), because("saw"), is_certain=False)]
+        if is_alone or (operation.kind == "send-recv" and len(ends) > 1):  # else the other one is unknown
+            accused = [Culprit("gpu" if is_alone else "link", ends, because(did), is_within)]
+        elif is_within and len(ranks.by_host[one.host]) >= probe.world_size:
+            accused.insert(0, Culprit("node", (Place(one.host),), because(did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
-    culprits = dict[Culprit, None]()
-    for culprit, at in sorted(seen.items(), key=lambda one: one[0].kind == "gpu"):
+    culprits = dict[tuple[object, ...], Culprit]()
+    for culprit, at in seen.items():
         own = [set(one.places) for one in seen if one.kind == culprit.kind == "link" and one.host == culprit.host]
         why = because("wrong-results", culprit.because.code, len(at), rounds)
         if len(own) > 1 and (shared := set.intersection(*own)):
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
-        culprits[replace(culprit, because=why, computed_wrong=True)] = None
-    identities = {culprit.identity for culprit in culprits}
-    others = [culprit for culprit in answer.culprits if culprit.identity not in identities]
+        culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
+    others = [one for one in answer.culprits if one.identity not in culprits]
     if answer.outcome not in ("failed", "error"):
         answer.reasons = []
     also = [because("also", one) for one in answer.reasons[:1]]
     answer.reasons[:1] = [because("wrong-data", did, names, wrong, rounds), *also]
-    answer.outcome, answer.culprits = "failed", [*culprits, *others]
+    answer.outcome, answer.culprits = "failed", [*culprits.values(), *others]
     answer.flags.append(WRONG_DATA)
 
 

@@ -6,6 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
+
+_OF_PLACES = {"one-of", "lowest-of", "kept-on-each", "all"}
 
 
 class Reason(Struct, frozen=True):
@@ -13,6 +16,14 @@ class Reason(Struct, frozen=True):
 
     code: str
     args: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "args", _read(self.args))
+
+    @property
+    def main(self) -> Reason:
+        """The first that it consists of, without what only says where that is so."""
+        return next((one.main for one in self.args if isinstance(one, Reason) and self.code in _OF_PLACES), self)
 
     def is_of(self, codes: Collection[str]) -> bool:
         """Whether it, or a reason that it is about, has one of these codes."""
@@ -22,3 +33,10 @@ class Reason(Struct, frozen=True):
 def because(code: str, *args: Any) -> Reason:
     """A reason with these arguments."""
     return Reason(code, args)
+
+
+def _read(arg: Any) -> Any:
+    """An argument as it is read from JSON."""
+    if isinstance(arg, dict):
+        return Reason(**arg)
+    return tuple(map(_read, arg)) if isinstance(arg, list | tuple) else arg

@@ -194,18 +194,10 @@ class Verdict:
     @property
     def code(self) -> str:
         """Why it has its outcome, in a word for code: values.csv has it."""
-        flag = next(
-            (flag for flag in (WRONG_DATA, "host-bound", "implausible", "interrupted") if flag in self.flags), ""
-        )
-        if self.outcome in ("passed", "error"):
-            return self.outcome
-        if flag or self.outcome == "not_measured":
-            return flag or "not-measured"
-        if self.outcome == "failed":
-            return "below-bound" if "at_least" in self.bound else "above-bound"
-        if self.interval is None:
-            return "no-interval"
-        return "bound-inside" if self.interval[0] <= self.bound_value <= self.interval[1] else "doubted"
+        if WRONG_DATA in self.flags:
+            return WRONG_DATA
+        code = self.because.main.code if self.because else "text"
+        return self.outcome if code == "text" else code
 
     @property
     def is_waived(self) -> bool:

@@ -138,7 +138,7 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in judged)
         coverage, slow = (
             self._coverage(evidence),
-            {said(why): set(one.hosts) for why, one in slow_links(evidence).items()},
+            {said(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)},
         )
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         run = RunFacts(

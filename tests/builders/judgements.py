@@ -43,6 +43,7 @@ FAILED = replace(
     outcome="failed",
     value=1159.2,
     interval=(1154.2, 1164.0),
+    because=because("missed"),
     reason="the interval lies below the bound",
     notes=("power limit 300 W on node7",),
     culprits=(
@@ -64,6 +65,7 @@ INCONCLUSIVE = replace(
     PASSED, id="weak_scaling_efficiency[vit-b16-bf16-8gpu]", workload="vit-b16-bf16", bound={"at_least": 0.98},
     outcome="inconclusive", value=0.9812, interval=(0.9741, 0.9880), rounds=5,
     reason="the interval reaches across the bound after 5 rounds, when the budget of 10 min was spent",
+    because=because("inside"),
 )  # fmt: skip
 NOT_MEASURED = replace(
     PASSED, id="strong_scaling_efficiency[vit-b16-bf16-64gpu]", metric="strong_scaling_efficiency",

@@ -20,7 +20,7 @@ fewer lanes in two rounds. Words, in any order but for what stands behind a stag
     gone, idle                 nothing is told of it; it does not take part
     …/WHERE:ARM:ROUNDS         n1, n0-2, n1.0 (its GPU 0), .3 (GPU 3 of all nodes); ddp@16; 2, 0-1, 3-
 
-`rules.txt` has the names of rules that are told instead of their sentences, with what is kept of these.
+Reasons are told by their codes, with numbers and names.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.survey_record import GpuProcess, InfiniBandPort, RemappedRows, Survey
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit
@@ -65,7 +66,6 @@ def beside(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-RULES = [line.split(": ", 1) for line in beside("rules.txt").splitlines()]
 TOPOLOGIES = dict(block.split("\n", 1) for block in beside("topologies.txt").split("=== ")[1:])
 HEALTHY = json.loads(beside("healthy.json"))
 NODE = convert(HEALTHY["survey"] | {"topology": TOPOLOGIES["dgx"]}, Survey)
@@ -101,6 +101,30 @@ def value_of(name: str, text: str, before: Any) -> Any:
         return int(float(text[:-3]) * GIB)
     is_json = not isinstance(before, str) and re.fullmatch(r"true|false|-?[\d.]+(e\d+)?", text)
     return json.loads(text) if is_json else text
+
+
+def coded(why: Any) -> str:
+    """A reason by its code, or one of its arguments."""
+    if isinstance(why, tuple):
+        return " ".join(map(coded, why))
+    if not isinstance(why, Reason):
+        return f"{why:.4g}" if isinstance(why, float) else str(why)
+    if why.code == "at":
+        host, gpu, found = why.args
+        return f"{host}{gpu and '.' + gpu.split()[1]}: {coded(found)}"
+    args = () if why.code == "without-gpu" else why.args
+    return f"{why.code} {', '.join(map(coded, args))}".rstrip(" ,")
+
+
+def lines_of(why: Reason) -> list[str]:
+    """A reason by its code, with a line for each of several."""
+    if why.code == "also":
+        return lines_of(why.args[0])
+    if why.code != "missing-data":
+        return [coded(why)]
+    found, count, problem = why.args
+    more = [f"more {count - len(found)}"] if count > len(found) else []
+    return [*map(coded, found), *more, *filter(None, [problem])]
 
 
 def is_in(span: str | None, number: int | None) -> bool:
@@ -287,20 +311,19 @@ class Checked:
     def told(self, check: str, evidence: Evidence) -> Iterator[str]:
         """What a check comes to."""
         if check == "devices":
-            yield from (f"~ {self.short(said(one))}" for one in device_notes(evidence))
+            yield from (f"~ {one}" for why in device_notes(evidence) for one in self.tell(why))
             return
         # What another SKU expects of the same nodes is its own.
         judge(self.case(check, replaced(self.sku, node=None)), evidence, CONFIDENCE)
-        verdict = worded(judge(self.case(check, self.sku), evidence, CONFIDENCE))
+        verdict = judge(self.case(check, self.sku), evidence, CONFIDENCE)
         value = "" if verdict.value is None else f" {verdict.value:.3g}"
         if "says" in self.flags:
             value += f" ({' … '.join(f'{end:.3g}' for end in verdict.interval or ())}) in {verdict.rounds}"
         yield f"{verdict.outcome}{value}{' partly' * (PARTLY_KNOWN in verdict.flags)}"
         yield from (f"! {self._culprit(one)}" for one in verdict.culprits)
         is_told = "says" in self.flags or verdict.outcome not in ("passed", "failed")
-        for mark, sentence in (("-", verdict.reason if is_told else ""), *(("~", note) for note in verdict.notes)):
-            texts = re.split(r"; (?=n\d+: |and \d+ more|\d+ of \d+ nodes? reported)", sentence)
-            yield from (f"{mark} {self.short(text)}" for text in texts if text)
+        for mark, whys in (("-", (verdict.because,) if is_told else ()), ("~", verdict.remarks)):
+            yield from (f"{mark} {one}" for why in whys if why for one in self.tell(why))
 
     def _culprit(self, one: Culprit) -> str:
         where, gpu = f"{one.kind} {one.host}", one.place.index
@@ -308,27 +331,21 @@ class Checked:
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
             found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.evidence)}"
+        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.tell(one.because)[0]}"
 
-    def short(self, sentence: str) -> str:
-        """The name of the rule that says so, with its facts; the sentence if none is known."""
-        if "says" in self.flags:
-            return sentence
-        found = re.match(r"(?:(?:also: )?missing data: )?(?:(n\d+): )?(?:GPU (\w+)(?: \([^)]*\))?: )?(.*)", sentence)
-        for name, rule in RULES:
-            if found and (match := re.search(rule, found[3])):
-                place = ".".join(part for part in found.groups()[:2] if part)
-                return f"{place}{': ' * bool(place)}{name} {', '.join(filter(None, match.groups()))}".rstrip()
-        return sentence
+    def tell(self, why: Reason) -> list[str]:
+        """Its codes with numbers and names, or the whole sentence, which each has."""
+        sentence = said(why)
+        return [sentence] if "says" in self.flags else lines_of(why)
 
     def left_out(self) -> Iterator[str]:
         """Who is left out of the launch, and for what."""
         cases = [self.training, *(self.case(check, self.sku) for check in self.checks)]
         for why, is_hopeless in (("left out", False), ("hopeless", True)):
             texts = unfit_nodes(cases, self.plan, self.evidence().surveys, DAY, hopeless=is_hopeless)
-            for host, text in ((host, said(reason)) for host, reason in texts.items()):
-                names = dict.fromkeys(re.findall(r"(?:^|; )([a-z_]+|survey failed): ", text))
-                yield f"{why} {host}: {text if 'says' in self.flags else ' '.join(names)}"
+            for host, reason in texts.items():
+                names = dict.fromkeys(one.args[0] if one.code == "of-check" else one.code for one in reason.args)
+                yield f"{why} {host}: {said(reason) if 'says' in self.flags else ' '.join(names)}"
 
 
 def tell(line: str) -> Iterator[str]:

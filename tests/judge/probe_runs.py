@@ -25,8 +25,8 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
-from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import PeerLimits
 from tests.builders.judged import CONFIDENCE
@@ -58,12 +58,12 @@ class ProbeRun(Run):
         case = replace(case, requirement=replace(case.requirement, **asks))
         return case, self._probed(probes[0], probes["unplanned" in self.flags :])
 
-    def told(self, tell: Callable[[str], str]) -> Iterator[str]:
-        """The verdict, and wrong data of other probes; `tell` shortens sentences."""
+    def told(self, tell: Callable[[Reason], str]) -> Iterator[str]:
+        """The verdict, and wrong data of other probes."""
         case, evidence = self.judged()
-        yield from told(judge(case, evidence, CONFIDENCE), tell)
+        yield from told(judge(case, evidence, CONFIDENCE), tell, self.option["rounds"], self.per_node)
         assert case.probe is not None
-        yield from (f"@ {tell(said(why))}" for why in unasked_wrong_data(evidence, {case.probe.name}))
+        yield from (f"@ {tell(why)}" for why in unasked_wrong_data(evidence, {case.probe.name}))
 
     def _probed(self, asked: Arm, planned: Sequence[Arm]) -> Evidence:
         plan = probe_plan(*planned, nodes=self.nodes, ranks_per_node=self.per_node, device_type=self.device_type)

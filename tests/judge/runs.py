@@ -53,9 +53,9 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import SeededStep
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.telemetry import (
@@ -180,7 +180,7 @@ class Run:
     def verdict(self) -> Verdict:
         """On what is asked first."""
         case, evidence = self.judged()
-        return worded(judge(case, evidence, CONFIDENCE))
+        return judge(case, evidence, CONFIDENCE)
 
     def judged(self) -> tuple[Any, Evidence]:
         """What is asked first, and what was measured."""
@@ -197,14 +197,14 @@ class Run:
             evidence = replace(evidence, plan=replace(evidence.plan, studies=tuple(studies)))
         return case, evidence
 
-    def told(self, tell: Callable[[str], str]) -> Iterator[str]:
-        """The verdict, and what else a session takes from the judge; `tell` shortens sentences."""
+    def told(self, tell: Callable[[Reason], str]) -> Iterator[str]:
+        """The verdict, and what else a session takes from the judge."""
         case, evidence = self.judged()
-        verdict = worded(judge(case, evidence, CONFIDENCE))
-        yield from told(verdict, tell)
+        verdict = judge(case, evidence, CONFIDENCE)
+        yield from told(verdict, tell, self.option["rounds"], self.per_node)
         if "notes" in self.flags:
             for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
-                yield f"@ {tell(said(note))}"
+                yield f"@ {tell(note)}"
         if "samples" in self.flags:
             yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
 

@@ -32,7 +32,7 @@ A line is a run, in words of any order:
                               the remark on a loss that no bound would see: of a SKU, of judged metrics, and what a
                               site's file changes
 
-What is told: outcome and rule with numbers (`outcome_rules.txt`); causes with what they explain; verdicts of what was
+What is told: outcome and reason with its arguments; causes with what they explain; verdicts of what was
 measured; nodes by how they were tested, and GPUs (NVML index/local rank and UUID) unless all were tested alike.
 """
 
@@ -90,10 +90,11 @@ from tests.builders.probes import (
 )
 from tests.builders.records import gang_at
 from tests.judge import runs
+from tests.judge.told import codes
 from tests.tables import assert_approved, each_block
 from tests.thresholds.sites import site
 
-TABLE, RULES = (Path(__file__).with_name(name) for name in ("outcomes.txt", "outcome_rules.txt"))
+TABLE = Path(__file__).with_name("outcomes.txt")
 OUTCOMES = get_args(VerdictOutcome)
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
 WORDS = {
@@ -158,15 +159,18 @@ class Run(runs.Run):
             dict.fromkeys([study for study in plan.study_ids if study.startswith((*words[how],))], "rank 1 died")
             for how in ("errors", "late", "cut")
         )
-        is_launched = bool(words["gang"] or "launched" in words)
         trained = self._evidence(plan) if plan.studies else Evidence(plan, Columns(), {})
+        evidence = with_columns(trained, probe_columns_of(probed), pair_columns_of(pairs, self.per_node))
+        launched = {place: None for arm in evidence.columns.arms.values() for place in arm.ranks.rank_places}
+        if words["gang"] or "launched" in words:
+            launched = {Place(*at, f"GPU-{rank}", at[1]): None for rank, at in enumerate(self.places)}
         return replace(
-            with_columns(trained, probe_columns_of(probed), pair_columns_of(pairs, self.per_node)),
+            evidence,
             errors=errors, out_of_time=out_of_time, interrupted=interrupted,
             unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
             hosts=[host for host, _ in self.places if host not in words["unheard"]],
             surveys={host: self._survey(host) for host in words["surveyed"]},
-            gangs=[gang_at(Place(*at, f"GPU-{rank}", at[1]) for rank, at in enumerate(self.places))] * is_launched,
+            gangs=[gang_at(launched)],
             gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
         )  # fmt: skip
 
@@ -237,23 +241,22 @@ def told(line: str) -> Iterator[str]:
         cases, only = subject.cases(Layout(1, 8)), run.words["only"]
         asked = [one for one in cases if one.requirement.metric in only or not only]
         unseen = subject.unseen_loss(cases, asked)
-        yield _rule(said(unseen)) if unseen else "no remark"
+        yield codes(unseen, every=True) if unseen else "no remark"
         return
     facts, coverage, verdicts = run.facts, run.facts.coverage, tuple(run.facts.verdicts)
     outcome, why, _ = conclude(facts)
-    reason = said(why)
-    yield f"{outcome}: {_rule(reason)}"
+    yield f"{outcome}: {_names([codes(why, every=True)])}"
     judgement = Judgement(
-        "a100", outcome, reason, verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
+        "a100", outcome, said(why), verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
         blockers=other_blockers(facts),
     )  # fmt: skip
     for cause in causes(judgement):
         yield f"! {cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}"
     for verdict in verdicts:
-        rules = [_rule(note) for note in verdict.notes if "waiver" in note] + ["waived"] * verdict.is_waived
-        if run.nodes or rules:
-            yield f"{' '.join([_names([verdict.id]), verdict.outcome, *rules])}{_listed(verdict.culprits)}"
-            yield from (f"    {_rule(said(one.because))}" for one in verdict.culprits if run.words["gang"])
+        waived = [one.code for one in verdict.remarks if "waive" in one.code] + ["waived"] * verdict.is_waived
+        if run.nodes or waived:
+            yield f"{' '.join([_names([verdict.id]), verdict.outcome, *waived])}{_listed(verdict.culprits)}"
+            yield from (f"    {codes(one.because, every=True)}" for one in verdict.culprits if run.words["gang"])
     if ",low=" in line:
         loss = uniform_loss(verdicts, CONFIDENCE, run.again)
         told = loss and f"{loss.fraction:.4g} … {loss.largest:.4g} by {_names([loss.requirement])} of {loss.workloads}"
@@ -273,15 +276,8 @@ def told(line: str) -> Iterator[str]:
         yield f"between nodes: {together}; of all {coverage.node_count} {over_all}"
 
 
-def _rule(sentence: str) -> str:
-    """The name of the rule that a sentence tells of, and its numbers and names; else the sentence."""
-    rules = (line.split(" = ") for line in RULES.read_text("utf-8").splitlines())
-    facts = re.findall(r"\d+ of \d+|\d+ (?:waived|warned|not selected|more)|(?<=\[)[^]]+|\bn\d+|\d+ %", sentence)
-    return ", ".join([next((name for pattern, name in rules if re.search(pattern, sentence)), sentence), *facts])
-
-
 def _names(ids: Iterable[str]) -> str:
-    return ", ".join(re.sub(r".*\[(.*)\]", r"\1", one) for one in ids) or "none"
+    return ", ".join(re.sub(r"\w+\[([^]]*)\]", r"\1", one) for one in ids) or "none"
 
 
 def _listed(culprits: Iterable[Culprit]) -> str:

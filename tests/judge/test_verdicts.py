@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_ddpscale.report.words.reasons import said
 from tests.judge.probe_runs import run_of
-from tests.judge.told import rules
+from tests.judge.told import codes
 from tests.tables import assert_approved, each_block
 
 VERDICTS = Path(__file__).with_name("verdicts.txt")
@@ -13,5 +14,5 @@ VERDICTS = Path(__file__).with_name("verdicts.txt")
 
 @each_block(VERDICTS)
 def test_verdicts(block: str) -> None:
-    tell = str if block.startswith("# What it says") else rules
+    tell = said if block.startswith("# What it says") else codes
     assert_approved(VERDICTS, block, lambda line: run_of(line).told(tell))

@@ -54,7 +54,7 @@ def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
     verdict = worded(judge(probe_case(MATMUL, 650.0), evidence, CONFIDENCE))
     judgement = replace(JUDGEMENT, verdicts=(verdict,))
     decides, *others = rows(judgement, evidence)
-    assert (decides["requirement"], decides["outcome"], decides["code"]) == (verdict.id, "failed", "below-bound")
+    assert (decides["requirement"], decides["outcome"], decides["code"]) == (verdict.id, "failed", "missed")
     own = [one for one in others if one["arm"] == MATMUL.name]
     assert [one["value"] for one in own if one["place"] == decides["place"]] == [decides["value"]]
     images = replace(STUDY, workload=replace(STUDY.workload, data=ImageFolderData("/images")))

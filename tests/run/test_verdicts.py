@@ -36,6 +36,7 @@ def read(folder: Path, said: object) -> Judgement:
 PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 1.5)
 FAILED = replace(PASSED, outcome="failed", value=0.5)
 UNMEASURED = replace(PASSED, outcome="not_measured", value=None)
+BROKE, WHY = because("broke", "no answer"), because("slow-alone", 3, "n1", 0, because("stalls", 1, 2, 0, 2))
 WAIVED = replace(FAILED, waiver=Waiver("A. Name", "a fan is ordered", date(2026, 12, 31)))
 BLOCKED = Judgement("cpu", "rejected", "", (FAILED,), blockers=(Blocker("test", "t", "skipped"),))
 
@@ -48,7 +49,8 @@ def test_all_that_is_said_survives(tmp_path: Path) -> None:
     )
     gpus = GpuCoverage(ends[0], ("training",)), GpuCoverage(Place("n1", None, "", 7), (), "GPU is lost")
     against = AgainstSlowest(0.98, (0.975, 0.985), "GPU 6 on n1", 0.023)
-    verdicts = replace(PASSED, against_slowest=against), replace(FAILED, culprits=culprits), WAIVED
+    why = because("all", because("missed"), because("slow-at", (because("slow-link-of-pairs", ("n1", "n2"), 1.5),)))
+    verdicts = replace(PASSED, against_slowest=against), replace(FAILED, culprits=culprits, because=why), WAIVED
     coverage = Coverage((NodeCoverage("n1", ("survey",), gpus=gpus),), paths=(PathCoverage(0, 1, 17.2, 1),))
     judgement = Judgement("cpu", "rejected", "", verdicts, coverage=coverage)
     assert read(tmp_path, judgement) == judgement
@@ -58,16 +60,12 @@ def test_all_that_is_said_survives(tmp_path: Path) -> None:
     ("code", "said"),
     [
         ("passed", {}),
-        ("below-bound", {"outcome": "failed"}),
-        ("above-bound", {"outcome": "failed", "bound": {"at_most": 1.0}}),
-        ("wrong-data", {"outcome": "failed", "flags": ("wrong-data",)}),
-        ("bound-inside", {"outcome": "inconclusive", "interval": (0.9, 1.1)}),
-        ("doubted", {"outcome": "inconclusive", "interval": (1.1, 1.2)}),
-        ("no-interval", {"outcome": "inconclusive"}),
-        ("host-bound", {"outcome": "inconclusive", "flags": ("undecided", "host-bound")}),
-        ("interrupted", {"outcome": "not_measured", "flags": ("interrupted",)}),
-        ("not-measured", {"outcome": "not_measured"}),
-        ("error", {"outcome": "error"}),
+        ("failed", {"outcome": "failed", "because": because("text", "the interval misses the bound")}),
+        ("wrong-data", {"outcome": "failed", "because": BROKE, "flags": ("wrong-data",)}),
+        ("broke", {"outcome": "error", "because": because("all", because("one-of", "n1", 2, "nodes", BROKE), WHY)}),
+        ("far", {"because": because("lowest-of", because("far"), 2, "nodes", "n1")}),
+        ("kept", {"because": because("kept-on-each", because("kept"), 2, "nodes", "n1")}),
+        ("perhaps-chance", {"because": because("perhaps-chance", because("missed"), 1, 2, "nodes")}),
     ],
 )
 def test_the_reason_in_a_word(code: str, said: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ranks_by_host
@@ -116,14 +117,13 @@ def test_a_fault_of_any_node_is_seen_and_named(fault: str, metrics: set[str], tm
 def test_a_single_slow_link_is_named_with_both_its_ends(link: tuple[int, int], tmp_path: Path) -> None:
     one, other = link
     evidence = read_evidence(written(tmp_path / "run", f"slow-link:{one}-{other}:0.3", gpus=32, rounds=8))
-    ((why, found),) = slow_links(evidence).items()
-    assert (why.code, *why.args[:2]) == ("slow-link-of-pairs", f"simulated-{one}", f"simulated-{other}")
-    assert found.hosts == (f"simulated-{one}", f"simulated-{other}")
+    (found,) = slow_links(evidence)
+    assert (found.kind, found.hosts) == ("link", (f"simulated-{one}", f"simulated-{other}"))
 
 
 def test_a_node_that_loses_packets_is_suspected_and_no_other(tmp_path: Path) -> None:
     evidence = read_evidence(written(tmp_path / "run", "lossy-link:2:0.05", gpus=32, rounds=16))
-    assert [one.host for one in slow_links(evidence).values()] == ["simulated-2"], "so the run is not accepted"
+    assert [one.host for one in slow_links(evidence)] == ["simulated-2"], "so the run is not accepted"
 
 
 def test_a_missing_rank_lets_nothing_pass_that_it_takes_part_in(tmp_path: Path) -> None:
@@ -131,7 +131,8 @@ def test_a_missing_rank_lets_nothing_pass_that_it_takes_part_in(tmp_path: Path) 
     ones = {name: verdicts[name] for name in verdicts if name.endswith(("-8gpu]", "-node]", "[memory-copy]"))}
     assert len(ones) > 10
     assert not [name for name, verdict in ones.items() if verdict.passed]
-    assert "simulated-2" in verdicts["memory_bandwidth_gbps[memory-copy]"].reason
+    why = because("places-missing", 31, 32, "GPUs", ((20, 20),), ())
+    assert verdicts["memory_bandwidth_gbps[memory-copy]"].because == why
 
 
 @pytest.mark.parametrize(("gpus", "layout"), [(4, Layout(1, 4)), (16, Layout(2, 8))])

@@ -109,14 +109,14 @@ def test_a_slow_node_is_isolated_by_measuring_it_again() -> None:
     ended, evidence = measured(ranks)
     found = rails_of(evidence)
     assert ended == ["decided"] * 3
-    assert found.hosts[found.nodes[:3]].tolist() == [["n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
-    assert found.rounds.tolist() == [0, 1, 2, 3, 4], "confirmed twice"
-    assert [fault.host for fault in slow_links(evidence).values()] == ["n2"]
+    assert found.hosts[found.pairs[found.of[:3], :2]].tolist() == [["n2", "n3"], ["n1", "n3"], ["n1", "n2"]]
+    assert found.pairs[found.of, 2].tolist() == [0, 1, 2, 3, 4], "confirmed twice"
+    assert [fault.host for fault in slow_links(evidence)] == ["n2"]
 
 
 def test_a_record_says_who_was_measured_and_the_bandwidth_of_the_slower_end() -> None:
     found = rails_of(measured(gang(nodes=2, slow_ranks=(1,)))[1])
-    assert found.rounds.tolist() == [0]
+    assert found.pairs[found.of, 2].tolist() == [0]
     assert found.places[found.ends].tolist() == [[Place("n1", 0, "cpu-0"), Place("n2", 0, "cpu-1")]]
     assert found.gbps == pytest.approx([4096 / SLOW_S / 1e9])
 
@@ -125,13 +125,13 @@ def test_all_ranks_of_a_node_are_measured_at_once_each_with_its_like() -> None:
     found = rails_of(measured(gang(nodes=2, per_node=2, slow_ranks=(3,)))[1])
     ends = [[(end.host, end.local_rank) for end in rail] for rail in found.places[found.ends]]
     assert ends == [[("n1", 0), ("n2", 0)], [("n1", 1), ("n2", 1)]]
-    assert found.rounds.tolist() == [0, 0]
+    assert found.pairs[found.of, 2].tolist() == [0, 0]
     assert found.gbps[0] > 10 * found.gbps[1]
 
 
 def test_a_node_pair_is_as_fast_as_its_slowest_rail() -> None:
     ranks = gang(nodes=3, per_node=2, slow_ranks=(5,))
-    (fault,) = slow_links(measured(ranks)[1]).values()
+    (fault,) = slow_links(measured(ranks)[1])
     assert (fault.host, fault.place.local_rank, fault.place.uuid) == ("n3", 1, "cpu-5")
 
 
@@ -145,14 +145,14 @@ def test_no_round_starts_after_the_deadline() -> None:
     ranks = gang(nodes=3)
     ranks[0].deadline_unix_s = time.time() - 1
     ended, found = measured(ranks)
-    assert (ended, len(rails_of(found).rounds)) == (["budget"] * 3, 0)
+    assert (ended, len(rails_of(found).of)) == (["budget"] * 3, 0)
 
 
 def test_a_single_node_has_nothing_to_measure_whatever_the_time() -> None:
     ranks = gang(nodes=1)
     ranks[0].deadline_unix_s = time.time() - 1
     ended, found = measured(ranks)
-    assert (ended, len(rails_of(found).rounds)) == (["decided"], 0)
+    assert (ended, len(rails_of(found).of)) == (["decided"], 0)
 
 
 def test_the_store_keeps_no_records() -> None:

@@ -80,6 +80,14 @@ def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) ->
     return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
 
 
+def _gpu_errors(errors: Listed, gangs: int, is_certain: bool, host: str) -> str:
+    why = ", while its peers did the same work without such an error"
+    if not is_certain:
+        why = " (not certain: the software, or the other end of a link, may be at fault)"
+    ended = f"{_and(errors)} ended its rank in {gangs} gang{'s' * (gangs > 1)}"
+    return f"{ended}{why}; look for its Xid: `dmesg | grep -i xid` on {host}"
+
+
 def _and(them: Listed) -> str:
     return " and ".join(map(str, them))
 
@@ -208,14 +216,13 @@ _REPAIRS = {
     "row-failed": "a faulty memory row could not be remapped",
     "row-pending": "a memory row waits to be remapped",
 }
-_STALLED = "busy at nearly idle power: it waits inside a kernel"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
 _ANY: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
-    "all": lambda reasons: "; ".join(reasons),
+    "all": lambda *reasons: "; ".join(reasons),
     "budget-spent": "--ddp-budget ran out before this was decided",
     "host-bound": "host-bound",
     "implausible": "implausible",
@@ -285,9 +292,8 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
-    "power": "{:.0f} W of {:.0f} W",
-    "stalled-rounds": "stalled in {} rounds: {}",
-    "only-waits": f"{{}} is {_STALLED} ({{}}), so its utilization proves nothing",
+    "waits": "stalled in {} rounds: {:.0f} W of {:.0f} W",
+    "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
 }
 
@@ -311,8 +317,8 @@ def _slow_rank(
 
 
 _SLOW: Mapping[str, Entry] = {
-    "slow-alone": lambda number, host, more, why: (
-        f"{f'{number} on {host}' if number else f'host {host}'}{f' and {more} more' if more else ''} "
+    "slow-alone": lambda kind, number, host, more, why: (
+        f"{f'{number} on {host}' if kind == 'gpu' else f'host {host}'}{f' and {more} more' if more else ''} "
         f"{'are' if more else 'is'} slow even without communication ({why})"
     ),
     "slow-ranks": lambda count, ratio, is_odd, explains: (
@@ -386,8 +392,7 @@ _SPREAD: Mapping[str, Entry] = {
 }
 _LINKS: Mapping[str, Entry] = {
     "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
-    "slow-node-of-pairs": "node {} ({})",
-    "slow-link-of-pairs": "the link between {} and {} ({})",
+    "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {_and(hosts)} ({why})",
     "slow-pairs": lambda gbps, usual, count, ranks: (
         f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
         f"({count} measurements)"
@@ -410,7 +415,9 @@ _AGREEMENT: Mapping[str, Entry] = {
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
     "compared in other studies",
 }
-_COVERAGE: Mapping[str, Entry] = {}
+_COVERAGE: Mapping[str, Entry] = {
+    "gpu-errors": _gpu_errors,
+}
 _DEVICES: Mapping[str, Entry] = {
     "new-uncorrected": "{} new uncorrectable memory errors under load",
     "note-new-corrected": "{} new corrected memory errors under load",
@@ -430,7 +437,7 @@ _DEVICES: Mapping[str, Entry] = {
         f"low utilization: {study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
         f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
     ),
-    "stalled": f"stalled: {{}}: {_STALLED}",
+    "stalled": "stalled: {}: busy at nearly idle power: it waits inside a kernel",
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
     "power-limits": "power limit below the default: {}",
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
