@@ -41,7 +41,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,7 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
@@ -81,7 +82,7 @@ from tests.builders.probes import pair_columns_of, with_columns
 from tests.builders.records import gang_of
 from tests.builders.rounds import columns_of
 from tests.builders.workloads import with_settings
-from tests.judge.told import told
+from tests.judge.told import codes, told
 
 OPTIONS = {
     "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "limit": 0.05, "nodelimit": None,
@@ -197,16 +198,29 @@ class Run:
             evidence = replace(evidence, plan=replace(evidence.plan, studies=tuple(studies)))
         return case, evidence
 
-    def told(self, tell: Callable[[Reason], str]) -> Iterator[str]:
+    def told(self) -> Iterator[str]:
         """The verdict, and what else a session takes from the judge."""
         case, evidence = self.judged()
         verdict = judge(case, evidence, CONFIDENCE)
-        yield from told(verdict, tell, self.option["rounds"], self.per_node)
-        if "notes" in self.flags:
-            for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
-                yield f"@ {tell(note)}"
+        yield from told(verdict, self.option["rounds"], self.per_node)
+        yield from (f"@ {codes(why)}" for why in self._further(case, evidence, verdict))
         if "samples" in self.flags:
             yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
+
+    def said(self) -> Iterator[str]:
+        """The same in sentences, each of which says more than those before it."""
+        case, evidence = self.judged()
+        verdict = judge(case, evidence, CONFIDENCE)
+        assert verdict.because
+        whys = verdict.because, *(one.because for one in verdict.culprits), *verdict.remarks
+        sentences = [*map(said, (*whys, *self._further(case, evidence, verdict)))]
+        yield from (
+            one for number, one in enumerate(sentences) if not any(one in other for other in sentences[:number])
+        )
+
+    def _further(self, case: Any, evidence: Evidence, verdict: Verdict) -> Iterable[Reason]:
+        notes = *rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)
+        return notes if "notes" in self.flags else ()
 
     @property
     def device_type(self) -> Any:

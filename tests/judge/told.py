@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_ddpscale.run.place import Culprit, Place
@@ -48,8 +48,8 @@ def _shown(arg: Any) -> str:
     return f"{arg:.4g}" if isinstance(arg, float) else str(arg)
 
 
-def told(verdict: Verdict, tell: Callable[[Reason], str], rounds: int, per_node: int) -> Iterator[str]:
-    """What is told of a verdict, its reasons by `tell`, and nothing that is as ever.
+def told(verdict: Verdict, rounds: int, per_node: int) -> Iterator[str]:
+    """What is told of a verdict, and nothing that is as ever.
 
     Args:
         rounds: of a verdict on all that were measured.
@@ -64,14 +64,14 @@ def told(verdict: Verdict, tell: Callable[[Reason], str], rounds: int, per_node:
     numbers += f" {verdict.one_gpu}" if verdict.one_gpu else ""
     flags = "".join(f" [{flag}]" for flag in verdict.flags)
     outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
-    yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {tell(verdict.because)}"
+    yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {codes(verdict.because)}"
     if (slowest := verdict.against_slowest) is not None:
         yield f"= {_number(slowest)} against {slowest.place}, {slowest.behind:.3f} behind"
-    named = [(one.kind, _how(one, rounds), tell(one.because), one.places) for one in verdict.culprits]
+    named = [(one.kind, _how(one, rounds), codes(one.because), one.places) for one in verdict.culprits]
     for (kind, how, why), alike in itertools.groupby(named, lambda one: one[:3]):
         names = ("–".join(_name(place, per_node) for place in places) for *_, places in alike)
         yield f"! {kind} {' '.join(names)}{how}: {why}"
-    yield from (f"~ {tell(note)}" for note in verdict.remarks)
+    yield from (f"~ {codes(note)}" for note in verdict.remarks)
 
 
 def _number(found: Verdict | AgainstSlowest) -> str:
