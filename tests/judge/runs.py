@@ -5,7 +5,8 @@
 asks for a metric with a bound on four GPUs, of two nodes of two; GPU 3 is slower by 1.3 from round 4 on, and DDP waits
 for it. Words, in any order:
 
-    METRIC:BOUND@WORLD           asked; with `+` before it only measured as well; WORLD-spread: one GPU of each node
+    METRIC:BOUND@WORLD           asked; with `+` before it only measured as well; WORLD-spread: one GPU of each node;
+                                 WORLD,warn: it only warns
     2x4                          nodes and GPUs of each; default: one node of as many as are asked for
     rounds=9 noise=0 seed=1      of the run, of 16 that were planned; noise is relative, of each GPU in each round
     sd=0                         relative, by which GPUs differ, always
@@ -92,7 +93,7 @@ OPTIONS = {
 NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated", "link", "stall"}
 FORWARD_SHARE = 1 / 3  # of a step
 STUDY_ROUNDS = 16
-_ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?")
+_ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?(,warn)?")
 _CHANGE = re.compile(r"([\w.-]+)(?:=(\*?)([^/:]+))?(?:/([^:]+))?(?::(.+))?")
 
 
@@ -229,6 +230,7 @@ class Run:
     def _case(self, asked: re.Match[str]) -> Case:
         keys: dict[str, Any] = {"placement": "spread"} if asked[5] else {}
         keys |= {"provisional": True} if "warn" in self.flags else {}
+        keys |= {"severity": "warn"} if asked[6] else {}
         keys |= {"one_gpu": self.option["one_gpu"]} if self.option["one_gpu"] else {}
         precision = self.option["precision"] or WORKLOAD.precision
         workload = replace(WORKLOAD, compile="compile" in self.flags, precision=precision)
