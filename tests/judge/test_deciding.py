@@ -23,7 +23,7 @@ from pytest_ddpscale.run.records import Lost, RoundEnd, SeededSteps, StudyEnd
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
-from tests.builders.records import blocks_of, gang_of
+from tests.builders.records import blocks_of, gang_on
 from tests.judge import runs
 from tests.rows import rows
 from tests.tables import assert_approved, each_block
@@ -49,6 +49,7 @@ class Run(runs.Run):
         """Of each study."""
         plan = self.judged()[1].plan
         decider = Decider(plan, [self._case(one) for one in self.asked], self.option.get("confidence", CONFIDENCE))
+        decider.hear(gang_on([f"n{node}" for node in range(self.nodes)], self.per_node, "GPU-{}"))
         decider.hear(Survey("n1", 1.0))
         decider.hear(Lost(hosts=("n9",), message="silent"))
         for study in plan.studies:
@@ -60,7 +61,6 @@ class Run(runs.Run):
     def _needed(self, plan: Plan, study: Study, decider: Decider) -> Iterator[str]:
         """Names of the arms that are needed, until none is."""
         found = [*self._measured(plan, study)]
-        decider.hear(gang_of(found))
         steps = self._seeded_steps(plan, study).values()
         decider.hear(SeededSteps(study=study.id, gang=0, ranks=tuple(steps)))
         if "backwards" in self.flags:
