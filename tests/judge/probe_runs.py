@@ -18,6 +18,7 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ NO_FIELDS = {"lost", "dropped", "link", "stall"}
 
 def run_of(line: str) -> Run:
     """Of a probe, whose name has a hyphen, or of training."""
-    return ProbeRun(line) if "-" in line.partition(":")[0] else Run(line)
+    return ProbeRun(line) if re.search(r"(^| )\w+-[\w-]+:", line) else Run(line)
 
 
 class ProbeRun(Run):
