@@ -138,16 +138,15 @@ def stalled_devices(judged: Judged) -> None:
             continue
         rounds = judged.rounds(name)
         windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
-        stalled = []
+        culprits = []
         for own in anomalies(windows)["stalled"]:
-            power = because("power", float(np.nanmedian(mean_power_w(own))), float(own.power_limit_w[0]))
-            stalled.append((own.place_of(0), len(own), power))
-        if stalled:  # not certain: each may be waiting for a peer
-            whys = [(gpu, because("stalled-rounds", count, power)) for gpu, count, power in stalled]
-            judged.culprits[place] = tuple(Culprit("gpu", (gpu,), why, is_certain=False) for gpu, why in whys)
-            (gpu, _, power), *_ = stalled
-            why = because("only-waits", f"{gpu.number} on {gpu.host}", power)
-            judged.codes[place], judged.reasons[place] = OPEN, why
+            watts = float(np.nanmedian(mean_power_w(own))), float(own.power_limit_w[0])
+            # Not certain: it may be waiting for a peer.
+            culprits.append(Culprit("gpu", (own.place_of(0),), because("waits", len(own), *watts), is_certain=False))
+        if culprits:
+            gpu, why = culprits[0].place, culprits[0].because
+            judged.codes[place], judged.culprits[place] = OPEN, tuple(culprits)
+            judged.reasons[place] = because("only-waits", f"{gpu.number} on {gpu.host}", why)
             continue
         known = np.unique(windows.place[~np.isnan(mean_power_w(windows)) & (windows.power_limit_w > 0)])
         ours = rounds.present[~rounds.single_sample].any(axis=0)  # not imported

@@ -19,7 +19,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
-from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu, is_older_cuda
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
 # The GPU, or the node; the check, or "" for all that read the same; a code and its arguments. Codes of missing data
 # begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
@@ -30,20 +30,15 @@ _BLAME = {"power-brake": "outside", "unclear": "unclear"} | dict.fromkeys((
     "uncorrected", "page-pending", "row-failed", "row-pending", "new-uncorrected", "afterwards",
 ), "nobody")  # fmt: skip
 # No rank can run there, whoever is to blame.
-PREVENTING = frozenset({"few-gpus", "cuda-lacks", "old-driver", "lost-needed", "prohibited", "without-kernels"})
+PREVENTING = ("few-gpus", "cuda-lacks", "old-driver", "lost-needed", "prohibited", "without-kernels")
 # Faults of cooling, power supply or board; not idling, clocks that an administrator set, or `sw_power_cap`, which full
 # load causes. `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _GIB = 2**30
-_OF_GPUS = ("processes", "mig", "ecc", "throttling", "pcie", "nvlink")
-# Readings from the same NVML call share one key in `SurveyedGpu.unreadable`.
-_READ_AS = {"nvlinks_active": "nvlinks"}
-# A GPU either retires pages (before Ampere) or remaps rows (since).
-_MAY_LACK = frozenset({"mig_enabled", "retired_pages_pending", "remapped_rows"})
-_COMPARED = ("torch", "python", "pytest_ddpscale")
-_COMPARED_WITH_GPUS = ("topology", "driver", "cuda_driver", "cuda", "nccl", *_COMPARED)
+_MAYBE = "maybe"  # a reading that hardware may lack
+_COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
+_COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
-_RDMA = "NET/IB"  # by InfiniBand or RoCE
 _NETWORKS = ("NET/", "COLLNET/")
 _DETOURS = ("SHM", *_NETWORKS)  # through the host's memory, or out of the node
 
@@ -64,93 +59,91 @@ class Finding(NamedTuple):
         such as the facility's power. ``unclear``: nodes differ, and it is unclear which of them is wrong.
         """
         first = self.why.code.partition("-")[0]
-        of_fault = _BLAME.get(self.why.code, "gpus" if self.is_of_gpu else "nodes")
+        of_fault = _BLAME.get(self.why.code, "gpus" if self.gpu else "nodes")
         return first if first in ("no", "note", "looked") else of_fault
 
     @property
-    def is_of_gpu(self) -> bool:
-        """Whether it is about one GPU."""
-        return self.place != Place(self.place.host)
+    def gpu(self) -> str:
+        """Name of the GPU; empty for a node."""
+        return "" if self.place == Place(self.place.host) else self.place.label
 
     @property
     def said(self) -> Reason:
         """What is found, and where."""
-        return because("at", self.place.host, self.place.label if self.is_of_gpu else "", self.why)
+        return because("at", self.place.host, self.gpu, self.why)
 
 
 def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
     """What surveys say, node by node."""
-    for host, survey in evidence.surveys.items():
-        if survey.problem:
-            yield Place(host), "", "no-survey", survey.problem
-        else:
-            yield from _on_node(expected, survey)
     is_cpu = expected.device_type == "cpu"
-    yield from _compared(evidence, _COMPARED if is_cpu else _COMPARED_WITH_GPUS)
-    yield from () if is_cpu else _afterwards(evidence)
+    for host, survey in evidence.surveys.items():
+        here, asked, versions = Place(host), expected.gpus_per_node, survey.versions
+        if survey.problem:
+            yield here, "", "no-survey", survey.problem
+            continue
+        visible = [gpu for gpu in survey.gpus if gpu.is_visible]  # to ranks
+        silent = sum(bool(gpu.problem) for gpu in visible)
+        yield here, "", "looked", len(visible) - silent
+        yield here, "gpus", "looked", silent
+        free, least = survey.free_bytes.get("run_directory"), expected.free_disk_gib
+        if free is None:
+            yield here, "disk", "no-reading", "free space where the run is written"
+        elif free < least * _GIB:
+            yield here, "disk", "full", free / _GIB, least
+        if is_cpu:
+            if survey.cores is None:
+                yield here, "gpus", "no-reading", "number of CPU cores"
+            elif survey.cores < asked:
+                yield here, "gpus", "few-cores", survey.cores, asked
+            continue
 
+        # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
+        # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
+        answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
+        pattern = expected.name_pattern or "^.*$"
+        of_sku = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
+        why_none = because("none-visible", survey.driver_problem, survey.has_driver, len(survey.gpus))
+        if len(visible) < asked:
+            yield here, "gpus", "few-gpus", len(visible), asked, why_none
+        if of_sku < expected.gpus_installed:
+            yield here, "gpus", "few-of-sku", of_sku, expected.gpus_installed
+        for gpu in survey.gpus:
+            if gpu.problem and not gpu.is_visible:
+                yield here, "gpus", "note-unused", gpu.index, gpu.problem
 
-def _on_node(expected: NodeExpectation, survey: Survey) -> Facts:
-    """Checks of one node by itself."""
-    here, asked, versions = Place(survey.host), expected.gpus_per_node or 1, survey.versions
-    visible = [gpu for gpu in survey.gpus if gpu.is_visible]  # to ranks
-    silent = sum(bool(gpu.problem) for gpu in visible)
-    yield here, "", "looked", len(visible) - silent
-    yield here, "gpus", "looked", silent
-    free, least = survey.free_bytes.get("run_directory"), expected.free_disk_gib
-    if free is None:
-        yield here, "disk", "no-reading", "free space where the run is written"
-    elif free < least * _GIB:
-        yield here, "disk", "full", free / _GIB, least
-    if expected.device_type == "cpu":
-        if survey.cores is None:
-            yield here, "gpus", "no-reading", "number of CPU cores"
-        elif survey.cores < asked:
-            yield here, "gpus", "few-cores", survey.cores, asked
-        return
-
-    # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
-    # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
-    answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
-    pattern, installed = expected.name_pattern or "^.*$", expected.gpus_installed or 0
-    of_sku = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
-    why_none = because("none-visible", survey.driver_problem, survey.has_driver, len(survey.gpus))
-    if len(visible) < asked:
-        yield here, "gpus", "few-gpus", len(visible), asked, why_none
-    if of_sku < installed:
-        yield here, "gpus", "few-of-sku", of_sku, installed
-    for gpu in survey.gpus:
-        if gpu.problem and not gpu.is_visible:
-            yield here, "gpus", "note-unused", gpu.index, gpu.problem
-
-    # Torch and its CUDA. It may use GPUs of an older driver with NVIDIA's cuda-compat.
-    torch, cuda, driver = (versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
-    count, listed = survey.torch_gpus, sum(bool(gpu.uuid) for gpu in answer)
-    is_old = is_older_cuda(driver, cuda)
-    if count is None and survey.cuda_problem:
-        yield here, "gpus", "no-count", survey.cuda_problem
-    elif count is not None and count < listed and not is_old:
-        told = count, listed, survey.cuda_problem, answer[0].name, versions.get("driver"), bool(expected.nvlinks)
-        yield here, "gpus", "cuda-lacks" if count < asked else "cuda-finds", *told
-    if is_old and not count:
-        yield here, "kernels", "note-old-driver" if count is None else "old-driver", driver, torch, cuda
-    checks = {*_OF_GPUS, *(["bf16"] if "bf16" in expected.precisions else [])}
-    if survey.torch_problem:
-        yield here, "kernels", "no-torch", survey.torch_problem
-    elif survey.arch_list:
-        checks.add("kernels")
-    else:
-        yield here, "kernels", "without-cuda" if torch is not None and cuda is None else "no-architectures", torch
-
-    for check in () if visible else checks:
-        yield here, check, "no-gpu", why_none
-    for gpu in visible:
-        place = gpu.on(survey.host)
-        if gpu.problem:
-            yield place, "gpus", "lost-needed" if gpu.is_lost and len(answer) < asked else "lost", gpu.problem
-            yield from ((place, check, "no-answer", gpu.problem) for check in checks)
+        # Torch and its CUDA. It may use GPUs of an older driver with NVIDIA's cuda-compat.
+        torch, cuda, driver = (versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
+        count, listed = survey.torch_gpus, sum(bool(gpu.uuid) for gpu in answer)
+        # Within a major version a build runs on older drivers ("minor version compatibility" in NVIDIA's CUDA
+        # Compatibility guide).
+        majors = [(version or "").partition(".")[0] for version in (driver, cuda)]
+        is_old = all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
+        if count is None and survey.cuda_problem:
+            yield here, "gpus", "no-count", survey.cuda_problem
+        elif count is not None and count < listed and not is_old:
+            told = count, listed, survey.cuda_problem, answer[0].name, versions.get("driver"), bool(expected.nvlinks)
+            yield here, "gpus", "cuda-lacks" if count < asked else "cuda-finds", *told
+        if is_old and not count:
+            yield here, "kernels", "note-old-driver" if count is None else "old-driver", driver, torch, cuda
+        checks = {"processes", "mig", "ecc", "throttling", "pcie", "nvlink", *({"bf16"} & expected.precisions)}
+        if survey.torch_problem:
+            yield here, "kernels", "no-torch", survey.torch_problem
+        elif survey.arch_list:
+            checks.add("kernels")
         else:
-            yield from ((place, *one) for one in _on_gpu(expected, survey, gpu))
+            yield here, "kernels", "without-cuda" if torch is not None and cuda is None else "no-architectures", torch
+
+        for check in () if visible else checks:
+            yield here, check, "no-gpu", why_none
+        for gpu in visible:
+            place = gpu.on(host)
+            if gpu.problem:
+                yield place, "gpus", "lost-needed" if gpu.is_lost and len(answer) < asked else "lost", gpu.problem
+                yield from ((place, check, "no-answer", gpu.problem) for check in checks)
+            else:
+                yield from ((place, *one) for one in _on_gpu(expected, survey, gpu))
+    yield from _compared(evidence, _COMPARED_ON_CPU if is_cpu else _COMPARED)
+    yield from () if is_cpu else _afterwards(evidence)
 
 
 def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Facts:
@@ -161,7 +154,7 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     is_slot = gpu.pcie_width_max is not None and gpu.pcie_width_max < lanes
     is_narrow = not is_slot and gpu.pcie_width is not None and gpu.pcie_width < lanes
     up, links, kernels = gpu.nvlinks_active, expected.nvlinks, () if survey.torch_problem else survey.arch_list
-    is_spare = not up and len(survey.gpus) == max(expected.gpus_per_node or 1, expected.gpus_installed or 1) == 1
+    is_spare = not up and len(survey.gpus) == max(expected.gpus_per_node, expected.gpus_installed) == 1
     major, minor = map(int, (gpu.compute_capability or "0.0").split("."))
     # The check, the reading, what it is compared with (nothing: it is not read), whether it deviates, and the code.
     rules: list[tuple[Any, ...]] = [
@@ -169,12 +162,13 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         ("gpus", "pci_device_id", ids, gpu.pci_device_id not in ids, "other-id"),
         ("gpus", "memory_bytes", sizes, not sizes or not sizes[0] <= gib <= sizes[1], "other-memory"),
         ("processes", "processes", True),
-        ("mig", "mig_enabled", True, gpu.mig_enabled, "mig-on"),
+        ("mig", "mig_enabled", _MAYBE, gpu.mig_enabled, "mig-on"),
         ("throttling", "throttle_reasons", True),
-        ("ecc", "ecc_enabled", True, expected.ecc not in (None, is_on), "ecc-mode"),
+        ("ecc", "ecc_enabled", expected.ecc is not None or _MAYBE, expected.ecc not in (None, is_on), "ecc-mode"),
         ("ecc", "ecc_uncorrected", is_on),
-        ("ecc", "retired_pages_pending", is_on and gpu.remapped_rows is None),
-        ("ecc", "remapped_rows", is_on),
+        # A GPU either retires pages (before Ampere) or remaps rows (since).
+        ("ecc", "retired_pages_pending", is_on and gpu.remapped_rows is None and _MAYBE),
+        ("ecc", "remapped_rows", is_on and _MAYBE),
         # What GPU and slot reach together: an idle GPU lowers generation and lanes to save power.
         ("pcie", "pcie_width_max", is_slot and lanes, True, "few-lanes-reached"),
         ("pcie", "pcie_width", not is_slot and lanes, is_narrow and (gpu.pcie_generation or 0) == reached, "few-lanes"),
@@ -187,10 +181,10 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         ("bf16", "compute_capability", "bf16" in expected.precisions, (major, minor) < (8, 0), "without-bf16"),
     ]  # fmt: skip
     for check, reading, wanted, *deviation in rules:
-        found, why = getattr(gpu, reading), gpu.unreadable.get(_READ_AS.get(reading, reading), "")
+        # NVML gives all about NVLinks, or nothing.
+        found, why = getattr(gpu, reading), gpu.unreadable.get(reading.removesuffix("_active"), "")
         if wanted and found in (None, ""):
-            may_lack = reading in _MAY_LACK or (reading == "ecc_enabled" and expected.ecc is None)
-            if not (may_lack and "not supported" in why.lower()):
+            if wanted != _MAYBE or "not supported" not in why.lower():
                 yield check, "no-reading", reading, why
         elif wanted and any(deviation[:1]):
             yield check, deviation[1], found, wanted
@@ -210,7 +204,7 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         yield "nvlink", "no-expectation", "nvlinks"
 
 
-def throttled(reasons: Collection[str], where: Any) -> tuple[str, tuple[str, ...], Any]:
+def throttled(reasons: Collection[str], where: Any) -> tuple[Any, ...]:
     """A fault without comparison, as code, reasons and where; only a power brake without heat may come from outside.
 
     With the brake, NVML also sets ``hw_slowdown``.
@@ -233,9 +227,9 @@ def memory_faults(gpu: SurveyedGpu) -> dict[str, int | None]:
 
 def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     """Versions and topology are those of most nodes."""
-    known, first_with = _surveyed(evidence), dict[str, str]()
+    known, first_with = surveyed(evidence), dict[str, str]()
     # Ranks do not communicate through the kernel, so another one is only noted.
-    for name in (*names, "kernel"):
+    for name in names:
         check, found, counted = "topology" if name == "topology" else "versions", dict[str, str](), Counter[str]()
         for host, survey in known.items():
             one = survey.versions.get(name)
@@ -262,7 +256,8 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     yield from ((Place(host), "versions", "note-backend") for host in others & known.keys())
 
 
-def _surveyed(evidence: Evidence) -> dict[str, Survey]:
+def surveyed(evidence: Evidence) -> dict[str, Survey]:
+    """Surveys by host, without those that failed."""
     return {host: survey for host, survey in evidence.surveys.items() if not survey.problem}
 
 
@@ -319,7 +314,7 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
     ports as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
     """
-    transports, surveyed, asked = evidence.transports, _surveyed(evidence), expected.gpus_per_node or 1
+    transports, known, asked = evidence.transports, surveyed(evidence), expected.gpus_per_node
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
     ranks, between = Counter(place.host for place in transports), defaultdict[str, set[str]](set)
     for host, count in ranks.items():
@@ -328,7 +323,8 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
             yield Place(host), "transport", "no-logs", count, asked
     for place, one in transports.items():
         # A network connection to an unknown peer counts as one to another node.
-        unclear = {name for name in one.channels_somewhere if name.startswith(_NETWORKS)}
+        placed = Counter(one.channels_within_node) + Counter(one.channels_between_nodes)
+        unclear = {name for name, n in one.channels.items() if n > placed[name] and name.startswith(_NETWORKS)}
         between[place.host] |= {*one.channels_between_nodes, *unclear}
         within = {*one.channels_within_node, *(unclear if is_one_node else ())}
         detours = sorted(name for name in within if name.startswith(_DETOURS))
@@ -343,23 +339,23 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     if is_one_node:
         return
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
-    uses_rdma = any(name.startswith(_RDMA) for one in transports.values() for name in one.channels)
+    uses_rdma = any(name.startswith("NET/IB") for one in transports.values() for name in one.channels)
     active = {  # names of active ports and whether they are InfiniBand; sysfs writes ``4: ACTIVE``
         host: {
             f"{one.device}:{one.port} ({one.link_layer})": one.link_layer == "InfiniBand"
             for one in survey.infiniband
             if one.state.rpartition(":")[2].strip().upper() == "ACTIVE"
         }
-        for host, survey in surveyed.items()
+        for host, survey in known.items()
     }
     fast = {host: tuple(one for one in ports if ports[one] or uses_rdma) for host, ports in active.items()}
     counts = {host: sum(ports.values()) for host, ports in active.items()}
     for host, used in between.items():
-        here, survey, uses_tcp = Place(host), surveyed.get(host), any(name.startswith("NET/Socket") for name in used)
+        here, survey, uses_tcp = Place(host), known.get(host), any(name.startswith("NET/Socket") for name in used)
         if not any(between.values()):
             yield here, "transport", "no-nodes-joined"
             continue
-        if by_host := sorted(name for name in used if name.startswith(_RDMA) and "GDRDMA" not in name):
+        if by_host := sorted(name for name in used if name.startswith("NET/IB") and "GDRDMA" not in name):
             yield here, "transport", "note-host-memory", tuple(by_host)
         if survey is None:  # other checks report that, too
             yield from [(here, "transport", "no-ports")] if uses_tcp else ()

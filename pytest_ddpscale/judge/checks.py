@@ -12,7 +12,7 @@ from datetime import date
 from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.check_rules import PREVENTING, Finding, find_surveyed, find_transports
 from pytest_ddpscale.judge.devices import find_under_load
-from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation, Reads
+from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
@@ -57,7 +57,7 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
         failed, told = len({one.place.host for one, _ in faults}), tuple(one.said for one, _ in faults[:_MOST_NAMED])
         answer.outcome, answer.reasons = "failed", [because("not-as-expected", failed, planned, told, len(faults))]
     for one, is_certain in faults:
-        answer.culprits.append(Culprit("gpu" if one.is_of_gpu else "node", (one.place,), one.why, is_certain))
+        answer.culprits.append(Culprit("gpu" if one.gpu else "node", (one.place,), one.why, is_certain))
     if untold:
         answer.flags = [PARTLY_KNOWN]
         answer.remarks.append(because("also", missing))
@@ -66,11 +66,11 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
 
 
 @once
-def _facts(evidence: Evidence, reads: Reads, expected: NodeExpectation) -> list[Finding]:
+def _facts(evidence: Evidence, reads: str, expected: NodeExpectation) -> list[Finding]:
     """All that checks find in this source, host by host."""
-    found = _FIND[reads](evidence, expected)
-    every = (Finding(place, check, Reason(code, tuple(args))) for place, check, code, *args in found)
-    return sorted(dict.fromkeys(every), key=lambda one: one.place.host)
+    facts = _FIND[reads](evidence, expected)
+    found = dict.fromkeys(Finding(place, check, because(code, *args)) for place, check, code, *args in facts)
+    return sorted(found, key=lambda one: one.place.host)
 
 
 def _found(case: NodeCase, evidence: Evidence) -> list[Finding]:
@@ -123,8 +123,7 @@ def unfit_nodes(
             # The plan may use only the first GPUs of a node.
             is_used = (one.place.local_rank or 0) < plan.layout.ranks_per_node
             if (one.why.code in PREVENTING and is_used) or (is_certain and not hopeless):
-                gpu = one.place.number if one.is_of_gpu else ""
-                reasons[one.place.host][because("of-check", asked.check, gpu, one.why)] = None
+                reasons[one.place.host][because("of-check", asked.check, one.gpu, one.why)] = None
         for survey in () if hopeless else surveys.values():
             if survey.problem:
                 reasons[survey.host][because("no-survey", survey.problem)] = None

@@ -6,13 +6,19 @@ peer, count as busy. Power tells the difference, and SM activity where the GPU r
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pytest_ddpscale.judge.check_rules import THROTTLE_FAULTS, Facts, gpus_afterwards, memory_faults, throttled
+from pytest_ddpscale.judge.check_rules import (
+    THROTTLE_FAULTS,
+    Facts,
+    gpus_afterwards,
+    memory_faults,
+    surveyed,
+    throttled,
+)
 from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
@@ -46,7 +52,6 @@ SHARE_OF_ROUNDS = 0.5
 LONGEST_UNPOLLED_S = 2.0
 # … and even short windows need on average one poll in this time.
 RAREST_POLLS_S = 10.0
-_ECC, _THROTTLING, _PCIE = "ecc_under_load", "throttling_under_load", "pcie_under_load"
 
 
 def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
@@ -59,57 +64,57 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
     gpu, gpus = np.array([at for at, _ in firsts], np.int64)[told.place], [place for _, place in places.values()]
     for code, counted in (("new-uncorrected", told.ecc_uncorrected), ("note-new-corrected", told.ecc_corrected)):
         errors = np.bincount(gpu, np.nan_to_num(counted))
-        yield from ((gpus[at], _ECC, code, int(errors[at])) for at in np.flatnonzero(errors).tolist())
+        yield from ((gpus[at], "ecc_under_load", code, int(errors[at])) for at in np.flatnonzero(errors).tolist())
     for place, before, after in gpus_afterwards(evidence):
         are = memory_faults(after) if after else {}
         for code, was in memory_faults(before).items():
             if was is not None and (now := are.get(code)) is not None and now > was:
-                yield place, _ECC, "afterwards", code, now - was
+                yield place, "ecc_under_load", "afterwards", code, now - was
     # One unread window makes it unknown: if it is the last one of a launch, no later one counts its errors.
     has_ecc = told.unreadable.where(lambda one: "not supported" not in one.get("ecc_uncorrected", "").lower())
     is_unread = np.isnan(told.ecc_uncorrected) & (has_ecc | (expected.ecc is True))
     unread, first = np.unique(gpu[is_unread], return_index=True)
     for at, reasons in zip(unread.tolist(), told.unreadable[is_unread][first], strict=True):
         why = reasons.get("ecc_uncorrected") or reasons.get("device", "")
-        yield gpus[at], _ECC, "no-reading", "ecc_uncorrected", why
+        yield gpus[at], "ecc_under_load", "no-reading", "ecc_uncorrected", why
 
     held, is_polled = held_down(told), told.polls > 0
     is_known = is_polled & told.throttle_reasons.where(lambda one: one is not None)
-    readings = [(_THROTTLING, "throttle_reasons", np.ones(len(told), np.bool_), held & is_polled, is_known & ~held)]
+    readings = [("throttling_under_load", "throttle_reasons", told, gpu, held & is_polled, is_known & ~held)]
     # Too little is a fault of a busy GPU, and an idle one decides nothing.
-    is_busy = told.utilization >= BUSY_UTILIZATION
-    may_be = is_busy | np.isnan(told.utilization)
+    may_be_busy = ~(told.utilization < BUSY_UTILIZATION)  # or of unknown utilization
+    busy, own = told.of(may_be_busy), gpu[may_be_busy]
     for reading in ("pcie_generation", "pcie_width"):
-        found, least = getattr(told, reading), getattr(expected, reading)
+        found, least = getattr(busy, reading), getattr(expected, reading)
         if least is not None:
-            readings.append((_PCIE, reading, may_be, is_busy & (found < least), found >= least))
-    for at in np.setdiff1d(gpu, gpu[may_be]).tolist():
-        yield gpus[at], _PCIE, "no-load", BUSY_UTILIZATION
-    for check, reading, rows, was_so, was_not in readings:
-        own = gpu[rows]
-        for at, is_fault, windows in _in_most_windows(told.of(rows), own, was_so[rows], was_not[rows]):
-            values = getattr(told, reading)[rows][own == at]
+            is_low = (busy.utilization >= BUSY_UTILIZATION) & (found < least)
+            readings.append(("pcie_under_load", reading, busy, own, is_low, found >= least))
+    for at in np.setdiff1d(gpu, own).tolist():
+        yield gpus[at], "pcie_under_load", "no-load", BUSY_UTILIZATION
+    for check, reading, of, own, was_so, was_not in readings:
+        for at, is_fault, windows in _in_most_windows(of, own, was_so, was_not):
             if not is_fault:
                 yield gpus[at], check, "no-windows", reading, windows
-            elif check == _THROTTLING:
+                continue
+            values, least = getattr(of, reading)[own == at], getattr(expected, reading, None)
+            if least is None:
                 seen = set[str]().union(*map(lasting_faults, values.different.values()))
                 yield gpus[at], check, *throttled(sorted(seen), windows)
             else:
-                yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), getattr(expected, reading), windows
+                yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows
 
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
     worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
-    surveys = [survey for survey in evidence.surveys.values() if not survey.problem]
-    listed = {survey.host: {gpu.uuid for gpu in survey.gpus} for survey in surveys}
+    listed = {host: {gpu.uuid for gpu in survey.gpus} for host, survey in surveyed(evidence).items()}
     watched = [(gpus[at].host, gpus[at].uuid) for at in np.unique(gpu).tolist()]
     known = [one for one in watched if one[1] in listed.get(one[0], one) and (not worked or one in worked)]
     counting, on_host = Counter(host for host, _ in known), Counter(host for host, _ in watched)
     for host in {host for host, _ in (*watched, *worked)}:
         yield Place(host), "", "looked", on_host[host]
         if len(readings) == 1:
-            yield Place(host), _PCIE, "no-expectation", "pcie_generation or pcie_width"
-        if counting[host] < (asked := expected.gpus_per_node or 1):
-            yield Place(host), "", "no-telemetry", counting[host], asked
+            yield Place(host), "pcie_under_load", "no-expectation", "pcie_generation or pcie_width"
+        if counting[host] < expected.gpus_per_node:
+            yield Place(host), "", "no-telemetry", counting[host], expected.gpus_per_node
 
 
 def _in_most_windows(
@@ -134,13 +139,14 @@ def _in_most_windows(
     counting = (told.polls > 0) | told.unreadable.where(lambda reasons: "device" in reasons)
     counting |= told.seconds > LONGEST_UNPOLLED_S
     counting |= (np.bincount(gpu, counting) == 0)[gpu]
-    shape = int(gpu.max(initial=0)) + 1, len(told.arms)
-    of_arm = gpu * shape[1] + told.arm
+    gpus, arms = int(gpu.max(initial=0)) + 1, len(told.arms)
+    of_arm = gpu * arms + told.arm
     of_several = counting & (np.bincount(of_arm, counting) > 1)[of_arm]
     has_several = (np.bincount(gpu, of_several) > 0)[gpu]
-    counting, bins = np.where(has_several, of_several, counting), np.where(has_several, of_arm, gpu * shape[1])
-    windows = [np.bincount(bins, counting & those, shape[0] * shape[1]) for those in (counting, was_so, was_not)]
-    total, so, not_so = (one.reshape(shape) for one in windows)
+    counting, bins = np.where(has_several, of_several, counting), np.where(has_several, of_arm, gpu * arms)
+    total, so, not_so = (
+        np.bincount(bins, counting & those, gpus * arms).reshape(gpus, arms) for those in (counting, was_so, was_not)
+    )
     at_fault, untold = ((total > 0) & (one >= SHARE_OF_ROUNDS * total) for one in (so, total - not_so))
     is_fault = np.any(at_fault, axis=1, keepdims=True)
     found = np.where(is_fault, at_fault, untold)
@@ -217,6 +223,6 @@ def device_notes(evidence: Evidence) -> list[Reason]:
         because("power-limit", gpu.index, survey.host, gpu.power_limit_w, gpu.power_limit_default_w)
         for survey in evidence.surveys.values()
         for gpu in survey.gpus
-        if gpu.local_rank is not None and (gpu.power_limit_w or math.inf) < (gpu.power_limit_default_w or 0)
+        if gpu.local_rank is not None and (gpu.power_limit_w or np.inf) < (gpu.power_limit_default_w or 0)
     )
     return [*notes, because("power-limits", capped)] if capped else notes

@@ -105,7 +105,8 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
     if values.broken is not None or study is None:
         answer = _broken(answer, values.broken or because("not-probed", probe.name), PROBES, evidence)
     else:
-        begun = {*evidence.rounds_probed, *evidence.timed_arms.get(PROBES, {})}
+        begun = {number for one in evidence.probes for number in one.numbers.tolist()}
+        begun.update(evidence.timed_arms.get(PROBES, {}))
         due = _rounds_due(evidence, PROBES, begun, {probe.name})
         if case.requirement.definition.compares_places:
             answer_probe_uniformity(answer, case, values, evidence, due)

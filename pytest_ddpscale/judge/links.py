@@ -173,41 +173,39 @@ def name_probe_culprits(
         name_slow_node_pairs(answer, evidence, failing)
     if answer.outcome != "failed" or kind == "gang":
         return
-    culprits, ranks = list[Culprit](), np.array([place.ranks for place in places])
-    noun, others = places[0].noun, medians_of_others(values[np.newaxis])[0]
-    devices = {rank: end for place in places for rank, end in zip(place.ranks, place.ends, strict=False)}
+    culprits, noun, others = list[Culprit](), places[0].noun, medians_of_others(values[np.newaxis])[0]
 
-    def failure(mine: IntArray) -> Reason:
+    def failure(mine: Sequence[int]) -> Reason:
         """Why those of some places that fail do: by the worst, beside the median of all others."""
-        worst = min(mine[is_failed[mine]], key=values.__getitem__)
+        failed = [i for i in mine if is_failed[i]]
+        worst = min(failed, key=values.__getitem__)
         beside = None if np.isnan(others[worst]) else float(others[worst])
-        counts = int(is_failed[mine].sum()), len(mine), noun
+        counts = len(failed), len(mine), noun
         return because("misses", answer.blank.id, *counts, float(values[worst]), probe.operation.kind, beside)
 
-    for hosts, at in on_hosts.items():
-        mine = np.array(at)
-        failed, where = mine[is_failed[mine]], tuple(map(Place, hosts))
+    for hosts, mine in on_hosts.items():
+        failed, where = [i for i in mine if is_failed[i]], tuple(map(Place, hosts))
         is_whole = is_between or len(on_hosts) > 1 < len(failed) == len(mine)
-        if is_whole and len(failed) and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
+        if is_whole and failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
             where = places[failed[0]].ends if len(failed) == 1 else where
             culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
         if is_whole:
             continue
         if kind == "link":
-            of_end = {end: mine[(ranks[mine] == end).any(axis=1)] for end in np.unique(ranks[mine]).tolist()}
+            of_end = {end: [i for i in mine if end in places[i].ends] for one in failed for end in places[one].ends}
             slow = [
                 end
                 for end, own in of_end.items()
                 if PASSED not in codes[own] and is_failed[own].sum() > max(1, len(own) / 2)
             ]
-            failed = failed[~np.isin(ranks[failed], slow).any(axis=1)]
-            shared = set.intersection(*map(set, ranks[failed].tolist())) if len(failed) > 1 else set[int]()
+            failed = [i for i in failed if set(slow).isdisjoint(places[i].ends)]
+            shared = set.intersection(*(set(places[i].ends) for i in failed)) if len(failed) > 1 else set[Place]()
             for end in (*slow, *shared):
                 why = because("gpu-or-its-links" if end in slow else "gpu-or-these-links", failure(of_end[end]))
-                culprits.append(Culprit("gpu", (devices[end],), why, end in slow))
+                culprits.append(Culprit("gpu", (end,), why, end in slow))
             failed = failed[: 0 if shared else None]
-        for i in failed.tolist():
-            why = failure(np.array([i]))
+        for i in failed:
+            why = failure([i])
             is_alike = kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit)
             why = because("all-may-be-slow", why, limit) if is_alike else why
             culprits.append(Culprit(kind, places[i].ends or where, why, is_certain=not is_alike))
@@ -231,12 +229,13 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
-        ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
+        one = ranks.rank_places[column]
+        ends = (one,) if is_alone else (*ranks.rank_places[group],)
         is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), because(did if is_alone else "saw"), is_alone)]
-        if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
-            accused = [Culprit("link", ends, because(did), is_within)]
-        elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
+        accused = [Culprit("gpu", (one,), because("saw"), is_certain=False)]
+        if is_alone or (operation.kind == "send-recv" and len(ends) > 1):  # else the other one is unknown
+            accused = [Culprit("gpu" if is_alone else "link", ends, because(did), is_within)]
+        elif is_within and len(ranks.by_host[one.host]) >= probe.world_size:
             accused.insert(0, Culprit("node", (Place(one.host),), because(did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))

@@ -65,6 +65,7 @@ class Compared:
     """Places compared with their peers, (places,) each; NaN for a place with too few rounds or without a peer.
 
     Attributes:
+        logs: logarithms of times over the median of the peers', (rounds, places).
         ratio: time over the median of its peers', averaged over the rounds; above 1 is slower.
         low: lower limit of that ratio, for all places together.
         high: upper limit.
@@ -74,6 +75,7 @@ class Compared:
         within: whether it is not; neither is known of a place that is open.
     """
 
+    logs: FloatArray
     ratio: FloatArray
     low: FloatArray
     high: FloatArray
@@ -83,7 +85,7 @@ class Compared:
     within: BoolArray
 
 
-def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, looks: int = 1) -> Compared:
+def compare(times_s: FloatArray, limit: float, labels: IntArray | int = 0, looks: int = 1) -> Compared:
     """Compare each place with its peers by the rule of this module.
 
     Args:
@@ -94,7 +96,7 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, l
         looks: number of times that such a comparison decides; intervals hold for all of them together.
     """
     base, others = np.full((2, *times_s.shape), np.nan)
-    labels = np.zeros(times_s.shape[1], np.int64) if labels is None else labels
+    labels = np.broadcast_to(labels, times_s.shape[1:])
     for label in np.unique(labels):
         alike = labels == label
         base[:, alike] = medians_of_others(times_s[:, alike])
@@ -105,16 +107,16 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | None = None, l
     peers = np.min(others, axis=0, where=~np.isnan(logs) & told, initial=np.inf)
     peers = np.where(told, peers, 0).astype(np.int64)
     if told.any():
-        logs = logs[:, told]
-        values, reaches = averages_of(logs, looks)
-        drifts, gone_on = find_drifts(np.where(np.isnan(logs), values, logs).T, _NEGLIGIBLE_DRIFT)
+        own = logs[:, told]
+        values, reaches = averages_of(own, looks)
+        drifts, gone_on = find_drifts(np.where(np.isnan(own), values, own).T, _NEGLIGIBLE_DRIFT)
         to = np.where(np.isnan(drifts), values, gone_on)
         ends = np.minimum(values - reaches, to), np.maximum(values + reaches, to)
-        averages[:, told] = np.exp([values, *ends, np.nanmean(logs, axis=0)])
+        averages[:, told] = np.exp([values, *ends, np.nanmean(own, axis=0)])
     (ratio, low, high, mean), line = averages, 1 + limit
     beyond = ((low > line) & (peers >= FEWEST_PEERS)) | ((low > line + limit) & (peers >= FEWEST_PEERS_OF_FAR))
     within = (high < line) & (mean < line) & (peers >= FEWEST_PEERS_OF_FAR)
-    return Compared(ratio, low, high, peers, rounds, beyond, within)
+    return Compared(np.where(told, logs, np.nan), ratio, low, high, peers, rounds, beyond, within)
 
 
 def medians_of_others(values: FloatArray) -> FloatArray:
@@ -178,10 +180,11 @@ class Slow(NamedTuple):
         ratio: median over all rounds of its time over that of its peers.
         mean: the mean instead: what it costs those who wait for it, also if it is slow at times.
         slowdown: the median of the rounds in which it was slow.
-        slow_rounds: number of these.
-        rounds: number of all.
-        are_last: whether these are the last ones.
         peers: number of others that it is compared with, the least of any round.
+        slow_rounds: number of rounds in which it was slow.
+        rounds: number of all.
+        are_throughout: whether these are nearly all; 0.7 of 10 is 7, although the product is slightly more.
+        are_last: whether they are the last ones.
         faster: columns of the faster group if these are the slower of two, (fast,); else empty.
     """
 
@@ -190,76 +193,64 @@ class Slow(NamedTuple):
     ratio: FloatArray
     mean: FloatArray
     slowdown: FloatArray
+    peers: IntArray
     slow_rounds: IntArray
     rounds: IntArray
+    are_throughout: BoolArray
     are_last: BoolArray
-    peers: IntArray
     faster: IntArray
 
-    @property
-    def are_throughout(self) -> BoolArray:
-        """Whether each was slow in nearly all rounds; 0.7 of 10 is 7, although the product is slightly more."""
-        return np.asarray(self.slow_rounds >= np.ceil(MOSTLY * self.rounds - 1e-9))
 
-
-def find_slow(times_s: FloatArray, limit: float) -> Slow:
+def find_slow(times_s: FloatArray, compared: Compared, limit: float) -> Slow:
     """Places that are slow by the rule of this module, each by itself.
 
     Args:
         times_s: of places that should be alike, NaN where one was absent, (rounds, places).
+        compared: these, all with each other.
         limit: as of `compare`.
     """
-    times_s = of_enough_rounds(times_s)
-    logs, line, half = np.log(times_s / medians_of_others(times_s)), math.log1p(limit), len(times_s) // 2
-    compared = compare(times_s, limit)
+    logs, line, half = compared.logs, math.log1p(limit), len(times_s) // 2
     windows = [(compared, np.ones(logs.shape[1], np.bool_))]
     if half >= MINIMUM_ROUNDS:
         # Without the condition, and at one look, ordinary differences would have two chances to look large.
         got_slower = median_over_rounds(logs[half:]) - median_over_rounds(logs[:half]) >= line / 2
         windows.append((compare(times_s[half:], limit, looks=2), got_slower))
-    are_slow = find_slow_at_times(times_s, limit)
+    are_slow = find_slow_at_times(compared, limit)
     are_certain = are_slow & (compared.peers >= FEWEST_PEERS_OF_FAR)
     for found, where in windows:
         is_norm = 2 * (found.low > 1).sum() > (~np.isnan(found.low)).sum()  # what most do is the norm
         few = (found.peers < FEWEST_PEERS) & (found.low > 1 + limit) & (not is_norm)
         are_slow, are_certain = are_slow | (where & (found.beyond | few)), are_certain | (where & found.beyond)
-    return described(logs, np.flatnonzero(are_slow), are_certain, compared.peers, line)
+    return _described(logs, np.flatnonzero(are_slow), are_certain, compared.peers, line)
 
 
-def described(logs: FloatArray, at: IntArray, are_certain: BoolArray, peers: IntArray, line: float) -> Slow:
+def _described(logs: FloatArray, at: IntArray, are_certain: BoolArray, peers: IntArray, line: float) -> Slow:
     """Places that are slow, given by their columns.
 
     Args:
         logs: of times over their peers', (rounds, places); a place was slow where they are over half of the line.
         are_certain, peers: of all places, (places,).
     """
-    at = at[np.argsort(-median_over_rounds(logs)[at], kind="stable")]
+    at = at[np.argsort(-median_over_rounds(logs[:, at]), kind="stable")]
     own = logs[:, at]
     are_slow, there = own > line / 2, ~np.isnan(own)
-    times = are_slow.sum(axis=0)
+    times, rounds = are_slow.sum(axis=0), there.sum(axis=0)
     are_late = np.cumsum(there[::-1], axis=0)[::-1] <= times  # as many of the last rounds
     return Slow(
         at, are_certain[at], np.exp(median_over_rounds(own)), np.exp(np.nanmean(own, axis=0)),
-        np.exp(median_over_rounds(np.where(are_slow, own, np.nan))), times, there.sum(axis=0),
-        (are_slow & are_late).sum(axis=0) >= MOSTLY * times, peers[at], np.zeros(0, np.int64),
+        np.exp(median_over_rounds(np.where(are_slow, own, np.nan))), peers[at], times, rounds,
+        times >= np.ceil(MOSTLY * rounds - 1e-9), (are_slow & are_late).sum(axis=0) >= MOSTLY * times,
+        np.zeros(0, np.int64),
     )  # fmt: skip
 
 
-def of_enough_rounds(times_s: FloatArray) -> FloatArray:
-    """The times, NaN for places with a peer in fewer than `MINIMUM_ROUNDS` rounds, (rounds, places)."""
-    there = ~np.isnan(times_s)
-    beside = there & (there.sum(axis=1, keepdims=True) >= 2)
-    return np.where(beside.sum(axis=0) >= MINIMUM_ROUNDS, times_s, np.nan)
-
-
-def find_slow_at_times(times_s: FloatArray, limit: float) -> BoolArray:
+def find_slow_at_times(compared: Compared, limit: float) -> BoolArray:
     """Whether each place is far over the limit in `_AT_TIMES` of the rounds or more, though not in all, (places,).
 
     A binomial test of each with Bonferroni correction; the chance is the share of rounds in which its peers are over
     the limit, with one added.
     """
-    times_s = of_enough_rounds(times_s)
-    logs, line = np.log(times_s / medians_of_others(times_s)), math.log1p(limit)
+    logs, line = compared.logs, math.log1p(limit)
     is_slow, rounds = logs > line, (~np.isnan(logs)).sum(axis=0)
     times, far = is_slow.sum(axis=0), median_over_rounds(np.where(is_slow, logs, np.nan)) >= _FAR * line
     by_chance = (1 + times.sum() - times) / (1 + rounds.sum() - rounds)
@@ -273,8 +264,8 @@ def find_slow_at_times(times_s: FloatArray, limit: float) -> BoolArray:
 
 def find_groups(times_s: FloatArray, limit: float) -> Slow:
     """The slower of two groups of places; nobody if there are not two by the rule of this module."""
-    logs, line = relative_logs(of_enough_rounds(times_s)), math.log1p(WATCHED_SHARE * limit)
-    values = median_over_rounds(logs)
+    logs, line = relative_logs(times_s), math.log1p(WATCHED_SHARE * limit)
+    values = np.where((~np.isnan(logs)).sum(axis=0) >= MINIMUM_ROUNDS, median_over_rounds(logs), np.nan)
     fast, slow, distance, gap = split_at_gap(values)
     is_apart = distance >= line and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
     if is_apart:  # the reach is that of two single places; that of medians is smaller
@@ -282,7 +273,7 @@ def find_groups(times_s: FloatArray, limit: float) -> Slow:
     norm, slow = median_over_rounds(values[fast, np.newaxis]), slow[: is_apart * len(slow)]
     is_minority = len(slow) < len(fast) and distance >= math.log1p(limit)
     certain, peers = np.full(len(values), is_minority), np.full(len(values), len(fast))
-    return described(logs - norm, slow, certain, peers, distance)._replace(faster=fast[: is_apart * len(fast)])
+    return _described(logs - norm, slow, certain, peers, distance)._replace(faster=fast[: is_apart * len(fast)])
 
 
 def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, float, float]:

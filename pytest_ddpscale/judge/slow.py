@@ -18,9 +18,9 @@ A rank within the limit that stands out is worth a remark: its average is above 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from pytest_ddpscale.judge.peers import (
     find_slow,
     median_over_rounds,
     medians_of_others,
-    of_enough_rounds,
 )
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.planner import Question
@@ -61,23 +60,17 @@ class OwnPace:
     """Own paces of the ranks of an arm.
 
     Attributes:
-        arm: in which they were timed.
-        ranks: of each column.
-        numbers: of the rounds, ascending, (rounds,).
+        measured: the rounds of the arm.
         times_s: seconds of a step, or of its forward pass; NaN if unknown or absent, (rounds, ranks).
-        are_unread: whether that of a rank is unknown in a round in which it trained, (ranks,).
     """
 
-    arm: Arm
-    ranks: RankColumns
-    numbers: IntArray
+    measured: ArmRounds
     times_s: FloatArray
-    are_unread: BoolArray
 
-    def on_hosts(self, hosts: Iterable[str]) -> OwnPace:
-        """Those of the ranks on these hosts."""
-        here = np.isin(self.ranks.hosts, list(hosts))
-        return OwnPace(self.arm, self.ranks.of(here), self.numbers, self.times_s[:, here], self.are_unread[here])
+    @property
+    def ranks(self) -> RankColumns:
+        """Those of the columns."""
+        return self.measured.ranks
 
     @property
     def rounds(self) -> int:
@@ -86,8 +79,8 @@ class OwnPace:
 
     def of_whole_rounds(self) -> OwnPace:
         """The rounds in which all ranks are known."""
-        whole = ~np.isnan(self.times_s).any(axis=1)
-        return replace(self, numbers=self.numbers[whole], times_s=self.times_s[whole])
+        whole = np.flatnonzero(~np.isnan(self.times_s).any(axis=1))
+        return OwnPace(self.measured.of(whole), self.times_s[whole])
 
     @property
     def of_nodes_s(self) -> FloatArray:
@@ -96,7 +89,7 @@ class OwnPace:
         return np.stack([median_over_rounds(self.times_s[:, at].T) for at in by_host], axis=1)
 
 
-NO_PACE = OwnPace(Arm("each", 2, 1), NO_ROUNDS.ranks, np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.bool_))
+NO_PACE = OwnPace(NO_ROUNDS, NO_ROUNDS.seconds)
 
 
 def columns_in(ranks: RankColumns, others: RankColumns) -> IntArray:
@@ -128,12 +121,9 @@ def pace_in(study: Study, arm: Arm, evidence: Evidence, last: int | None = None)
         rounds = measured.of(measured.is_of_work(arm.batch_size) & are_beside)
     else:
         rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
-    if last is not None and len(rounds):
+    if last is not None:
         rounds = rounds.of(rounds.numbers <= last)
-    times_s = own_pace_s(rounds)
-    return OwnPace(
-        arm, rounds.ranks, rounds.numbers, times_s, np.asarray((np.isnan(times_s) & rounds.present).any(axis=0))
-    )
+    return OwnPace(rounds, own_pace_s(rounds))
 
 
 def arms_read(question: Question, study: Study) -> list[Arm]:
@@ -174,14 +164,10 @@ def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> Ow
         last: number of the last round that counts; None for all. A requirement whose arms get no more rounds stays as
             it was decided, though the arm with the paces may get further ones.
     """
-    found = None
-    for arm in pace_arms(study):  # larger arms have fewer rounds if a node was lost
-        pace = pace_in(study, arm, evidence, last)
-        if pace.rounds >= (MINIMUM_ROUNDS if found else 1):
-            found = pace
-        if pace.rounds >= MINIMUM_ROUNDS:
-            break
-    return found
+    # Larger arms have fewer rounds if a node was lost.
+    arms = [(least, arm) for least in (MINIMUM_ROUNDS, 1) for arm in pace_arms(study)]
+    paces = ((least, pace_in(study, arm, evidence, last)) for least, arm in arms)
+    return next((pace for least, pace in paces if pace.rounds >= least), None)
 
 
 def limit_of(evidence: Evidence, limit: float | None) -> float:
@@ -201,60 +187,56 @@ def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[O
         study: that is judged.
         limit: by which a rank may be slower than its peers, 0.05 for 5 %; None for `UNLESS_TOLD`.
     """
-    own, paces = own_pace_of(evidence, study), list[OwnPace]()
+    own, most = own_pace_of(evidence, study), limit_of(evidence, limit)
     alone = [(one, arm) for one in evidence.plan.studies for arm in one.arms if arm.compares_ranks]
     alone.sort(key=lambda one: (one[1].kind == "each", one[0] == study, one[1].world_size))
     # Noise may leave open in one study what the forward passes of another show.
-    if own is not None and own.rounds >= MINIMUM_ROUNDS:
-        paces = [own]
+    paces = [own] if own is not None and own.rounds >= MINIMUM_ROUNDS else []
     if alone and (alone[-1][1].kind == "each" or not paces):
         paces.insert(0, pace_in(*alone[-1], evidence))
-    found = list[tuple[OwnPace, Slow]]()
+    found = []
     for pace in (*paces, NO_PACE):
-        slow, group = (find(pace.times_s, limit_of(evidence, limit)) for find in (find_slow, find_groups))
+        slow = find_slow(pace.times_s, compare(pace.times_s, most), most)
+        group = find_groups(pace.times_s, most)
         is_group = len(group.at) > len(slow.at) or not group.are_certain.all()
         found.append((pace, group if is_group else slow))
     return next((one for one in found if len(one[1].at)), found[0])
 
 
-def culprits_of(
-    ranks: RankColumns, found: Slow, rows: Iterable[int] | None = None, explain: BoolArray | None = None
-) -> list[Culprit]:
+def culprits_of(ranks: RankColumns, found: Slow, rows: IntArray, explain: BoolArray | bool = True) -> list[Culprit]:
     """Slow ranks as culprits, certain ones first; a node of several ranks that all are slow in place of these.
 
     Args:
         ranks: of the columns.
         found: the slow ones.
-        rows: which of them are named; all without.
-        explain: whether each explains what is missed, (slow,); all do without.
+        rows: which of them are named.
+        explain: whether each explains what is missed, (slow,).
     """
-    explain = np.ones(len(found.at), np.bool_) if explain is None else explain
-    rows, hosts = [*(range(len(found.at)) if rows is None else rows)], ranks.hosts[found.at]
-    slow_on, named_on, named = Counter(hosts.tolist()), {*hosts[rows]}, list[Culprit]()
-    wholly = [host for host, at in ranks.by_host.items() if slow_on[host] == len(at)]
-    whole = {host for host in wholly if slow_on[host] > 1 and len(wholly) < len(ranks.by_host)} & named_on
-    for host in sorted(whole):
-        at = hosts == host
-        is_odd = bool(found.are_certain[at].all()) and 2 * len(wholly) < len(ranks.by_host)
-        sure, ratio = (is_odd, bool(explain[at].any())), float(np.median(found.ratio[at]))
-        why = because("slow-ranks", slow_on[host], ratio, *sure)
-        named.append(Culprit("node", (Place(host),), why, all(sure), slowdown=ratio))
+    explain, hosts, node = np.broadcast_to(explain, len(found.at)), [*ranks.by_host], ranks.node[found.at]
+    sizes, slow_on, named = np.bincount(ranks.node), np.bincount(node, minlength=len(hosts)), list[Culprit]()
+    wholly = slow_on == sizes
+    are_whole = wholly & (sizes > 1) & (not wholly.all())
+    for of_node in np.unique(node[rows[are_whole[node[rows]]]]).tolist():
+        at = node == of_node
+        sure = bool(found.are_certain[at].all() and 2 * wholly.sum() < len(hosts)), bool(explain[at].any())
+        ratio = float(np.median(found.ratio[at]))
+        why = because("slow-ranks", int(sizes[of_node]), ratio, *sure)
+        named.append(Culprit("node", (Place(hosts[of_node]),), why, all(sure), slowdown=ratio))
     named.sort(key=lambda one: -(one.slowdown or 0))
-    for row in (row for row in rows if hosts[row] not in whole):
-        at, is_odd, _, _, slowdown, times, of, is_last, peers = (one[row].item() for one in found[:-1])
+    for row in rows[~are_whole[node[rows]]].tolist():
+        at, is_odd, _, _, *slow, is_always, is_last = (one[row].item() for one in found[:-1])
         sure = is_odd, bool(explain[row])
-        why = because("slow-rank", slowdown, peers, times, of, bool(found.are_throughout[row]), is_last, *sure)
-        named.append(Culprit("gpu", (ranks.rank_places[at],), why, all(sure), False, slowdown, peers, times, of))
+        why = because("slow-rank", *slow, is_always, is_last, *sure)
+        named.append(Culprit("gpu", (ranks.rank_places[at],), why, all(sure), False, *slow))
     return sorted(named, key=lambda one: not one.is_certain)
 
 
 def two_groups(ranks: RankColumns, found: Slow) -> Reason:
     """Hosts of both groups, or numbers of their ranks if a host has some of both, and their distance."""
-    groups = found.faster, found.at
-    names = [sorted(set(ranks.hosts[at].tolist())) for at in groups]
-    if set(names[0]) & set(names[1]):
-        names = [sorted(ranks.numbers[at].tolist()) for at in groups]
-    return because("two-groups", *map(tuple, names), float(np.median(found.ratio)))
+    fast, slow = (sorted({*ranks.hosts[at]}) for at in (found.faster, found.at))
+    if {*fast} & {*slow}:
+        fast, slow = (sorted(ranks.numbers[at].tolist()) for at in (found.faster, found.at))
+    return because("two-groups", tuple(fast), tuple(slow), float(np.median(found.ratio)))
 
 
 def name_slow(
@@ -264,43 +246,38 @@ def name_slow(
 
     `find_rounds` returns complete rounds of the judged arm; with several nodes, of those that did not pass.
     """
-    definition, bound = case.requirement.definition, case.requirement.bound
+    definition, bound, limit = case.requirement.definition, case.requirement.bound, case.peers.computing
     if answer.outcome not in ("failed", "inconclusive") or answer.culprits:
         return
     if definition.reads_utilization and answer.outcome == "failed":
-        answer.culprits = [*_idle(find_rounds(), bound, limit_of(evidence, case.peers.computing))]
+        _name_idle(answer, find_rounds(), bound, limit_of(evidence, limit))
     if not definition.slowed_by_one_rank:
         return
-    pace, found = slow_ranks(evidence, study, case.peers.computing)
-    ranks, trained = pace.ranks, set(find_rounds().ranks.places)
-    rows = [row for row, at in enumerate(found.at.tolist()) if ranks.places[at] in trained]
-    if rows:
+    (pace, found), trained = slow_ranks(evidence, study, limit), set(find_rounds().ranks.places)
+    rows = np.flatnonzero([pace.ranks.places[at] in trained for at in found.at.tolist()])
+    if len(rows):
         value, most = answer.value or math.nan, found.mean[rows].max()
-
-        def is_met(faster: FloatArray) -> BoolArray:
-            return np.asarray(value / faster <= bound if definition.upper_bound else value * faster >= bound)
-
+        needed = value / (bound or math.nan) if definition.upper_bound else bound / value  # how much faster it must be
         # Without the others the bound must be missed, too; the slowest sets the pace.
-        explain = is_met(found.mean) & ((found.mean == most) | ~is_met(most / found.mean))
+        explain = (found.mean >= needed) & ((found.mean == most) | ~(most / found.mean >= needed))
         explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
-        answer.culprits = culprits_of(ranks, found, rows, explain)
+        answer.culprits = culprits_of(pace.ranks, found, rows, explain)
         first, *others = answer.culprits
-        who = first.place.number if first.kind == "gpu" else ""
-        seen = because("slow-alone", who, first.host, len(others), first.because)
-        answer.reasons.append(two_groups(ranks, found) if len(found.faster) else seen)
+        seen = because("slow-alone", first.kind, first.place.number, first.host, len(others), first.because)
+        answer.reasons.append(two_groups(pace.ranks, found) if len(found.faster) else seen)
     communicates = definition.measured not in ("infer", "no_sync")
     if communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
         name_slow_node_pairs(answer, evidence)
 
 
-def _idle(measured: ArmRounds, bound: float, limit: float) -> Iterator[Culprit]:
-    """Devices less busy than the bound, and clearly than their peers, who keep it: else the host may hold up all."""
+def _name_idle(answer: Answer, measured: ArmRounds, bound: float, limit: float) -> None:
+    """Devices less busy than the bound, and clearly than their peers that keep it: else the host may hold up all."""
     busy = measured.reading("utilization")
-    own, peers = (median_over_rounds(one) for one in (busy, medians_of_others(busy)))
+    own, peers = median_over_rounds(busy), median_over_rounds(medians_of_others(busy))
     compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
     for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
         why = because("less-busy", float(own[at]), int(compared.peers[at]), float(peers[at]))
-        yield Culprit("gpu", (measured.ranks.rank_places[at],), why)
+        answer.culprits.append(Culprit("gpu", (measured.ranks.rank_places[at],), why))
 
 
 def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[Reason]:
@@ -311,24 +288,23 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     """
     certain = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
     studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
-    notes, most = (
-        {"look-at": dict[object, Reason](), "slow-at-times": dict[object, Reason]()},
-        limit_of(evidence, limit),
-    )
+    notes, most = defaultdict[str, dict[object, Reason]](dict), limit_of(evidence, limit)
+
+    def note(code: str, place: Place, why: Reason) -> None:
+        notes[code].setdefault(place.identity, because("on-host", place.number, place.host, why))
+
     for study in studies or evidence.plan.studies:
         pace, slow = slow_ranks(evidence, study, limit)
-        found, places = compare(of_enough_rounds(pace.times_s), most), pace.ranks.rank_places
+        found, places = compare(pace.times_s, most), pace.ranks.rank_places
         stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
         stand_out[slow.at] = False
         for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):
             numbers = (one[at].item() for one in (found.ratio, found.low, found.high, found.peers))
-            if certain.isdisjoint({(place := places[at]).identity, Place(place.host).identity}):
-                why = because("on-host", place.number, place.host, because("stands-out", *numbers))
-                notes["look-at"].setdefault(place.identity, why)
+            if certain.isdisjoint({places[at].identity, Place(places[at].host).identity}):
+                note("look-at", places[at], because("stands-out", *numbers))
         for one in culprits_of(pace.ranks, slow, np.flatnonzero(~slow.are_throughout)):
-            why = because("on-host", one.place.number, one.host, one.because)
-            notes["slow-at-times"].setdefault(one.identity, why)
-    return [because(code, tuple(found.values())) for code, found in notes.items() if found]
+            note("slow-at-times", one.place, one.because)
+    return [because(code, tuple(notes[code].values())) for code in ("look-at", "slow-at-times") if code in notes]
 
 
 def pace_notes(evidence: Evidence) -> list[Reason]:

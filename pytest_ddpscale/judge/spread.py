@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,8 @@ from pytest_ddpscale.judge.peers import (
 )
 from pytest_ddpscale.judge.slow import NO_PACE, OwnPace, columns_in, own_pace_of, own_pace_s, pace_in, study_before
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
-from pytest_ddpscale.judge.values import Values, groups_of, values
+from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
-from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
@@ -61,23 +60,24 @@ _OPEN_RULES = ("pace-unknown", "gpu-open", "perhaps-groups", "node-open")  # tha
 
 
 @once
-def _against_slowest(evidence: Evidence, question: Question, study: Study) -> Values[str] | None:
+def _against_slowest(evidence: Evidence, judged: Judged, study: Study) -> Values[Any] | None:
     """Weak scaling against the slowest GPU, at the places of its values; None if no own pace was read."""
-    pace, found = own_pace_of(evidence, study), groups_of(question, study, evidence)
-    arms, (of_baseline, at) = Arms(found.arms, question.world_size).paired, found.columns
+    pace, found = own_pace_of(evidence, study), judged.groups
+    assert found is not None
+    arms, (of_baseline, at) = Arms(found.arms, judged.blank.world_size).paired, found.columns
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
     if pace is None or not measured.seconds.size:
         return None
-    known, rows = _known_before(evidence, study), np.searchsorted(pace.numbers, measured.numbers)
+    known, rows = _known_before(evidence, study), np.searchsorted(pace.measured.numbers, measured.numbers)
     before, own_s = known[rows][:, columns_in(pace.ranks, ranks)[at]], own_pace_s(measured)
     told_s = np.where(np.isnan(before), np.nan, own_s)
     slowest = np.where(np.isnan(told_s), -np.inf, before).argmax(axis=-1, keepdims=True)
     turns = np.where(baseline.present, columns_in(ranks, found.merged[0].ranks)[of_baseline], -1)
     is_turn = at == turns.max(axis=-1, initial=-1, keepdims=True)
-    factors = np.take_along_axis(told_s, slowest, axis=-1)[..., 0]
-    factors /= np.fmax.reduce(own_s, axis=-1, where=is_turn, initial=np.nan)
+    of_turn = np.fmax.reduce(own_s, axis=-1, where=is_turn, initial=np.nan)
+    factors = np.take_along_axis(told_s, slowest, axis=-1)[..., 0] / of_turn
     samples = measured.samples_per_s_per_gpu / baseline.samples_per_s_per_gpu * factors
-    return replace(values(evidence, question), numbers=measured.numbers, samples=np.ascontiguousarray(samples.T))
+    return replace(judged.values, samples=np.ascontiguousarray(samples.T))
 
 
 @once
@@ -116,7 +116,7 @@ def excuse_spread(judged: Judged, study: Study) -> None:
     limit, nodes_limit = case.peers.computing, case.peers.nodes
     if not isinstance(case, Case) or case.requirement.definition is not WEAK_SCALING_EFFICIENCY or not are_bad.any():
         return
-    own = _against_slowest(evidence, case.question, study)
+    own = _against_slowest(evidence, judged, study)
     pace = own_pace_of(evidence, study, last_round(judged.groups))
     if own is None or pace is None or limit is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
         return
@@ -164,7 +164,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
         return np.bincount(place, of_ranks, places) > 0
 
     compared, group, far = compare(times_s, limit), find_groups(times_s, limit), nodes_limit or math.inf
-    nodes, node = compare(pace.of_nodes_s, far), np.unique(ranks.hosts, return_inverse=True)[1][at]
+    nodes, node = compare(pace.of_nodes_s, far), ranks.node[at]
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
     most = most_alone = compared.ratio[slowest]
@@ -178,15 +178,18 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
     splits = (split_at_gap(median_over_rounds(relative_logs(times_s[:, at[place == one]]))) for one in range(places))
     may_be_two = [gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART) for *_, apart, gap in splits]
     who = [measured.ranks.places[one] for one in column.tolist()]
-    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm.name]
-    told = [_held_down(evidence, study.id, arm) for arm in arms]
-    polled, rounds = np.array([told[0][0][one] for one in who]), measured.present.sum(axis=0)[column]
+    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.measured.arm]
+    told = [evidence.telemetry.of_arm(study.id, arm) for arm in arms]
+    is_polled = told[0].throttle_reasons.where(lambda reasons: reasons is not None)
+    polls = Counter(told[0].places[number].of_rank for number in told[0].place[is_polled].tolist())
+    held = {one.places[number].of_rank for one in told for number in np.unique(one.place[held_down(one)])}
+    polled, rounds = np.array([polls[one] for one in who]), measured.present.sum(axis=0)[column]
     rules: dict[str, Any] = {
         "pace-not-read": any_of(at < 0),
         "pace-unknown": np.isnan(most),
         "few-peers": len(ranks) < FEWEST_RANKS,
         "gpu-beyond": any_of(compared.low[at] > 1 + limit),
-        "gpu-at-times": any_of(find_slow_at_times(times_s, limit)[at]),
+        "gpu-at-times": any_of(find_slow_at_times(compared, limit)[at]),
         "gpus-in-groups": median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit,
         "nodes-not-compared": are_nodes and nodes_limit is None,
         "node-beyond": any_of(nodes.low[node] > 1 + far),
@@ -197,7 +200,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
         "idle-at-times": busy < HOST_BOUND_UTILIZATION * count,
         # While measuring, telemetry is not read.
         "heat-unknown": any_of(polled < SHARE_OF_ROUNDS * rounds) & (not evidence.goes_on),
-        "held-down": any_of([any(one in held for _, held in told) for one in who]),
+        "held-down": any_of([one in held for one in who]),
         "gpu-open": any_of(~compared.within[at]),
         "perhaps-groups": np.array(may_be_two) | (len(group.at) > 0),
         "node-open": are_nodes & any_of(~(nodes.high[node] < 1 + far)),
@@ -205,12 +208,3 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
     names = [f"{gpu.number} on {gpu.host}" for gpu in ranks.rank_places[slowest]]
     first = np.select([*map(np.asarray, rules.values())], [*rules], "")
     return first, np.where(np.isnan(most), "", names), np.nan_to_num(most, nan=1.0) - 1
-
-
-@once
-def _held_down(evidence: Evidence, study_id: str, arm: str) -> tuple[Counter[tuple[str, int]], Set[tuple[str, int]]]:
-    """In how many rounds of an arm each GPU was polled, and which GPUs were held down in any."""
-    told = evidence.telemetry.of_arm(study_id, arm)
-    is_polled = told.throttle_reasons.where(lambda reasons: reasons is not None)
-    polled = Counter(told.places[number].of_rank for number in told.place[is_polled].tolist())
-    return polled, {told.places[number].of_rank for number in np.unique(told.place[held_down(told)])}

@@ -57,10 +57,10 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     pace = pace_in(study, arm, evidence)
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
-    read = int((~pace.are_unread).sum())
+    read = int((~(np.isnan(pace.times_s) & pace.measured.present).any(axis=0)).sum())
     missing = because("pace-unread", read, expected)
     if np.isnan(pace.times_s).all():
-        answer.reasons = [missing if len(pace.numbers) else because("no-own-round", arm.name, study.id)]
+        answer.reasons = [missing if len(pace.measured) else because("no-own-round", arm.name, study.id)]
         return
     times_s, names, noun = pace.times_s, [f"{one.number} of {one.host}" for one in pace.ranks.rank_places], "GPUs"
     rounds = (~np.isnan(times_s)).sum(axis=0)
@@ -80,8 +80,8 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             why = because("node-by-own-pace", ratio, int(compared.peers[at]))
             answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
-        found, group = find_slow(times_s, limit), find_groups(times_s, limit)
-        at_times, is_passed = find_slow_at_times(times_s, limit), answer.outcome == "passed"
+        found, group = find_slow(times_s, compared, limit), find_groups(times_s, limit)
+        at_times, is_passed = find_slow_at_times(compared, limit), answer.outcome == "passed"
         are_groups = len(group.at) > 0 and bool(not is_passed or np.median(group.ratio) >= 1 + limit)
         rows = np.flatnonzero(at_times[found.at])
         if answer.outcome == "failed":

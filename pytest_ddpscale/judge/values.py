@@ -100,8 +100,7 @@ class Values(Generic[P]):
         return self._kept[key]
 
 
-def _nothing(scale: Scale, why: Reason) -> Values[Any]:
-    return Values(scale, (), np.zeros(0, np.int64), np.zeros((0, 0)), broken=why)
+_NOTHING: Values[Any] = Values("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)))
 
 
 @once
@@ -112,7 +111,7 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     """
     study, metric = matching_study(evidence.plan, question), question.metric
     if study is None:
-        return _nothing(metric.scale, why_no_study(evidence.plan, question))
+        return replace(_NOTHING, broken=why_no_study(evidence.plan, question))
     found = groups_of(question, study, evidence)
     ranks, flops = found.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
     arms = Arms(found.arms, question.world_size, _slowness(question, study, evidence, found), flops).paired
@@ -151,15 +150,16 @@ def _over_peers(
     The peers are those of the whole run, as in `uniformity`.
     """
     pace = pace_in(study, arms_read(question, study)[-1], evidence)
-    times_s, columns, nowhere = pace.times_s, dict[str, Any](pace.ranks.by_host), np.zeros(0, np.int64)
+    times_s, columns = pace.times_s, dict[str, Any](pace.ranks.by_host)
     if question.metric is NODE_UNIFORMITY and columns:
         times_s, columns = pace.of_nodes_s, {host: [at] for at, host in enumerate(columns)}
-    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
+    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.measured.numbers)), np.nan)
+    columns[WHOLE] = slice(None)
     for row, place in enumerate(places):
-        own = ratios[:, columns.get(place, slice(None) if place == WHOLE else nowhere)]
+        own = ratios[:, columns.get(place, slice(0))]
         if own.size:
             found[row] = own[:, np.nan_to_num(median_over_rounds(own)).argmax()]
-    return pace.numbers, found
+    return pace.measured.numbers, found
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
@@ -173,10 +173,11 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
     pace = own_pace_of(evidence, study, last) or slow_ranks(evidence, study, None)[0].of_whole_rounds()
-    pace = pace if is_by_node else pace.on_hosts(found.merged[-1].ranks.by_host)
-    key = "slowness", study.id, last, is_by_node, pace.ranks.numbers.tobytes()
-    factors = evidence.once(key, lambda: slowness_of(pace.ranks, pace.times_s, within_hosts=is_by_node))
-    return np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
+    here = np.isin(pace.ranks.hosts, [*found.merged[-1].ranks.by_host])
+    ranks, times_s = (pace.ranks, pace.times_s) if is_by_node else (pace.ranks.of(here), pace.times_s[:, here])
+    key = "slowness", study.id, last, is_by_node, ranks.numbers.tobytes()
+    factors = evidence.once(key, lambda: slowness_of(ranks, times_s, within_hosts=is_by_node))
+    return np.append(factors, 1.0)[columns_in(ranks, found.merged[0].ranks)][found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:
@@ -256,7 +257,7 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     """Values of a probe, in its metric's unit, at the places that took part. Raises as `Layout.crews`."""
     study = evidence.plan.probes
     if study is None or probe not in study.arms:
-        return _nothing("factors", because("not-probed", probe.name))
+        return replace(_NOTHING, broken=because("not-probed", probe.name))
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
     return replace(found, broken=why_broken(study.id, evidence))
 

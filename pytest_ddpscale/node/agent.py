@@ -54,7 +54,7 @@ from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
     WantedArms,
-    leave_order,
+    leave,
     open_records,
 )
 from pytest_ddpscale.util.orphans import die_with_parent
@@ -111,7 +111,7 @@ class NodeAgent:
         endpoint = start.endpoint or self._endpoint(task.gang_id, "127.0.0.1")
         with _own_folders() as self._folder:
             assignment = msgspec.structs.replace(task.assignment, deadline_unix_s=start.deadline_unix_s)
-            leave_order(self._folder, assignment)
+            leave(self._folder, assignment)
             return self._serve(task, endpoint, self._folder)
 
     def _leave(self) -> int:
@@ -302,7 +302,7 @@ class NodeAgent:
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
-                        leave_order(self._folder, order)
+                        leave(self._folder, order)
             elif order is not None and not isinstance(order, Stay):
                 self._orders.append(order)
 

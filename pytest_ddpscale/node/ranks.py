@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from pytest_ddpscale.node.protocol import MOST_TEXT, Failed, Gone, RankSeen
-from pytest_ddpscale.run.rank_folder import FINISHED, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import FINISHED, RankFailure, left, read_status
 
 # States of a process that has ended, in /proc/PID/stat (proc(5)).
 _ENDED = {"Z", "X", "x", ""}
@@ -38,7 +38,7 @@ class LocalRanks:
         for local_rank in sorted(set(range(self._count)) - self._told):
             status = read_status(self._folder, local_rank)
             is_gone = status and status.phase != FINISHED and process_state(status.pid) in _ENDED
-            failure = read_failure(self._folder, local_rank)  # read last, since a rank that is gone writes nothing more
+            failure = left(self._folder, RankFailure, local_rank)  # last: a rank that is gone writes nothing
             if failure is not None:
                 message = failure.message
                 short = message if len(message) <= MOST_TEXT else f"{message[: MOST_TEXT - 1]}…"

@@ -54,8 +54,8 @@ class NodeExpectation:
     name_pattern: str | None = None
     pci_device_ids: tuple[str, ...] = ()
     memory_gib: tuple[float, float] | None = None
-    gpus_per_node: int | None = None
-    gpus_installed: int | None = None
+    gpus_per_node: int = 0
+    gpus_installed: int = 0
     pcie_generation: int | None = None
     pcie_width: int | None = None
     nvlinks: int | None = None

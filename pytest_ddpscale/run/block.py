@@ -13,6 +13,7 @@ from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.run.records import Ranks, Texts
 from pytest_ddpscale.run.strict_json import (
     Count,
+    Line,
     Positive,
     Record,
     Seconds,
@@ -70,7 +71,7 @@ def joined_checksums(of_ranks: Sequence[str | None]) -> str | None:
     return "".join(one or NO_CHECKSUM for one in of_ranks)
 
 
-class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="timed"):
+class Block(Line, eq=False, kw_only=True, tag="timed"):
     """One arm in one round: training, forward passes, a probe, or pairs of nodes, timed by all its ranks.
 
     Columns are in the order of `ranks`; a shared value is stored once. Study, arm, round and turn are its key.
@@ -182,7 +183,7 @@ class Block(Record, frozen=True, eq=False, kw_only=True, tag_field="kind", tag="
         return self.each("work") * self.each("count") / self.each("seconds")  # type: ignore[no-any-return]
 
 
-class RankBlock(Record, frozen=True, kw_only=True):
+class RankBlock(Record, kw_only=True):
     """One rank's part of a `Block`, sent to rank 0."""
 
     rank: Count
@@ -209,7 +210,7 @@ def joined(parts: Sequence[RankBlock], **common: Any) -> Block:
     return Block(ranks=tuple(one.rank for one in parts), groups=groups, digests=digests, **common)
 
 
-class Unsupported(Record, frozen=True, kw_only=True, tag_field="kind", tag="unsupported"):
+class Unsupported(Line, tag="unsupported"):
     """Why ranks could not do what an arm asks for."""
 
     study: str

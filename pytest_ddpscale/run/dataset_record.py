@@ -12,7 +12,7 @@ from pytest_ddpscale.util.regular_file import read_regular
 DATASET_FILE = "dataset.json"
 
 
-class DatasetRecord(Record, frozen=True, kw_only=True):
+class DatasetRecord(Record):
     """A folder of images.
 
     Attributes:

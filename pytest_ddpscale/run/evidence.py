@@ -38,7 +38,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory, broken_file
 from pytest_ddpscale.run.run_record import ended, ends_of
 from pytest_ddpscale.run.strict_json import each
 from pytest_ddpscale.run.survey_record import PostMortem, Survey, surveys_of
-from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of
+from pytest_ddpscale.run.table import ArmRounds, Columns, Keeping, columns_of, once
 from pytest_ddpscale.run.telemetry import NO_TELEMETRY, TelemetryBlock, TelemetryColumns, telemetry_columns_of
 
 
@@ -131,11 +131,7 @@ class Evidence(Keeping):
         """Measurements between pairs of nodes, if they were measured to find a slow node or link."""
         return list(self.columns.of_study(PAIRS))
 
-    @cached_property
-    def rounds_probed(self) -> Collection[int]:
-        """Numbers of the rounds with any probe."""
-        return frozenset(number for probe in self.probes for number in probe.numbers.tolist())
-
+    @once
     def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
         """Checksum of the seeded step, by rank; empty if none was computed.
 
@@ -143,11 +139,8 @@ class Evidence(Keeping):
         deterministic kernel, and different bits accuse nobody.
         """
 
-        def find_out() -> dict[int, str]:
-            steps, is_repeatable = self.seeded_steps.get(study_id, {}).values(), self.is_repeatable(study_id)
-            return {step.rank: step.checksum if is_repeatable else "not repeatable" for step in steps}
-
-        return self.once(("seeded", study_id), find_out)
+        steps, is_repeatable = self.seeded_steps.get(study_id, {}).values(), self.is_repeatable(study_id)
+        return {step.rank: step.checksum if is_repeatable else "not repeatable" for step in steps}
 
     def is_repeatable(self, study_id: str) -> bool:
         """Whether most ranks repeated the seeded step of a study, so that their results can be compared."""

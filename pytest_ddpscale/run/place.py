@@ -20,7 +20,7 @@ CPU = "cpu"
 _LONGEST_UUID, _SHOWN_OF_UUID = 13, 12  # the first group of a UUID is enough to recognize a GPU
 
 
-class Place(Record, frozen=True, kw_only=False, cache_hash=True):  # thousands are keys
+class Place(Record, cache_hash=True):  # thousands are keys
     """The place of a rank, a GPU that none uses, or with only a host a whole node.
 
     Attributes:

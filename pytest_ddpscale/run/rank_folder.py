@@ -29,12 +29,12 @@ FINISHED = "finished"
 LOGS = "logs"  # subfolder, with `gang` for the logs of this launch and `run` for those of the run
 TRACES = "profiles"  # subfolder for traces, which are sent as whole files; also a folder of the run
 MOST_TRACE_BYTES = 2**25
-_ASSIGNMENT, _RECORDS, _WANTED = "assignment.json", "records", "wanted_arms.json"
+_RECORDS = "records"
 _COUNTER_BYTES = 8
 _PIPE_BYTES = 2**20  # default limit for unprivileged users; holds a round of thousands of ranks
 
 
-class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Assignment(Record):
     """The work of the ranks of a gang.
 
     Attributes:
@@ -66,7 +66,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     secret: str = ""
 
 
-class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say", tag="wanted"):
+class WantedArms(Record, tag_field="say", tag="wanted"):
     """The supervisor's decision after a round: the arms to go on timing; none if the study is finished."""
 
     study: str
@@ -74,7 +74,7 @@ class WantedArms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     arms: tuple[str, ...]
 
 
-class RankStatus(Record, frozen=True, kw_only=True):
+class RankStatus(Record, kw_only=True):
     """Last status of a rank.
 
     Attributes:
@@ -97,7 +97,7 @@ class RankStatus(Record, frozen=True, kw_only=True):
     steps: int = 0
 
 
-class RankFailure(RankStatus, frozen=True, kw_only=True, omit_defaults=False):
+class RankFailure(RankStatus, kw_only=True, omit_defaults=False):
     """Error of a rank: type and message, and its status when it happened.
 
     Attributes:
@@ -112,20 +112,28 @@ class RankFailure(RankStatus, frozen=True, kw_only=True, omit_defaults=False):
     gpu_index: int | None = None
 
 
-def leave_order(folder: Path, order: Assignment | WantedArms) -> None:
-    """Write the assignment for the ranks, or the supervisor's decision for rank 0. Raises OSError."""
-    name = _ASSIGNMENT if isinstance(order, Assignment) else _WANTED
-    write_atomically(folder / name, msgspec.json.encode(order), sync=False)
+# Names of files, the last two with a rank's local rank.
+_FILES: dict[type, str] = {
+    Assignment: "assignment.json",
+    WantedArms: "wanted_arms.json",
+    RankStatus: "{}.json",
+    RankFailure: "{}.error.json",
+}
 
 
-def read_assignment(folder: Path) -> Assignment:
-    """Read this rank's assignment. Raises OSError."""
-    return msgspec.json.decode((folder / _ASSIGNMENT).read_bytes(), type=Assignment)
+def leave(folder: Path, said: Assignment | WantedArms | RankStatus) -> None:
+    """Write what one says to the other: the assignment for the ranks, the supervisor's last decision for rank 0, or a
+    rank's status or error. Raises OSError."""
+    name = _FILES[type(said)].format(getattr(said, "local_rank", ""))
+    write_atomically(folder / name, msgspec.json.encode(said), sync=False)
 
 
-def read_wanted_arms(folder: Path) -> WantedArms | None:
-    """The supervisor's last decision; None before the first."""
-    return _read(folder / _WANTED, WantedArms)
+def left(folder: Path, kind: type[T], local_rank: int = 0) -> T | None:
+    """What was said last of that kind; None if nothing was."""
+    try:
+        return msgspec.json.decode((folder / _FILES[kind].format(local_rank)).read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def open_records(folder: Path) -> int:
@@ -169,8 +177,7 @@ class StatusWriter:
     """Writes the status of one local rank; the folder is in memory, for example below /dev/shm."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
-        self._path, self._error = folder / f"{local_rank}.json", folder / f"{local_rank}.error.json"
-        counter = folder / f"{local_rank}.steps"
+        self.folder, counter = folder, folder / f"{local_rank}.steps"
         counter.write_bytes(bytes(_COUNTER_BYTES))
         with counter.open("r+b") as file:
             self._counter = mmap.mmap(file.fileno(), _COUNTER_BYTES)
@@ -183,33 +190,16 @@ class StatusWriter:
 
     def tell(self, status: RankStatus) -> None:
         """Replace the status and restart the step count."""
-        write_atomically(self._path, msgspec.json.encode(status), sync=False)
+        leave(self.folder, status)
         self._steps = 0
         self._counter[:] = bytes(_COUNTER_BYTES)
-
-    def tell_failure(self, failure: RankFailure) -> None:
-        """Write this rank's error."""
-        write_atomically(self._error, msgspec.json.encode(failure), sync=False)
 
 
 def read_status(folder: Path, local_rank: int) -> RankStatus | None:
     """The last status of a rank; None before the first."""
-    said = _read(folder / f"{local_rank}.json", RankStatus)
+    said = left(folder, RankStatus, local_rank)
     try:
         steps = int.from_bytes((folder / f"{local_rank}.steps").read_bytes(), "little")
     except OSError:
         return None
     return said and msgspec.structs.replace(said, steps=steps)
-
-
-def read_failure(folder: Path, local_rank: int) -> RankFailure | None:
-    """The error of a rank; None if it wrote none."""
-    return _read(folder / f"{local_rank}.error.json", RankFailure)
-
-
-def _read(path: Path, kind: type[T]) -> T | None:
-    """The content of a file; None if it is missing or not of that kind."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
-        return None

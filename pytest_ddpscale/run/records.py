@@ -16,14 +16,12 @@ from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.strict_json import (
     Count,
+    Line,
     Positive,
     Record,
     Seconds,
     UnixSeconds,
 )
-
-# Round number of decisions before the first round of a study.
-BEFORE_ROUNDS = -1
 
 Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -35,7 +33,7 @@ Texts = tuple[str, ...]
 EndReason = Literal["decided", "rounds", "budget", "interrupted", "error"]
 
 
-class Rank(Record, frozen=True, kw_only=True):
+class Rank(Record):
     """A rank of a launch, as it announces itself to rank 0.
 
     Attributes:
@@ -63,7 +61,7 @@ class Rank(Record, frozen=True, kw_only=True):
             raise ValueError("place has no local rank or no device (uuid)")
 
 
-class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"):
+class GangRecord(Line, tag="gang"):
     """The ranks of one launch, numbered from 0; measurements refer to its number in this run, `gang`."""
 
     gang: Count
@@ -90,20 +88,20 @@ class GangRecord(Record, frozen=True, kw_only=True, tag_field="kind", tag="gang"
         return (self.ranks[0].versions or {}) if own is None else own
 
 
-class RunStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="run"):
+class RunStart(Line, tag="run"):
     """The first line: `id` of run.json, so that a file of another run is recognized."""
 
     id: str
 
 
-class StudyStart(Record, frozen=True, kw_only=True, tag_field="kind", tag="study_start"):
+class StudyStart(Line, tag="study_start"):
     """The ranks begin a study."""
 
     study: str
     unix_s: UnixSeconds
 
 
-class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up"):
+class WarmUp(Line, tag="warm_up"):
     """Warm-up before an arm's first timed block.
 
     Attributes:
@@ -118,7 +116,7 @@ class WarmUp(Record, frozen=True, kw_only=True, tag_field="kind", tag="warm_up")
     first_block_s: Seconds
 
 
-class SeededStep(Record, frozen=True, kw_only=True):
+class SeededStep(Record):
     """Result of a step with the same seed, which a rank computes alone and sends to rank 0.
 
     Attributes:
@@ -132,7 +130,7 @@ class SeededStep(Record, frozen=True, kw_only=True):
     repeats: bool = True
 
 
-class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seeded_step"):
+class SeededSteps(Line, tag="seeded_step"):
     """The seeded steps of a study's ranks."""
 
     study: str
@@ -140,14 +138,14 @@ class SeededSteps(Record, frozen=True, kw_only=True, tag_field="kind", tag="seed
     ranks: Annotated[tuple[SeededStep, ...], Meta(min_length=1)]
 
 
-class WorkloadFlops(Record, frozen=True, kw_only=True, tag_field="kind", tag="flops"):
+class WorkloadFlops(Line, tag="flops"):
     """Floating-point operations per sample of forward and backward pass of a study's model."""
 
     study: str
     flops_per_sample: Annotated[float, Meta(gt=0, le=1e18)]
 
 
-class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_end"):
+class RoundEnd(Line, tag="round_end"):
     """The end of a round, with names of the arms or ids of the probes that it timed."""
 
     study: str
@@ -155,7 +153,7 @@ class RoundEnd(Record, frozen=True, kw_only=True, tag_field="kind", tag="round_e
     arms: Texts
 
 
-class StudyEnd(Record, frozen=True, tag_field="kind", tag="study_end"):
+class StudyEnd(Line, tag="study_end"):
     """How a study ended.
 
     Attributes:
@@ -171,14 +169,14 @@ class StudyEnd(Record, frozen=True, tag_field="kind", tag="study_end"):
     message: str = ""
 
 
-class Lost(Record, frozen=True, kw_only=True, tag_field="kind", tag="lost"):
+class Lost(Line, tag="lost"):
     """Nodes that stopped responding or that the launcher gave up, with a message."""
 
     hosts: Texts
     message: str
 
 
-class RankGpuError(Record, frozen=True, kw_only=True):
+class RankGpuError(Record):
     """One rank.
 
     Attributes:
@@ -195,7 +193,7 @@ class RankGpuError(Record, frozen=True, kw_only=True):
     peers: Count = 0
 
 
-class GpuErrors(Record, frozen=True, kw_only=True, tag_field="kind", tag="gpu_errors"):
+class GpuErrors(Line, tag="gpu_errors"):
     """The ranks of one gang, which may have ended before it was announced.
 
     Attributes:
@@ -216,7 +214,7 @@ def gangs_by_number(records: Iterable[object]) -> dict[int, GangRecord]:
     return {record.gang: record for record in records if isinstance(record, GangRecord)}
 
 
-class RankMemory(Record, frozen=True, kw_only=True):
+class RankMemory(Record):
     """Peak memory of one rank, in bytes.
 
     Attributes:
@@ -231,7 +229,7 @@ class RankMemory(Record, frozen=True, kw_only=True):
     total_bytes: Positive | None = None
 
 
-class StudyMemory(Record, frozen=True, kw_only=True, tag_field="kind", tag="memory"):
+class StudyMemory(Line, tag="memory"):
     """Peak memory of the ranks of a gang in a study, in rank order: only for the search for the largest batch."""
 
     study: str
@@ -244,7 +242,7 @@ Channels = dict[str, Count]
 WITHOUT_OVERLAP = "ProcessGroupNCCL2"
 
 
-class RankTransport(Record, frozen=True, kw_only=True):
+class RankTransport(Record):
     """Connections of one rank, from its NCCL log, sent to rank 0.
 
     Transports have NCCL's names without the number of the adapter: ``P2P/CUMEM``, ``SHM/direct/direct``,
@@ -270,14 +268,8 @@ class RankTransport(Record, frozen=True, kw_only=True):
     problem: str = ""
     unreadable: Texts = ()
 
-    @property
-    def channels_somewhere(self) -> set[str]:
-        """Transports of connections that may be within the node or between nodes."""
-        within, between = self.channels_within_node, self.channels_between_nodes
-        return {name for name, count in self.channels.items() if count > within.get(name, 0) + between.get(name, 0)}
 
-
-class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="transport"):
+class GangTransport(Line, tag="transport"):
     """Connections of ranks at the end of a study."""
 
     study: str
@@ -285,7 +277,7 @@ class GangTransport(Record, frozen=True, kw_only=True, tag_field="kind", tag="tr
     ranks: Annotated[tuple[RankTransport, ...], Meta(min_length=1)]
 
 
-class ProfiledBucket(Record, frozen=True, kw_only=True):
+class ProfiledBucket(Record):
     """One all-reduce of a step, medians over the steps: under DDP that of one gradient bucket.
 
     Attributes:
@@ -301,7 +293,7 @@ class ProfiledBucket(Record, frozen=True, kw_only=True):
     hidden_ms: Milliseconds
 
 
-class ProfiledStep(Record, frozen=True, kw_only=True):
+class ProfiledStep(Record):
     """One step, split into three parts: the rank computes, waits for a collective without computing, or is idle.
 
     Attributes:
@@ -321,7 +313,7 @@ class ProfiledStep(Record, frozen=True, kw_only=True):
     hidden_ms: Milliseconds
 
 
-class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
+class ArmProfile(Line, tag="profile"):
     """Profiled steps of one rank of an arm, or why there are none.
 
     Attributes:
@@ -349,7 +341,7 @@ class ArmProfile(Record, frozen=True, kw_only=True, tag_field="kind", tag="profi
             raise ValueError(f"problem is {self.problem!r} with {len(self.steps)} steps; expected one of the two")
 
 
-class RankEpoch(Record, frozen=True, kw_only=True):
+class RankEpoch(Record):
     """One rank's epoch, sent to rank 0.
 
     Attributes:
@@ -380,7 +372,7 @@ class RankEpoch(Record, frozen=True, kw_only=True):
         return self.compile_s + self.training_s + self.waiting_s
 
 
-class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_epoch"):
+class TrainedEpoch(Line, tag="trained_epoch"):
     """One epoch.
 
     Attributes:
@@ -419,7 +411,7 @@ class TrainedEpoch(Record, frozen=True, kw_only=True, tag_field="kind", tag="tra
         return sum(one.validated for one in self.ranks) / longest_s
 
 
-class RankTrained(Record, frozen=True, kw_only=True):
+class RankTrained(Record, kw_only=True):
     """The end of a rank's run, sent to rank 0.
 
     Attributes:
@@ -437,7 +429,7 @@ class RankTrained(Record, frozen=True, kw_only=True):
     skipped_steps: Count = 0
 
 
-class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="trained_run"):
+class TrainedRun(Line, tag="trained_run"):
     """The end of a run that trained all epochs or reached its loss.
 
     Attributes:
@@ -457,7 +449,7 @@ class TrainedRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="train
     ranks: Annotated[tuple[RankTrained, ...], Meta(min_length=1)]
 
 
-class LaunchTime(Record, frozen=True, kw_only=True, tag_field="kind", tag="launch_time"):
+class LaunchTime(Line, tag="launch_time"):
     """Seconds from the start of a launch until the supervisor heard of the run's end, by its clock."""
 
     study: str

@@ -26,7 +26,7 @@ from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord
+from pytest_ddpscale.run.run_json import RUN_SCHEMA_VERSION, RunRecord, now_iso
 from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from pytest_ddpscale.util.printable import printable_json
@@ -44,15 +44,7 @@ MOST_LINE_BYTES = 2**27
 # Errors of flock on file systems without locks: NFS without lockd, Lustre mounted without -o flock.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 _LONGEST_HOLDER = 4096  # bytes of the lock file to read
-
-
-class _Kind(msgspec.Struct):
-    """A line of which the other fields are skipped."""
-
-    kind: str
-
-
-_KIND = msgspec.json.Decoder(_Kind)
+_GANG = b'{"kind":"gang"'
 
 
 class _Name(str):
@@ -195,7 +187,7 @@ class RunDirectory:
         if not self.measurements_jsonl.exists():
             return []
         read = RecordReader().read
-        said = _decoded(self.measurements_jsonl, lambda line: _KIND.decode(line).kind == "gang" and read(line))
+        said = _decoded(self.measurements_jsonl, lambda line: line.startswith(_GANG) and read(line))
         return [one for one in said if isinstance(one, GangRecord)]
 
     def measurements_sha256(self) -> str:
@@ -313,8 +305,7 @@ class RunLock:
                     "Wait until that run has ended, or end it; a new run needs its own directory (--ddp-run-dir).",
                 ) from None  # fmt: skip
             note = f"{directory} is on a file system without locks: another run could have written to it"
-        since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        holder = strict_json({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+        holder = strict_json({"host": socket.gethostname(), "pid": os.getpid(), "since": now_iso()}) + "\n"
         with contextlib.suppress(OSError):  # on a full disk the lock still holds, but does not name its holder
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder.encode(), 0)

@@ -41,7 +41,7 @@ def in_utc(moment: str) -> datetime:
     return found.astimezone(timezone.utc)
 
 
-class ThresholdsUsed(Record, frozen=True):
+class ThresholdsUsed(Record):
     """A thresholds file with its digest, and each file that it extends, the nearest first."""
 
     path: str
@@ -54,7 +54,7 @@ class ThresholdsUsed(Record, frozen=True):
         return "+".join([self.sha256, *(one.sha256 for one in self.extends)])
 
 
-class Simulation(Record, frozen=True, kw_only=True):
+class Simulation(Record):
     """Parameters of a simulation: GPUs, seed of the noise, faults and model."""
 
     gpus: int
@@ -63,7 +63,7 @@ class Simulation(Record, frozen=True, kw_only=True):
     model: dict[str, Any]
 
 
-class Resumed(Record, frozen=True, kw_only=True):
+class Resumed(Record):
     """A session that resumed the run; `measured_anew` has the earlier ends of studies measured again, by id.
 
     `noted` as in `RunRecord`: of this session. `thresholds`: the file by which it judged.
@@ -77,7 +77,7 @@ class Resumed(Record, frozen=True, kw_only=True):
     thresholds: ThresholdsUsed | None = None
 
 
-class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
+class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA_VERSION):
     """The content of run.json; times are ISO 8601 with their offset from UTC.
 
     Attributes:
@@ -157,11 +157,6 @@ class RunRecord(Record, frozen=True, kw_only=True, tag_field="schema_version", t
         """
         said = self.simulated or self.status == "simulated" or self.simulation is not None
         return said or any(device.startswith(SIMULATED_DEVICE) for device in devices)
-
-    @property
-    def latest_thresholds(self) -> ThresholdsUsed | None:
-        """The file by which its latest session judged it."""
-        return next((one.thresholds for one in reversed(self.resumed) if one.thresholds), self.thresholds)
 
     def resumption_notes(self, thresholds_digests: str) -> list[Reason]:
         """Notes for readers of a run that was measured in several sessions, judged by thresholds of these digests."""

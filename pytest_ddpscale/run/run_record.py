@@ -59,7 +59,7 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
     for (one, gang), (other, another) in combinations(sorted(measured.items()), 2):
         if gang is another:
             continue
-        hosts, others = {*gang.hosts}, {*another.hosts}
+        hosts, others = tuple(sorted(gang.hosts)), tuple(sorted(another.hosts))
         if hosts != others:
             return because("other-hosts", one, (*sorted(hosts),), other, (*sorted(others),))
         devices, theirs = ({f"{place.uuid} of {place.host}" for place in its.places} for its in (gang, another))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +20,22 @@ UnixSeconds = Annotated[float, Meta(ge=0, le=7.3e9)]  # until the year 2201; a l
 T = TypeVar("T")
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[T], T]:
+        """Of `typing` from Python 3.11 on: a subclass is frozen like its base."""
+        return lambda kind: kind
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of records in JSON: only declared fields with declared types are read; defaults are not written."""
+
+
+class Line(Record, tag_field="kind"):
+    """Base of the lines of measurements.jsonl."""
 
 
 def strict_json(data: Any) -> str:

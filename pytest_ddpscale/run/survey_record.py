@@ -8,14 +8,14 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.strict_json import Record, UnixSeconds
+from pytest_ddpscale.run.strict_json import Line, Record, UnixSeconds
 
 STUDY_ID = "survey"
 # nvml.h, nvmlComputeMode_t, in its order; the names are nvidia-smi's.
 COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 
 
-class GpuProcess(Record, frozen=True):
+class GpuProcess(Record):
     """A process that had a compute context on a GPU before the run began.
 
     Attributes:
@@ -29,7 +29,7 @@ class GpuProcess(Record, frozen=True):
     memory_bytes: int | None = None
 
 
-class RemappedRows(Record, frozen=True):
+class RemappedRows(Record):
     """Rows of device memory that were remapped to spare ones (Ampere and later).
 
     Attributes:
@@ -43,7 +43,7 @@ class RemappedRows(Record, frozen=True):
     failed: bool
 
 
-class SurveyedGpu(Record, frozen=True):
+class SurveyedGpu(Record):
     """One GPU. None means that the driver gave no value; `unreadable` has the reason.
 
     Attributes:
@@ -109,7 +109,7 @@ class SurveyedGpu(Record, frozen=True):
         return Place(host, self.local_rank, self.uuid, self.index, self.pci_bus_id)
 
 
-class InfiniBandPort(Record, frozen=True):
+class InfiniBandPort(Record):
     """One port of an adapter under /sys/class/infiniband; the link layer is ``InfiniBand`` or ``Ethernet`` (RoCE)."""
 
     device: str
@@ -118,7 +118,7 @@ class InfiniBandPort(Record, frozen=True):
     link_layer: str
 
 
-class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
+class Survey(Line, tag="survey"):
     """One node.
 
     Attributes:
@@ -155,17 +155,7 @@ class Survey(Record, frozen=True, tag_field="kind", tag="survey"):
     topology: str = ""
 
 
-def is_older_cuda(driver: str | None, built: str | None) -> bool:
-    """Whether a driver's CUDA is of an older major version than that of a build of torch; False if one is unknown.
-
-    Within a major version a build runs on older drivers too ("minor version compatibility" in NVIDIA's CUDA
-    Compatibility guide).
-    """
-    majors = [(version or "").partition(".")[0] for version in (driver, built)]
-    return all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
-
-
-class PostMortem(Record, frozen=True, tag_field="kind", tag="post_mortem"):
+class PostMortem(Line, tag="post_mortem"):
     """A second survey of a node's GPUs, after ranks had failed."""
 
     survey: Survey

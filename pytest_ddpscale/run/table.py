@@ -81,6 +81,11 @@ class RankColumns(Keeping):
         return np.array([place.host for place in self.rank_places], np.object_)
 
     @cached_property
+    def node(self) -> IntArray:
+        """Index of each rank's host in `by_host`, (ranks,)."""
+        return np.unique(self.hosts, return_inverse=True)[1]
+
+    @cached_property
     def gpus(self) -> list[tuple[str, str]]:
         """Host of each rank, and UUID of its GPU, or ``cpu``."""
         return [(place.host, place.uuid) for place in self.rank_places]

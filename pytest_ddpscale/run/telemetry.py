@@ -28,7 +28,7 @@ Growth = Annotated[int, Meta(ge=0, le=2**62)]
 Amounts = Column[Amount | None]
 
 
-class GpuReadings(Record, frozen=True, kw_only=True):
+class GpuReadings(Record, kw_only=True):
     """Readings of GPUs, each in one window of time. A value that all share, as of a single GPU, is stored once.
 
     None means that the driver gave no value; `unreadable` has the reason. Utilization, power, clock,
@@ -81,7 +81,7 @@ class GpuReadings(Record, frozen=True, kw_only=True):
 READINGS = GpuReadings.__struct_fields__
 
 
-class TelemetryBlock(GpuReadings, frozen=True, kw_only=True, tag_field="kind", tag="telemetry"):
+class TelemetryBlock(GpuReadings, kw_only=True, tag_field="kind", tag="telemetry"):
     """Telemetry of one arm, or of one probe, in one round; written before its blocks.
 
     Attributes:
@@ -153,8 +153,8 @@ class TelemetryColumns:
     Attributes:
         arms: study and arm, or probe, in order of first appearance.
         places: host, local rank and device of ranks.
-        columns: ``arm`` and ``place``, indices in `arms` and `places`; ``round``, ``rank``; and each quantity of
-            `GpuReadings`, NaN if not read, texts and mappings as `Sayings`.
+        columns: ``arm`` and ``place``, indices in `arms` and `places`; and each quantity of `GpuReadings`, NaN if
+            not read, texts and mappings as `Sayings`.
     """
 
     arms: Sequence[tuple[str, str]]
@@ -239,8 +239,6 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
 
     columns: dict[str, Any] = {
         "arm": stacked(lambda block: arms.setdefault((block.study, block.arm), len(arms))),
-        "round": stacked(attrgetter("round")),
-        "rank": stacked(attrgetter("ranks")),
         "place": stacked(lambda block: of_gangs[block.gang][list(block.ranks)]),
     }
     for name in READINGS:

@@ -37,7 +37,9 @@ def find_source(site: Site) -> EvidenceSource:
     settings, sku = site.settings, site.settings.gpu_sku
     if settings.judge is not None:
         earlier = RunDirectory.open(settings.judge)
-        used, path = None if settings.thresholds else earlier.read_run().latest_thresholds, thresholds_path(site)
+        record, path = earlier.read_run(), thresholds_path(site)
+        by = (record.thresholds, *(one.thresholds for one in record.resumed))  # the latest session's, if it has one
+        used = None if settings.thresholds else next(filter(None, reversed(by)), None)
         thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
         subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
         return JudgeSource(subject, earlier)

@@ -304,7 +304,7 @@ def node_expectation(sku: Sku) -> NodeExpectation:
         name_pattern=sku.detect.name,
         pci_device_ids=tuple(sku.detect.pci_device_ids),
         memory_gib=sku.detect.memory_band_gib,
-        gpus_installed=node.gpus,
+        gpus_installed=node.gpus or 0,
         pcie_generation=node.pcie_generation,
         pcie_width=node.pcie_width,
         nvlinks=node.nvlinks,
@@ -318,7 +318,7 @@ def expected_by(plan: Plan, expected: NodeExpectation) -> NodeExpectation:
     return replace(
         expected,
         gpus_per_node=plan.layout.ranks_per_node,
-        gpus_installed=max(expected.gpus_installed or 0, plan.gpus_asked or 0) or None,
+        gpus_installed=max(expected.gpus_installed, plan.gpus_asked or 0),
         precisions=_precisions(plan),
         crosses_nodes=not all(map(plan.fits_nodes, plan.study_ids)),
     )

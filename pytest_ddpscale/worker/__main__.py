@@ -32,7 +32,7 @@ import torchvision  # noqa: E402
 from pytest_ddpscale import __version__  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.run.place import CPU, Place  # noqa: E402
-from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, RecordSink, read_assignment  # noqa: E402  # noqa: E402
+from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, Assignment, RecordSink, left  # noqa: E402
 from pytest_ddpscale.run.records import Rank  # noqa: E402
 from pytest_ddpscale.run.strict_json import parse_strict_json  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
@@ -101,7 +101,8 @@ def recorded(environ: Mapping[str, str]) -> dict[str, str]:
 
 def run(folder: Path, progress: RankProgress) -> None:
     """Join the gang and run the studies of the assignment in the folder of the node's agent."""
-    assignment = read_assignment(folder)
+    assignment = left(folder, Assignment)
+    assert assignment is not None  # the agent left it before it started this process
     plan = msgspec.convert(parse_strict_json(bytes(assignment.plan)), Plan)
     if assignment.tries_memory:
         be_ended_first()

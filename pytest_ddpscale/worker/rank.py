@@ -18,7 +18,6 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
 from pytest_ddpscale.run.block import READINGS, STEP_S, WAITED_S, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.records import (
-    BEFORE_ROUNDS,
     EndReason,
     GangRecord,
     GangTransport,
@@ -48,6 +47,9 @@ from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.step_ranges import nvtx_range, profiler_range
 from pytest_ddpscale.worker.transport import read_transport
 from pytest_ddpscale.worker.whole_training import WholeTraining
+
+# Round number of decisions before the first round of a study.
+_BEFORE_ROUNDS = -1
 
 
 class GangMember:
@@ -121,7 +123,7 @@ class GangMember:
             assert study is not None
             refuse_other_layout(study, plan.layout, self._layout)
             # Checked before preparation and warm-up, which may take minutes.
-            ended, _ = self._next_round(study, BEFORE_ROUNDS, study.arms)
+            ended, _ = self._next_round(study, _BEFORE_ROUNDS, study.arms)
             if ended is None:
                 self._measure(study)
                 return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.rank_folder import RecordSink, read_wanted_arms
+from pytest_ddpscale.run.rank_folder import RecordSink, WantedArms, left
 from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.run.strict_json import Record
 from pytest_ddpscale.worker.control import Control
@@ -119,7 +119,7 @@ def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: floa
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        wanted = read_wanted_arms(folder)
+        wanted = left(folder, WantedArms)
         if wanted is not None and (wanted.study, wanted.round) == (study_id, round_number):
             return list(wanted.arms)
         time.sleep(POLL_S)

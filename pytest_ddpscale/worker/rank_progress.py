@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, StatusWriter
+from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, StatusWriter, leave
 from pytest_ddpscale.util.masking import masked_text
 from pytest_ddpscale.worker.control import rank_of
 
@@ -70,4 +70,4 @@ class RankProgress:
         )  # fmt: skip
         if self._writer is not None:
             with contextlib.suppress(OSError):  # as above; it is in the log too
-                self._writer.tell_failure(failure)
+                leave(self._writer.folder, failure)

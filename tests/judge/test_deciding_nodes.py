@@ -19,11 +19,12 @@ from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collectives_suite import sweep_study
-from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, steady
 from tests.builders.records import gang_of, gang_on, lines_of, probe_blocks_of
 from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
+from tests.rows import rows
 
 NODES, PER_NODE = 3, 8
 WIDE, NARROW = Arm("all-reduce-1gib", NODES * PER_NODE), Arm("all-reduce-1gib", PER_NODE)
@@ -107,13 +108,21 @@ class TestWhatNeedsMoreRanksThanThereAre:
         assert decider.needed_arms("weak/r") == []
 
 
-def test_a_lost_node_does_not_keep_the_others_from_being_decided_where_all_were_to_be_probed_together() -> None:
-    case = make_case("throughput_per_gpu", 50.0, PER_NODE)
+@rows(
+    ("case", "needed"),
+    [
+        (make_case("throughput_per_gpu", 50.0, PER_NODE), []),
+        (make_case("rank_uniformity", 1.05, PER_NODE), ["each@8"]),  # the others' GPUs are two groups
+    ],
+)
+def test_after_the_loss_of_a_node_the_others_are_decided_though_all_were_to_be_probed_together(
+    case: Case, needed: list[str]
+) -> None:
     plan = plan_of([case, probe_case(WIDE, 50.0)])
     decider = Decider(plan, [case], CONFIDENCE)
-    for record in lines_of(measure_nodes(plan, without=[2])):
+    for record in lines_of(measure_nodes(plan, lambda _, local: 1.05 if local > 3 else 1.0, without=[2])):
         decider.hear(record)
-    assert decider.needed_arms("weak/r") == []
+    assert decider.needed_arms("weak/r") == needed
 
 
 def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds() -> None:

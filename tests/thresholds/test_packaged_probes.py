@@ -76,9 +76,9 @@ def test_every_sku_with_a_check_says_what_it_needs() -> None:
         assert "nvlink" not in sku.checks or node.nvlinks is not None, name
 
 
-@rows(("in_file", "asked", "least"), [(None, None, None), (8, None, 8), (None, 8, 8), (4, 8, 8)])
+@rows(("in_file", "asked", "least"), [(None, None, 0), (8, None, 8), (None, 8, 8), (4, 8, 8)])
 def test_gpus_that_should_be_there_are_those_of_the_file_or_those_asked_for(
-    in_file: int | None, asked: int | None, least: int | None
+    in_file: int | None, asked: int | None, least: int
 ) -> None:
     """A plan that asks for GPUs which are not there comes from a session, and not from a line of compiled.txt."""
     sku = replace(MEASURED["cpu"], node=Node.model_validate({"gpus": in_file}))

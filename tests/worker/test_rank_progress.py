@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, read_failure, read_status
+from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, left, read_status
 from pytest_ddpscale.worker.control import host_name
 from pytest_ddpscale.worker.rank_progress import RankProgress
 
@@ -45,7 +45,7 @@ def test_the_same_phase_again_is_seen_to_be_another(here: RankProgress, tmp_path
 def test_a_failure_is_left_with_the_agent(here: RankProgress, tmp_path: Path) -> None:
     here.rank, here.study = 5, "weak/r"
     here.tell_failure(ValueError("no answer from http://ann:hunter2@proxy:8080"))
-    told = read_failure(tmp_path, 1)
+    told = left(tmp_path, RankFailure, 1)
     assert told is not None
     message = "no answer from http://***@proxy:8080"
     assert replace(told, unix_s=0.0) == RankFailure(
@@ -89,6 +89,6 @@ def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_failure_is_told_whatever_characters_its_message_has(here: RankProgress, tmp_path: Path) -> None:
     here.tell_failure(OSError("no such file: /data/\udcff.pt"))
-    found = read_failure(tmp_path, 1)
+    found = left(tmp_path, RankFailure, 1)
     assert found is not None
     assert found.message == "no such file: /data/\\udcff.pt"

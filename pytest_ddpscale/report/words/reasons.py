@@ -216,7 +216,6 @@ _REPAIRS = {
     "row-failed": "a faulty memory row could not be remapped",
     "row-pending": "a memory row waits to be remapped",
 }
-_STALLED = "busy at nearly idle power: it waits inside a kernel"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
@@ -293,9 +292,8 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
-    "power": "{:.0f} W of {:.0f} W",
-    "stalled-rounds": "stalled in {} rounds: {}",
-    "only-waits": f"{{}} is {_STALLED} ({{}}), so its utilization proves nothing",
+    "waits": "stalled in {} rounds: {:.0f} W of {:.0f} W",
+    "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
 }
 
@@ -319,8 +317,8 @@ def _slow_rank(
 
 
 _SLOW: Mapping[str, Entry] = {
-    "slow-alone": lambda number, host, more, why: (
-        f"{f'{number} on {host}' if number else f'host {host}'}{f' and {more} more' if more else ''} "
+    "slow-alone": lambda kind, number, host, more, why: (
+        f"{f'{number} on {host}' if kind == 'gpu' else f'host {host}'}{f' and {more} more' if more else ''} "
         f"{'are' if more else 'is'} slow even without communication ({why})"
     ),
     "slow-ranks": lambda count, ratio, is_odd, explains: (
@@ -439,7 +437,7 @@ _DEVICES: Mapping[str, Entry] = {
         f"low utilization: {study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
         f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
     ),
-    "stalled": f"stalled: {{}}: {_STALLED}",
+    "stalled": "stalled: {}: busy at nearly idle power: it waits inside a kernel",
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
     "power-limits": "power limit below the default: {}",
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
