@@ -189,7 +189,8 @@ class Run:
         case, *others = [self._case(one) for one in [*self.asked, *self.measured_as_well]]
         empty = Plan("a100", self.device_type, (), nodes=self.nodes, ranks_per_node=self.per_node)
         rounds = max(STUDY_ROUNDS, self.option["rounds"])
-        plan = build_plan(empty, [one.question for one in (case, *others)], Pace(rounds, 1.0, 1.0))
+        fitting = [one.question for one in (case, *others) if one.world_size <= self.nodes * self.per_node]
+        plan = build_plan(empty, fitting, Pace(rounds, 1.0, 1.0))
         if "before" in self.flags:
             first = replace(plan.studies[0], workload=with_settings(WORKLOAD, name="before", precision="bf16"))
             plan = replace(plan, studies=(first, *plan.studies))

@@ -4,6 +4,7 @@ Words are those of `runs`; what is asked is decided while measuring, and what ha
 needed is not timed any more.
 
     confidence=0.95
+    probed            all nodes were to be probed together, too
     backwards         rounds are heard from the last one on, and then it is told what is needed
 """
 
@@ -17,8 +18,9 @@ from typing import Any
 
 from pytest_ddpscale.judge.deciding import Decider
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.records import Lost, RoundEnd, SeededSteps, StudyEnd
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Verdict
@@ -36,7 +38,7 @@ EFFICIENCY = make_case("weak_scaling_efficiency", 0.5)
 class Run(runs.Run):
     """A line."""
 
-    FLAGS = runs.Run.FLAGS | {"backwards"}
+    FLAGS = runs.Run.FLAGS | {"backwards", "probed"}
 
     def _take(self, word: str) -> None:
         key, _, value = word.partition("=")
@@ -48,6 +50,8 @@ class Run(runs.Run):
     def told(self) -> Iterator[str]:
         """Of each study."""
         plan = self.judged()[1].plan
+        if "probed" in self.flags:
+            plan = replace(plan, probes=ProbeStudy((Arm("all-reduce-1gib", self.nodes * self.per_node),), 16, 0.5))
         decider = Decider(plan, [self._case(one) for one in self.asked], self.option.get("confidence", CONFIDENCE))
         decider.hear(gang_on([f"n{node}" for node in range(self.nodes)], self.per_node, "GPU-{}"))
         decider.hear(Survey("n1", 1.0))
