@@ -348,6 +348,7 @@ def tell(line: str) -> Iterator[str]:
     evidence = checked.evidence()
     for check in checked.checks:
         said.setdefault(tuple(checked.told(check, evidence)), []).append(check)
-    for lines, checks in said.items():
-        yield from [f"{' '.join(checks)}:"] if len(checked.checks) > 1 else []
+    most = max(map(len, said.values()), default=0)
+    for lines, checks in sorted(said.items(), key=lambda one: len(one[1]) == most):
+        yield from [f"{' '.join(checks) if len(checks) < most or most < 4 else 'others'}:"] * (len(checked.checks) > 1)
         yield from lines

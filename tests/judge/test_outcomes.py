@@ -97,6 +97,7 @@ from tests.thresholds.sites import site
 
 TABLE = Path(__file__).with_name("outcomes.txt")
 OUTCOMES = get_args(VerdictOutcome)
+JUST_SO = "run-not-accepted: acceptance"  # a cause that adds nothing
 ONE_ROUND = "17.2 in 1"  # GB/s of a path
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
 WORDS = {
@@ -259,8 +260,10 @@ def told(line: str) -> Iterator[str]:
         "a100", outcome, said(why), verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
         blockers=other_blockers(facts),
     )  # fmt: skip
-    for cause in causes(judgement):
-        yield f"! {cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}"
+    found = [f"{cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}" for cause in causes(judgement)]
+    yield from (f"! {cause}" for cause in found if cause != JUST_SO)
+    if not judgement.accepts and outcome != "partial" and not found:
+        yield "! no cause"
     for verdict in verdicts:
         waived = [one.code for one in verdict.remarks if "waive" in one.code] + ["waived"] * verdict.is_waived
         if waived or verdict.culprits or (run.nodes and not verdict.passed):
