@@ -62,7 +62,8 @@ def told(verdict: Verdict, rounds: int, per_node: int) -> Iterator[str]:
     counts = verdict.rounds != (rounds if verdict.value is not None else 0)
     numbers = f" in={verdict.rounds}" * counts
     # Below this, rounds are taken as independent.
-    numbers += f" r={verdict.correlation:.2g}" if abs(verdict.correlation or 0) >= 0.5 else ""
+    if verdict.correlation is not None and (abs(verdict.correlation) >= 0.5 or verdict.interval is None):
+        numbers += f" r={verdict.correlation:.2g}"
     numbers += f" {verdict.one_gpu}" if verdict.one_gpu else ""
     flags = "".join(f" [{flag}]" for flag in verdict.flags)
     outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
