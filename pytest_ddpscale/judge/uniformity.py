@@ -127,7 +127,7 @@ def _answer_on_places(
     if missing and not beyond:
         answer.reasons = [missing]
         return codes
-    worst = max(beyond or range(len(names)), key=lambda at: float(np.nan_to_num(ratio[at])))
+    worst = int(np.where(np.isin(codes, FAILED) | (not beyond), np.nan_to_num(ratio), -1).argmax())
     value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
     answer.value, answer.interval, answer.place, answer.rounds = (
         value,

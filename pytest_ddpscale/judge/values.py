@@ -173,8 +173,10 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
     pace = own_pace_of(evidence, study, last) or slow_ranks(evidence, study, None)[0].of_whole_rounds()
-    here = np.isin(pace.ranks.hosts, [*found.merged[-1].ranks.by_host])
-    ranks, times_s = (pace.ranks, pace.times_s) if is_by_node else (pace.ranks.of(here), pace.times_s[:, here])
+    there, ranks, times_s = found.merged[-1].ranks.by_host, pace.ranks, pace.times_s
+    if not is_by_node:
+        here = np.array([host in there for host in ranks.hosts])
+        ranks, times_s = ranks.of(here), times_s[:, here]
     key = "slowness", study.id, last, is_by_node, ranks.numbers.tobytes()
     factors = evidence.once(key, lambda: slowness_of(ranks, times_s, within_hosts=is_by_node))
     return np.append(factors, 1.0)[columns_in(ranks, found.merged[0].ranks)][found.columns[0]]
