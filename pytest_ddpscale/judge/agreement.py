@@ -66,8 +66,12 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
         if answer.outcome == "passed" and compares and steps and not evidence.is_repeatable(study.id):
             unrepeated = sum(not step.repeats for step in steps.values()), len(steps), study.id
             # Devices whose own results some study compared, as most of its ranks repeated them.
-            elsewhere = [of for one, of in evidence.seeded_steps.items() if evidence.is_repeatable(one)]
-            compared = {(place.host, place.uuid) for of in elsewhere for place in of}
+            compared = {
+                (place.host, place.uuid)
+                for one, of in evidence.seeded_steps.items()
+                if evidence.is_repeatable(one)
+                for place in of
+            }
             if {(place.host, place.uuid) for place in steps} <= compared:
                 answer.remarks.append(because("repeated-elsewhere", *unrepeated))
             else:
