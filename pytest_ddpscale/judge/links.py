@@ -71,7 +71,7 @@ class Rails(NamedTuple):
 def rails_of(evidence: Evidence) -> Rails:
     """The measured rails between nodes, round by round."""
     measured = next(evidence.columns.of_study(PAIRS), NO_ROUNDS)
-    steps_s, who = measured.of_steps(STEP_S), measured.ranks
+    steps_s, who = measured.reading(STEP_S), measured.ranks
     hosts, node = np.unique(who.hosts, return_inverse=True)
     row, rank = np.nonzero(measured.present)
     group = measured.groups[row, rank]
