@@ -40,7 +40,6 @@ _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "pyth
 _COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
 _NETWORKS = ("NET/", "COLLNET/")
-_DETOURS = ("SHM", *_NETWORKS)  # through the host's memory, or out of the node
 
 
 class Finding(NamedTuple):
@@ -59,8 +58,9 @@ class Finding(NamedTuple):
         such as the facility's power. ``unclear``: nodes differ, and it is unclear which of them is wrong.
         """
         first = self.why.code.partition("-")[0]
-        of_fault = _BLAME.get(self.why.code, "gpus" if self.gpu else "nodes")
-        return first if first in ("no", "note", "looked") else of_fault
+        if first in ("no", "note", "looked"):
+            return first
+        return _BLAME.get(self.why.code, "gpus" if self.gpu else "nodes")
 
     @property
     def gpu(self) -> str:
@@ -100,8 +100,7 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
         # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
         answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
-        pattern = expected.name_pattern or "^.*$"
-        of_sku = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
+        of_sku = sum(not gpu.name or is_named(gpu.name, expected.name_pattern or "^.*$") for gpu in survey.gpus)
         why_none = because("none-visible", survey.driver_problem, survey.has_driver, len(survey.gpus))
         if len(visible) < asked:
             yield host, "gpus", "few-gpus", len(visible), asked, why_none
@@ -139,9 +138,11 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
             place = gpu.on(host)
             if gpu.problem:
                 yield place, "gpus", "lost-needed" if gpu.is_lost and len(answer) < asked else "lost", gpu.problem
-                yield from ((place, check, "no-answer", gpu.problem) for check in checks)
-            else:
-                yield from ((place, *one) for one in _on_gpu(expected, survey, gpu))
+                for check in checks:
+                    yield place, check, "no-answer", gpu.problem
+                continue
+            for one in _on_gpu(expected, survey, gpu):
+                yield place, *one
     yield from _compared(evidence, _COMPARED_ON_CPU if is_cpu else _COMPARED)
     yield from () if is_cpu else _afterwards(evidence)
 
@@ -197,7 +198,9 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     if is_on:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
         faults["note-remapped"] = gpu.remapped_rows.uncorrectable if gpu.remapped_rows else None
-        yield from (("ecc", code, count) for code, count in faults.items() if count)
+        for code, count in faults.items():
+            if count:
+                yield "ecc", code, count
     if not generation and not lanes:
         yield "pcie", "no-expectation", "pcie_generation or pcie_width"
     if links is None:
@@ -253,7 +256,8 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
             if one != usual or not is_clear:
                 yield host, check, code, name, one, *told
     others = {place.host for place, one in evidence.transports.items() if one.process_group == WITHOUT_OVERLAP}
-    yield from ((host, "versions", "note-backend") for host in others & known.keys())
+    for host in others & known.keys():
+        yield host, "versions", "note-backend"
 
 
 def surveyed(evidence: Evidence) -> dict[str, Survey]:
@@ -276,13 +280,13 @@ def _afterwards(evidence: Evidence) -> Facts:
             yield place, "gpus", "lost-afterwards", then.problem if then else ""
         elif then.problem:
             yield place, "gpus", "no-answer-afterwards", then.problem
-    yield from ((place, "gpus", "unmeasured", rounds) for place, rounds in lost_places(evidence).items())
+    for place, rounds in lost_places(evidence).items():
+        yield place, "gpus", "unmeasured", rounds
     for one in gpu_errors_in(evidence):
         yield one.place, "gpus", "ended-ranks" if one.is_certain else "note-suspect", one.because
     for after in evidence.post_mortems:
         if _is_silent(after):  # only a note if the node was slow, as it had little time to answer
-            is_slow = after.problem and not after.driver_problem
-            code = "note-slow" if is_slow else "no-survey-afterwards"
+            code = "note-slow" if after.problem and not after.driver_problem else "no-survey-afterwards"
             yield after.host, "gpus", code, after.problem or after.driver_problem
 
 
@@ -296,9 +300,10 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
         before = evidence.surveys.get(after.host)
         if before is None or _is_silent(after):
             continue
-        known, listed = {gpu.uuid for gpu in before.gpus}, {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
+        listed = {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
+        others = {gpu.uuid for gpu in after.gpus} - {"", *(gpu.uuid for gpu in before.gpus)}
         # One that gave no UUID before may give it now.
-        if len({gpu.uuid for gpu in after.gpus} - {"", *known}) <= sum(not gpu.uuid for gpu in before.gpus):
+        if len(others) <= sum(not gpu.uuid for gpu in before.gpus):
             for gpu in before.gpus:
                 if gpu.is_visible and not gpu.problem:
                     yield gpu.on(after.host), gpu, listed.get(gpu.uuid) or listed.get(gpu.index)
@@ -327,7 +332,8 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
         unclear = {name for name, n in one.channels.items() if n > placed[name] and name.startswith(_NETWORKS)}
         between[place.host] |= {*one.channels_between_nodes, *unclear}
         within = {*one.channels_within_node, *(unclear if is_one_node else ())}
-        detours = sorted(name for name in within if name.startswith(_DETOURS))
+        # Through the host's memory, or out of the node.
+        detours = sorted(name for name in within if name.startswith(("SHM", *_NETWORKS)))
         if is_one_node and ranks[place.host] == 1:
             continue  # without another rank NCCL may not even have begun its log
         if one.problem or one.unreadable:
@@ -358,7 +364,8 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
         if by_host := sorted(name for name in used if name.startswith("NET/IB") and "GDRDMA" not in name):
             yield host, "transport", "note-host-memory", tuple(by_host)
         if survey is None:  # other checks report that, too
-            yield from [(host, "transport", "no-ports")] if uses_tcp else ()
+            if uses_tcp:
+                yield host, "transport", "no-ports"
             continue
         states = tuple(map(astuple, survey.infiniband))
         if uses_tcp and any(fast.values()):

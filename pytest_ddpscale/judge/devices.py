@@ -64,7 +64,8 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
     gpu, gpus = np.array([at for at, _ in firsts], np.int64)[told.place], [place for _, place in places.values()]
     for code, counted in (("new-uncorrected", told.ecc_uncorrected), ("note-new-corrected", told.ecc_corrected)):
         errors = np.bincount(gpu, np.nan_to_num(counted))
-        yield from ((gpus[at], "ecc_under_load", code, int(errors[at])) for at in np.flatnonzero(errors).tolist())
+        for at in np.flatnonzero(errors).tolist():
+            yield gpus[at], "ecc_under_load", code, int(errors[at])
     for place, before, after in gpus_afterwards(evidence):
         are = memory_faults(after) if after else {}
         for code, was in memory_faults(before).items():

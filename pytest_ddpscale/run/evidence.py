@@ -215,19 +215,12 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
             contradict themselves, the plan or each other.
     """
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
-    starts = [one.id for one in records if isinstance(one, RunStart)]
-    ids = [study.id for study in (*plan.timed, *plan.training_runs)]
-    for path, is_broken, found in (
-        (run.plan_json, plan.sku != record.sku, f"plans for {plan.sku}, but run.json measured {record.sku}"),
-        (run.plan_json, len({*ids}) != len(ids), "has two studies with the same id"),
-        (
-            run.measurements_jsonl,
-            starts not in ([], [record.id]),
-            "does not begin with the id in run.json: it is of another run",
-        ),
-    ):
-        if is_broken:
-            raise broken_file(path, found)
+    if plan.sku != record.sku:
+        raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
+    if [one.id for one in records if isinstance(one, RunStart)] not in ([], [record.id]):
+        raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
+    if len(set(plan.study_ids)) != len(plan.study_ids):
+        raise broken_file(run.plan_json, "has two studies with the same id")
     devices = (place.uuid for one in records if isinstance(one, GangRecord) for place in one.places)
     simulated = record.is_simulated(devices)
     refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)

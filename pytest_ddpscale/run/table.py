@@ -261,9 +261,9 @@ class Columns(Keeping):
         return frozenset(device for arm in self.arms.values() for _, device in arm.ranks.gpus)
 
 
-_NO_NUMBERS, _NO_RANKS = np.zeros(0, np.int64), RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_))
-_NO_CELLS: Any = {name: np.zeros((0, 0), kind) for name, kind in _CELLS.items()}
-NO_ROUNDS = ArmRounds("", "", _NO_NUMBERS, _NO_NUMBERS, _NO_RANKS, **_NO_CELLS, readings={})
+_NONE = np.zeros(0, np.int64)
+_NO_CELLS: Any = [*(np.zeros((0, 0), kind) for kind in _CELLS.values()), {}]  # and no readings
+NO_ROUNDS = ArmRounds("", "", _NONE, _NONE, RankColumns(_NONE, _NONE.astype(np.object_)), *_NO_CELLS)
 
 
 class _GrowingArm:
