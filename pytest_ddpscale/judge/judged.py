@@ -17,7 +17,6 @@ from pytest_ddpscale.judge.agreement import name_unless_most_fail
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.metrics import Groups
 from pytest_ddpscale.judge.peers import Slow, medians_of_others
-from pytest_ddpscale.judge.slow import OwnPace
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.evidence import Evidence
@@ -59,7 +58,7 @@ class Judged:
     limit: int = 0
     due: int = 0
     groups: Groups | None = None
-    peers: Callable[[], tuple[OwnPace, Slow]] | None = None
+    peers: Callable[[], tuple[ArmRounds, Slow]] | None = None
 
     def __post_init__(self) -> None:
         self.places = [JudgedPlace("node", (), at) if isinstance(at, str) else at for at in self.values.places]

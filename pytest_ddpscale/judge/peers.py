@@ -95,7 +95,7 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | int = 0, looks
         labels: peers are only places with the same label, (places,); all are without them.
         looks: number of times that such a comparison decides; intervals hold for all of them together.
     """
-    base, others = np.full((2, *times_s.shape), np.nan)
+    base, others = np.full(times_s.shape, np.nan), np.zeros(times_s.shape, np.int64)
     labels = np.broadcast_to(labels, times_s.shape[1:])
     for label in np.unique(labels):
         alike = labels == label
@@ -104,8 +104,7 @@ def compare(times_s: FloatArray, limit: float, labels: IntArray | int = 0, looks
     logs = np.log(times_s / base)
     rounds: IntArray = (~np.isnan(logs)).sum(axis=0)
     told, averages = rounds >= MINIMUM_ROUNDS, np.full((4, len(rounds)), np.nan)
-    peers = np.min(others, axis=0, where=~np.isnan(logs) & told, initial=np.inf)
-    peers = np.where(told, peers, 0).astype(np.int64)
+    peers = np.min(others, axis=0, where=~np.isnan(logs), initial=len(labels))
     if told.any():
         own = logs[:, told]
         values, reaches = averages_of(own, looks)
@@ -166,7 +165,7 @@ def relative_logs(times_s: FloatArray) -> FloatArray:
 def median_over_rounds(values: FloatArray) -> FloatArray:
     """Median of each column without NaN; NaN for empty columns. A few times faster than `numpy.nanmedian`."""
     count = (~np.isnan(values)).sum(axis=0)
-    ordered = np.sort(np.append(values, np.full((1, values.shape[1]), np.nan), axis=0), axis=0)
+    ordered = np.sort(np.pad(values, ((0, 1), (0, 0)), constant_values=np.nan), axis=0)
     middle = np.stack([np.maximum(count - 1, 0) // 2, count // 2])
     return np.asarray(np.take_along_axis(ordered, middle, axis=0).mean(axis=0))
 
@@ -267,13 +266,17 @@ def find_groups(times_s: FloatArray, limit: float) -> Slow:
     logs, line = relative_logs(times_s), math.log1p(WATCHED_SHARE * limit)
     values = np.where((~np.isnan(logs)).sum(axis=0) >= MINIMUM_ROUNDS, median_over_rounds(logs), np.nan)
     fast, slow, distance, gap = split_at_gap(values)
-    is_apart = distance >= line and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
-    if is_apart:  # the reach is that of two single places; that of medians is smaller
-        is_apart = distance > math.sqrt(2) * float(np.median(averages_of(logs[:, np.append(fast, slow)])[1]))
-    norm, slow = median_over_rounds(values[fast, np.newaxis]), slow[: is_apart * len(slow)]
+    is_apart = bool(
+        distance >= line
+        and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
+        # That is the reach of two single places; that of medians is smaller.
+        and distance > math.sqrt(2) * np.median(averages_of(logs[:, np.append(fast, slow)])[1])
+    )
+    fast, slow = (one[: is_apart * len(one)] for one in (fast, slow))
     is_minority = len(slow) < len(fast) and distance >= math.log1p(limit)
     certain, peers = np.full(len(values), is_minority), np.full(len(values), len(fast))
-    return _described(logs - norm, slow, certain, peers, distance)._replace(faster=fast[: is_apart * len(fast)])
+    logs -= median_over_rounds(values[fast, np.newaxis])
+    return _described(logs, slow, certain, peers, distance)._replace(faster=fast)
 
 
 def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, float, float]:

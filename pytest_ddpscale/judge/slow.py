@@ -18,9 +18,7 @@ A rank within the limit that stands out is worth a remark: its average is above 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,7 +43,7 @@ from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, as_slice, once
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
@@ -53,46 +51,6 @@ from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 # For a thresholds file that says nothing of peers, or does not compare them: what fails names somebody all the same.
 UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
 _LEAST_BUSY = 0.01  # utilization that is compared as that; 0 has no ratio
-
-
-@dataclass(frozen=True, eq=False)
-class OwnPace:
-    """Own paces of the ranks of an arm.
-
-    Attributes:
-        measured: the rounds of the arm.
-        times_s: seconds of a step, or of its forward pass; NaN if unknown or absent, (rounds, ranks).
-    """
-
-    measured: ArmRounds
-    times_s: FloatArray
-
-    @property
-    def ranks(self) -> RankColumns:
-        """Those of the columns."""
-        return self.measured.ranks
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds in which any is known."""
-        return int((~np.isnan(self.times_s)).any(axis=1).sum())
-
-    def of_whole_rounds(self) -> OwnPace:
-        """The rounds in which all ranks are known."""
-        whole = np.flatnonzero(~np.isnan(self.times_s).any(axis=1))
-        return OwnPace(self.measured.of(whole), self.times_s[whole])
-
-    @property
-    def of_nodes_s(self) -> FloatArray:
-        """The median of each node's ranks, in the order of `by_host`, NaN where a node was absent, (rounds, nodes)."""
-        by_host = self.ranks.by_host.values()
-        cells = np.full((max(map(len, by_host), default=0), len(self.times_s), len(by_host)), np.nan)
-        for node, at in enumerate(by_host):
-            cells[: len(at), :, node] = self.times_s[:, at].T
-        return median_over_rounds(cells.reshape(len(cells), -1)).reshape(cells.shape[1:])
-
-
-NO_PACE = OwnPace(NO_ROUNDS, NO_ROUNDS.seconds)
 
 
 def columns_in(ranks: RankColumns, others: RankColumns) -> IntArray:
@@ -109,24 +67,30 @@ def own_pace_s(rounds: ArmRounds) -> FloatArray:
     if rounds.arm.startswith(("each@", "infer@")):
         return rounds.mean_step_s
     forward_s = rounds.reading(FORWARD_S)
-    known = rounds.present & (forward_s > 0)
-    return np.where(known, forward_s, np.nan) / np.where(known, rounds.count, 1)
+    return np.where(forward_s > 0, forward_s, np.nan) / np.maximum(rounds.count, 1)
 
 
-def pace_in(study: Study, arm: Arm, evidence: Evidence, last: int | None = None) -> OwnPace:
-    """The own paces of an arm, up to the last round that counts.
+def of_nodes_s(ranks: RankColumns, times_s: FloatArray) -> FloatArray:
+    """The median of each node's ranks, in the order of `by_host`, NaN where a node was absent, (rounds, nodes)."""
+    by_host = ranks.by_host.values()
+    cells = np.full((max(map(len, by_host), default=0), len(times_s), len(by_host)), np.nan)
+    for node, at in enumerate(by_host):
+        cells[: len(at), :, node] = times_s[:, at].T
+    return median_over_rounds(cells.reshape(len(cells), -1)).reshape(cells.shape[1:])
+
+
+def pace_in(study: Study, arm: Arm, evidence: Evidence, last: int | None = None) -> ArmRounds:
+    """The rounds of an arm that tell own paces, up to the last one that counts.
 
     Ranks that train together count in complete rounds; of those that train alone each counts by itself.
     """
-    measured = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS)
     if arm.compares_ranks:
-        are_beside = measured.present.sum(axis=1) > 1
-        rounds = measured.of(measured.is_of_work(arm.batch_size) & are_beside)
+        measured = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS)
+        are_beside = measured.is_of_work(arm.batch_size) & (measured.present.sum(axis=1) > 1)
+        rounds = measured.of(as_slice(np.flatnonzero(are_beside)))
     else:
         rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
-    if last is not None:
-        rounds = rounds.of(rounds.numbers <= last)
-    return OwnPace(rounds, own_pace_s(rounds))
+    return rounds if last is None else rounds.of(slice(int(np.searchsorted(rounds.numbers, last, "right"))))
 
 
 def arms_read(question: Question, study: Study) -> list[Arm]:
@@ -157,9 +121,13 @@ def study_before(study: Study, studies: Sequence[Study]) -> Study | None:
     return None
 
 
+def _rounds_told(pace: ArmRounds) -> int:
+    return int((~np.isnan(own_pace_s(pace))).any(axis=1).sum())
+
+
 @once
-def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> OwnPace | None:
-    """Forward passes of a study's largest arm with enough rounds; None if they were not read, as of compiled models.
+def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> ArmRounds | None:
+    """The largest arm of a study with enough forward passes, or any; None if they were not read, as of compiled models.
 
     Args:
         evidence: of the run.
@@ -170,7 +138,7 @@ def own_pace_of(evidence: Evidence, study: Study, last: int | None = None) -> Ow
     # Larger arms have fewer rounds if a node was lost.
     arms = [(least, arm) for least in (MINIMUM_ROUNDS, 1) for arm in pace_arms(study)]
     paces = ((least, pace_in(study, arm, evidence, last)) for least, arm in arms)
-    return next((pace for least, pace in paces if pace.rounds >= least), None)
+    return next((pace for least, pace in paces if _rounds_told(pace) >= least), None)
 
 
 def limit_of(evidence: Evidence, limit: float | None) -> float:
@@ -179,8 +147,8 @@ def limit_of(evidence: Evidence, limit: float | None) -> float:
 
 
 @once
-def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[OwnPace, Slow]:
-    """Own paces by which ranks are compared, and the slow ones of these.
+def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[ArmRounds, Slow]:
+    """The rounds by whose own paces ranks are compared, and the slow ones of these.
 
     By the arm ``each`` of any study, else by forward passes of the judged one, else by inference. The slower of two
     groups if these are more, or open.
@@ -194,13 +162,13 @@ def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[O
     alone = [(one, arm) for one in evidence.plan.studies for arm in one.arms if arm.compares_ranks]
     alone.sort(key=lambda one: (one[1].kind == "each", one[0] == study, one[1].world_size))
     # Noise may leave open in one study what the forward passes of another show.
-    paces = [own] if own is not None and own.rounds >= MINIMUM_ROUNDS else []
+    paces = [own] if own is not None and _rounds_told(own) >= MINIMUM_ROUNDS else []
     if alone and (alone[-1][1].kind == "each" or not paces):
         paces.insert(0, pace_in(*alone[-1], evidence))
     found = []
-    for pace in (*paces, NO_PACE):
-        slow = find_slow(pace.times_s, compare(pace.times_s, most), most)
-        group = find_groups(pace.times_s, most)
+    for pace in (*paces, NO_ROUNDS):
+        times_s = own_pace_s(pace)
+        slow, group = find_slow(times_s, compare(times_s, most), most), find_groups(times_s, most)
         is_group = len(group.at) > len(slow.at) or not group.are_certain.all()
         found.append((pace, group if is_group else slow))
     return next((one for one in found if len(one[1].at)), found[0])
@@ -236,10 +204,11 @@ def culprits_of(ranks: RankColumns, found: Slow, rows: IntArray, explain: BoolAr
 
 def two_groups(ranks: RankColumns, found: Slow) -> Reason:
     """Hosts of both groups, or numbers of their ranks if a host has some of both, and their distance."""
-    fast, slow = (sorted({*ranks.hosts[at]}) for at in (found.faster, found.at))
-    if {*fast} & {*slow}:
-        fast, slow = (sorted(ranks.numbers[at].tolist()) for at in (found.faster, found.at))
-    return because("two-groups", tuple(fast), tuple(slow), float(np.median(found.ratio)))
+    for names in (ranks.hosts, ranks.numbers):
+        fast, slow = (tuple(sorted({*names[at].tolist()})) for at in (found.faster, found.at))
+        if {*fast}.isdisjoint(slow):
+            break
+    return because("two-groups", fast, slow, float(np.median(found.ratio)))
 
 
 def name_slow(
@@ -253,16 +222,23 @@ def name_slow(
     if answer.outcome not in ("failed", "inconclusive") or answer.culprits:
         return
     if definition.reads_utilization and answer.outcome == "failed":
-        _name_idle(answer, find_rounds(), bound, limit_of(evidence, limit))
+        measured, most = find_rounds(), limit_of(evidence, limit)
+        busy = measured.reading("utilization")
+        own, peers = median_over_rounds(busy), median_over_rounds(medians_of_others(busy))
+        compared = compare(1 / np.maximum(busy, _LEAST_BUSY), most)
+        # Its peers keep the bound: else the host may hold up all.
+        for at in np.flatnonzero((compared.low > 1 + most) & (own < bound) & (peers >= bound)).tolist():
+            why = because("less-busy", float(own[at]), int(compared.peers[at]), float(peers[at]))
+            answer.culprits.append(Culprit("gpu", (measured.ranks.rank_places[at],), why))
     if not definition.slowed_by_one_rank:
         return
     (pace, found), trained = slow_ranks(evidence, study, limit), set(find_rounds().ranks.places)
     rows = np.flatnonzero([pace.ranks.places[at] in trained for at in found.at.tolist()])
     if len(rows):
-        value, most = answer.value or math.nan, found.mean[rows].max()
+        value, slowest = answer.value or math.nan, found.mean[rows].max()
         needed = value / (bound or math.nan) if definition.upper_bound else bound / value  # how much faster it must be
         # Without the others the bound must be missed, too; the slowest sets the pace.
-        explain = (found.mean >= needed) & ((found.mean == most) | ~(most / found.mean >= needed))
+        explain = (found.mean >= needed) & ((found.mean == slowest) | ~(slowest / found.mean >= needed))
         explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
         answer.culprits = culprits_of(pace.ranks, found, rows, explain)
         first, *others = answer.culprits
@@ -273,16 +249,6 @@ def name_slow(
         name_slow_node_pairs(answer, evidence)
 
 
-def _name_idle(answer: Answer, measured: ArmRounds, bound: float, limit: float) -> None:
-    """Devices less busy than the bound, and clearly than their peers that keep it: else the host may hold up all."""
-    busy = measured.reading("utilization")
-    own, peers = median_over_rounds(busy), median_over_rounds(medians_of_others(busy))
-    compared = compare(1 / np.maximum(busy, _LEAST_BUSY), limit)
-    for at in np.flatnonzero((compared.low > 1 + limit) & (own < bound) & (peers >= bound)).tolist():
-        why = because("less-busy", float(own[at]), int(compared.peers[at]), float(peers[at]))
-        answer.culprits.append(Culprit("gpu", (measured.ranks.rank_places[at],), why))
-
-
 def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdict] = ()) -> list[Reason]:
     """A remark on ranks that are somewhat slow without communication, and one on ranks slow in some rounds only.
 
@@ -290,24 +256,24 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     first, which are worth a look, but no reason to drain.
     """
     certain = {one.place.identity for verdict in verdicts for one in verdict.culprits if one.is_certain}
-    studies = [study for study in evidence.plan.studies if any(arm.compares_ranks for arm in study.arms)]
-    notes, most = defaultdict[str, dict[object, Reason]](dict), limit_of(evidence, limit)
-
-    def note(code: str, place: Place, why: Reason) -> None:
-        notes[code].setdefault(place.identity, because("on-host", place.number, place.host, why))
-
-    for study in studies or evidence.plan.studies:
+    studies = evidence.plan.studies
+    notes, most = {code: dict[object, Reason]() for code in ("look-at", "slow-at-times")}, limit_of(evidence, limit)
+    for study in [one for one in studies if any(arm.compares_ranks for arm in one.arms)] or studies:
         pace, slow = slow_ranks(evidence, study, limit)
-        found, places = compare(pace.times_s, most), pace.ranks.rank_places
+        found, places = compare(own_pace_s(pace), most), pace.ranks.rank_places
         stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
         stand_out[slow.at] = False
-        for at in sorted(np.flatnonzero(stand_out).tolist(), key=lambda at: -float(found.ratio[at])):
-            numbers = (one[at].item() for one in (found.ratio, found.low, found.high, found.peers))
-            if certain.isdisjoint({places[at].identity, Place(places[at].host).identity}):
-                note("look-at", places[at], because("stands-out", *numbers))
-        for one in culprits_of(pace.ranks, slow, np.flatnonzero(~slow.are_throughout)):
-            note("slow-at-times", one.place, one.because)
-    return [because(code, tuple(notes[code].values())) for code in ("look-at", "slow-at-times") if code in notes]
+        numbers, order = (found.ratio, found.low, found.high, found.peers), np.argsort(-found.ratio, kind="stable")
+        told = [
+            ("look-at", places[at], because("stands-out", *(one[at].item() for one in numbers)))
+            for at in order[stand_out[order]].tolist()
+            if certain.isdisjoint({places[at].identity, Place(places[at].host).identity})
+        ]
+        changing = culprits_of(pace.ranks, slow, np.flatnonzero(~slow.are_throughout))
+        told += [("slow-at-times", one.place, one.because) for one in changing]
+        for code, place, why in told:
+            notes[code].setdefault(place.identity, because("on-host", place.number, place.host, why))
+    return [because(code, tuple(whys.values())) for code, whys in notes.items() if whys]
 
 
 def pace_notes(evidence: Evidence) -> list[Reason]:

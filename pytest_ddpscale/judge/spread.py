@@ -37,16 +37,15 @@ from pytest_ddpscale.judge.peers import (
     relative_logs,
     split_at_gap,
 )
-from pytest_ddpscale.judge.slow import NO_PACE, OwnPace, columns_in, own_pace_of, own_pace_s, pace_in, study_before
+from pytest_ddpscale.judge.slow import columns_in, of_nodes_s, own_pace_of, own_pace_s, pace_in, study_before
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.plan.metric_catalogue import WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.table import once
+from pytest_ddpscale.run.table import ArmRounds, once
 from pytest_ddpscale.run.verdicts import AgainstSlowest
-from pytest_ddpscale.thresholds.cases import Case
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray
 
 MOST_EXCUSED = 0.10  # a limit above it, as on CPUs, is no limit of ordinary spread
@@ -60,18 +59,19 @@ _OPEN_RULES = ("pace-unknown", "gpu-open", "perhaps-groups", "node-open")  # tha
 
 
 @once
-def _against_slowest(evidence: Evidence, judged: Judged, study: Study) -> Values[Any] | None:
-    """Weak scaling against the slowest GPU, at the places of its values; None if no own pace was read."""
-    pace, found = own_pace_of(evidence, study), judged.groups
+def _against_slowest(evidence: Evidence, judged: Judged, study: Study, pace: ArmRounds) -> Values[Any]:
+    """Weak scaling against the slowest GPU by the own paces, at the places of its values."""
+    found = judged.groups
     assert found is not None
     arms, (of_baseline, at) = Arms(found.arms, judged.blank.world_size).paired, found.columns
     measured, baseline, ranks = arms.measured, arms.baseline, found.merged[-1].ranks
-    if pace is None or not measured.seconds.size:
-        return None
-    known, rows = _known_before(evidence, study), np.searchsorted(pace.measured.numbers, measured.numbers)
-    before, own_s = known[rows][:, columns_in(pace.ranks, ranks)[at]], own_pace_s(measured)
-    told_s = np.where(np.isnan(before), np.nan, own_s)
-    slowest = np.where(np.isnan(told_s), -np.inf, before).argmax(axis=-1, keepdims=True)
+    before, rows = study_before(study, evidence.plan.studies), np.searchsorted(pace.numbers, measured.numbers)
+    known, earlier = _means_before(pace), own_pace_of(evidence, before) if before else None
+    if earlier is not None:  # before the first round that of the study before
+        known[0, :-1] = _means_before(earlier)[-1, columns_in(earlier.ranks, pace.ranks)]
+    means, own_s = known[rows][:, columns_in(pace.ranks, ranks)[at]], own_pace_s(measured)
+    told_s = np.where(np.isnan(means), np.nan, own_s)
+    slowest = np.where(np.isnan(told_s), -np.inf, means).argmax(axis=-1, keepdims=True)
     turns = np.where(baseline.present, columns_in(ranks, found.merged[0].ranks)[of_baseline], -1)
     is_turn = at == turns.max(axis=-1, initial=-1, keepdims=True)
     of_turn = np.fmax.reduce(own_s, axis=-1, where=is_turn, initial=np.nan)
@@ -80,25 +80,14 @@ def _against_slowest(evidence: Evidence, judged: Judged, study: Study) -> Values
     return replace(judged.values, samples=np.ascontiguousarray(samples.T))
 
 
-@once
-def _known_before(evidence: Evidence, study: Study) -> FloatArray:
+def _means_before(pace: ArmRounds) -> FloatArray:
     """Mean of each rank's relative log before each of the rounds of its pace, and after them.
 
-    Before the first round it is that of the study before. NaN where nothing is known, as in the last column, which is
-    no rank's: (rounds + 1, ranks + 1).
+    NaN where nothing is known, as in the last column, which is no rank's: (rounds + 1, ranks + 1).
     """
-
-    def means(of: OwnPace) -> FloatArray:
-        logs = relative_logs(of.times_s)
-        count, total = np.cumsum(np.pad([~np.isnan(logs), np.nan_to_num(logs)], ((0, 0), (1, 0), (0, 1))), axis=1)
-        return np.asarray(total / np.where(count > 0, count, np.nan))
-
-    before = study_before(study, evidence.plan.studies)
-    pace, earlier = own_pace_of(evidence, study) or NO_PACE, own_pace_of(evidence, before) if before else None
-    known = means(pace)
-    if earlier:
-        known[0, :-1] = means(earlier)[-1, columns_in(earlier.ranks, pace.ranks)]
-    return known
+    logs = relative_logs(own_pace_s(pace))
+    count, total = np.cumsum(np.pad([~np.isnan(logs), np.nan_to_num(logs)], ((0, 0), (1, 0), (0, 1))), axis=1)
+    return np.asarray(total / np.where(count > 0, count, np.nan))
 
 
 def excuse_spread(judged: Judged, study: Study) -> None:
@@ -114,12 +103,12 @@ def excuse_spread(judged: Judged, study: Study) -> None:
     """
     case, evidence, found, are_bad = judged.case, judged.evidence, judged.found, np.isin(judged.codes, (OPEN, FAILED))
     limit, nodes_limit = case.peers.computing, case.peers.nodes
-    if not isinstance(case, Case) or case.requirement.definition is not WEAK_SCALING_EFFICIENCY or not are_bad.any():
+    if case.requirement.definition is not WEAK_SCALING_EFFICIENCY or limit is None or not are_bad.any():
         return
-    own = _against_slowest(evidence, judged, study)
     pace = own_pace_of(evidence, study, last_round(judged.groups))
-    if own is None or pace is None or limit is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
+    if pace is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
         return
+    own = _against_slowest(evidence, judged, study, pace)
     second = replace(judged, values=own)
     second.decide(own.estimated(found.confidences, judged.limit))
     for place in np.flatnonzero(are_bad & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))).tolist():
@@ -128,9 +117,10 @@ def excuse_spread(judged: Judged, study: Study) -> None:
         if not what and code != FAILED and value > before * (1 + limit):
             what = "excuses-too-much"
         why, is_open = because(what, limit, nodes_limit), what in _OPEN_RULES
-        if what and not is_open and code != FAILED:
-            judged.note(place, because("not-excused", why))
-        if (what and not is_open) or (code == FAILED and judged.codes[place] != FAILED):
+        if what and not is_open:
+            judged.note(place, None if code == FAILED else because("not-excused", why))
+            continue
+        if code == FAILED and judged.codes[place] != FAILED:
             continue
         judged.against[place] = AgainstSlowest(value, interval, slowest, behind)
         if code == FAILED:
@@ -146,7 +136,7 @@ def excuse_spread(judged: Judged, study: Study) -> None:
 
 
 @once
-def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], pace: OwnPace) -> tuple[Any, ...]:
+def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], pace: ArmRounds) -> tuple[Any, ...]:
     """What the forward times, utilization and telemetry of all ranks show of each place, (places,) each.
 
     The first rule that holds: what is there beside spread or cannot be excluded, then what further rounds may exclude;
@@ -155,7 +145,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
     assert judged.groups is not None
     measured, last, places = judged.groups.merged[-1], last_round(judged.groups), len(own.places)
     limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes
-    ranks, times_s = pace.ranks, pace.times_s
+    ranks, times_s = pace.ranks, own_pace_s(pace)
     place, column = np.nonzero(judged.groups.arms[-1].present.any(axis=0))
     column = judged.groups.columns[-1][place, column]  # of each rank among the measured ones, and among the paces
     at, are_nodes = columns_in(ranks, measured.ranks)[column], len(ranks.by_host) > 1
@@ -164,21 +154,22 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[str], p
         return np.bincount(place, of_ranks, places) > 0
 
     compared, group, far = compare(times_s, limit), find_groups(times_s, limit), nodes_limit or math.inf
-    nodes, node = compare(pace.of_nodes_s, far), ranks.node[at]
+    nodes, node = compare(of_nodes_s(ranks, times_s), far), ranks.node[at]
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
     most = most_alone = compared.ratio[slowest]
-    for arm in (arm for arm in study.arms if arm.kind == "each"):
-        alone, most_alone = pace_in(study, arm, evidence, last), np.full(places, np.nan)
-        ratio = np.append(compare(alone.times_s, limit).ratio, np.nan)
-        np.fmax.at(most_alone, place, ratio[columns_in(alone.ranks, measured.ranks)[column]])
+    for arm in study.arms:
+        if arm.kind == "each":
+            alone, most_alone = pace_in(study, arm, evidence, last), np.full(places, np.nan)
+            ratio = np.append(compare(own_pace_s(alone), limit).ratio, np.nan)
+            np.fmax.at(most_alone, place, ratio[columns_in(alone.ranks, measured.ranks)[column]])
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
     busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
     # Of each place alone: spread hides the gap between groups from `find_groups`, which accuses; this only doubts.
     splits = (split_at_gap(median_over_rounds(relative_logs(times_s[:, at[place == one]]))) for one in range(places))
     may_be_two = [gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART) for *_, apart, gap in splits]
     who = [measured.ranks.places[one] for one in column.tolist()]
-    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.measured.arm]
+    arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm]
     told = [evidence.telemetry.of_arm(study.id, arm) for arm in arms]
     is_polled = told[0].throttle_reasons.where(lambda reasons: reasons is not None)
     polls = Counter(told[0].places[number].of_rank for number in told[0].place[is_polled].tolist())

@@ -28,7 +28,7 @@ from pytest_ddpscale.judge.peers import (
     find_slow,
     find_slow_at_times,
 )
-from pytest_ddpscale.judge.slow import arms_read, culprits_of, pace_in, two_groups
+from pytest_ddpscale.judge.slow import arms_read, culprits_of, of_nodes_s, own_pace_s, pace_in, two_groups
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
@@ -55,20 +55,21 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     """
     arm, layout, limit = arms_read(case.question, study)[-1], evidence.plan.layout, case.requirement.bound - 1
     pace = pace_in(study, arm, evidence)
+    ranks, times_s = pace.ranks, own_pace_s(pace)
     of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
     expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
-    read = int((~(np.isnan(pace.times_s) & pace.measured.present).any(axis=0)).sum())
+    read = int((~(np.isnan(times_s) & pace.present).any(axis=0)).sum())
     missing = because("pace-unread", read, expected)
-    if np.isnan(pace.times_s).all():
-        answer.reasons = [missing if len(pace.measured) else because("no-own-round", arm.name, study.id)]
+    if np.isnan(times_s).all():
+        answer.reasons = [missing if len(pace) else because("no-own-round", arm.name, study.id)]
         return
-    times_s, names, noun = pace.times_s, [f"{one.number} of {one.host}" for one in pace.ranks.rank_places], "GPUs"
-    rounds = (~np.isnan(times_s)).sum(axis=0)
-    counts, is_of_nodes = rounds > -1, case.requirement.definition is NODE_UNIFORMITY
+    names, noun = [f"{one.number} of {one.host}" for one in ranks.rank_places], "GPUs"
+    counts, is_of_nodes = np.ones(1, np.bool_), case.requirement.definition is NODE_UNIFORMITY
     if is_of_nodes:  # the median of a node whose GPU is missing is another one's
-        times_s, names, noun = pace.of_nodes_s, [*pace.ranks.by_host], "nodes"
-        least = np.array([rounds[at].min() for at in pace.ranks.by_host.values()])
-        counts = least >= rounds.max() - layout.takes_turns(arm)
+        rounds = (~np.isnan(times_s)).sum(axis=0)
+        least = [rounds[at].min() for at in ranks.by_host.values()]
+        counts = np.array(least) >= rounds.max() - layout.takes_turns(arm)
+        times_s, names, noun = of_nodes_s(ranks, times_s), [*ranks.by_host], "nodes"
     compared = compare(times_s, limit)
     codes = _answer_on_places(answer, compared, names, noun, None if read == expected else missing, limit, counts)
     told, beyond = int(compared.rounds[compared.rounds > 0].min(initial=due)), codes == FAILED
@@ -81,25 +82,24 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
         found, group = find_slow(times_s, compared, limit), find_groups(times_s, limit)
-        at_times, is_passed = find_slow_at_times(compared, limit), answer.outcome == "passed"
-        are_groups = len(group.at) > 0 and bool(not is_passed or np.median(group.ratio) >= 1 + limit)
+        at_times, is_failed = find_slow_at_times(compared, limit), answer.outcome == "failed"
+        are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
         rows = np.flatnonzero(at_times[found.at])
-        if answer.outcome == "failed":
-            is_minority, rows = 2 * max(beyond.sum(), len(group.at)) < len(names), np.flatnonzero(beyond[found.at])
-            found = found._replace(slowdown=found.ratio, are_certain=np.full(len(found.at), is_minority))
-        elif len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
+        if not is_failed and len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
             answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[rows[0]]), None
-            answer.place, first = names[found.at[rows[0]]], culprits_of(pace.ranks, found, rows)[0]
-            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, first.because)]
-            are_groups = False
-        elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
-            answer.outcome, rows = "inconclusive", np.arange(len(group.at))
-            found = group._replace(are_certain=np.zeros_like(group.are_certain))
+            answer.place, why = names[found.at[rows[0]]], culprits_of(ranks, found, rows)[0].because
+            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, why)]
+        elif is_failed or are_groups:
+            if are_groups:
+                answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
+            found, rows = found._replace(slowdown=found.ratio), np.flatnonzero(beyond[found.at])
+            if not is_failed:  # the median of others lies in the larger group, or between: either may be the normal one
+                answer.outcome, found, rows = "inconclusive", group, np.arange(len(group.at))
+            is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
+            found = found._replace(are_certain=np.full(len(found.at), is_minority))
         else:
             return
-        if are_groups:
-            answer.reasons = [*([] if is_passed else answer.reasons), two_groups(pace.ranks, group)]
-        answer.culprits = culprits_of(pace.ranks, found, rows)
+        answer.culprits = culprits_of(ranks, found, rows)
 
 
 def _answer_on_places(
@@ -115,7 +115,7 @@ def _answer_on_places(
         noun: what they are, in the plural.
         missing: why not all of the plan was measured; None if it was.
         limit: by which a place may be slower, 0.05 for 5 %.
-        counts: whether a place was measured wholly, (places,); the others are undecided.
+        counts: whether a place was measured wholly, (places,); else it is undecided.
     """
     ratio, rounds = compared.ratio, int(compared.rounds.max())
     counts = counts & (compared.rounds >= FEWEST_ROUNDS)
@@ -129,12 +129,8 @@ def _answer_on_places(
         return codes
     worst = max(beyond or range(len(names)), key=np.nan_to_num(ratio).tolist().__getitem__)
     value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
-    answer.value, answer.interval, answer.place, answer.rounds = (
-        value,
-        (low, high),
-        names[worst],
-        int(compared.rounds.min()),
-    )
+    answer.value, answer.interval, answer.place = value, (low, high), names[worst]
+    answer.rounds = int(compared.rounds.min())
     whom = because("of-peers", names[worst], noun, value, peers)
     if beyond:
         answer.outcome, others = "failed", tuple(names[at] for at in beyond if at != worst)
@@ -164,15 +160,15 @@ def answer_probe_uniformity(
     """
     assert case.probe is not None
     missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
-    if not len(there):
-        answer.reasons = [missing] if missing else []
+    if missing and not len(there):
+        answer.reasons = [missing]
         return
     places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
     alike, limit = np.zeros(len(places), np.int64), case.requirement.bound - 1  # numbers of places that should be
     if KINDS[case.probe.operation.kind].peers != "memory":
         ends = [[end.of_rank[1] for end in one.ends] or [0] for one in places]
         alike = np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
-    compared = compare(np.where(bandwidths > 0, 1 / bandwidths, np.nan).T, limit, alike)
+    compared = compare(1 / np.where(bandwidths > 0, bandwidths, np.nan).T, limit, alike)
     counts, names = compared.rounds >= due, [place.name for place in places]
     codes = _answer_on_places(answer, compared, names, places[0].noun, missing, limit, counts)
     if answer.outcome == "inconclusive" and 0 < answer.rounds < due:

@@ -37,7 +37,7 @@ from pytest_ddpscale.judge.metrics import (
     slowness_of,
 )
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
-from pytest_ddpscale.judge.slow import arms_read, columns_in, own_pace_of, pace_in, slow_ranks
+from pytest_ddpscale.judge.slow import arms_read, columns_in, of_nodes_s, own_pace_of, own_pace_s, pace_in, slow_ranks
 from pytest_ddpscale.judge.stats import Estimated, estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
@@ -150,16 +150,16 @@ def _over_peers(
     The peers are those of the whole run, as in `uniformity`.
     """
     pace = pace_in(study, arms_read(question, study)[-1], evidence)
-    times_s, columns = pace.times_s, dict[str, Any](pace.ranks.by_host)
+    times_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
     if question.metric is NODE_UNIFORMITY and columns:
-        times_s, columns = pace.of_nodes_s, {host: [at] for at, host in enumerate(columns)}
-    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.measured.numbers)), np.nan)
+        times_s, columns = of_nodes_s(pace.ranks, times_s), {host: [at] for at, host in enumerate(columns)}
+    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
     columns[WHOLE] = slice(None)
     for row, place in enumerate(places):
         own = ratios[:, columns.get(place, slice(0))]
         if own.size:
             found[row] = own[:, np.nan_to_num(median_over_rounds(own)).argmax()]
-    return pace.measured.numbers, found
+    return pace.numbers, found
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
@@ -172,9 +172,13 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     if question.metric.baseline != "alone" or question.world_size == 1:
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    pace = own_pace_of(evidence, study, last) or slow_ranks(evidence, study, None)[0].of_whole_rounds()
-    here = np.isin(pace.ranks.hosts, [*found.merged[-1].ranks.by_host])
-    ranks, times_s = (pace.ranks, pace.times_s) if is_by_node else (pace.ranks.of(here), pace.times_s[:, here])
+    own, there = own_pace_of(evidence, study, last), found.merged[-1].ranks.by_host
+    pace = own or slow_ranks(evidence, study, None)[0]
+    ranks, times_s = pace.ranks, own_pace_s(pace)
+    times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
+    if not is_by_node:
+        here = np.array([host in there for host in ranks.hosts], np.bool_)
+        ranks, times_s = ranks.of(here), times_s[:, here]
     key = "slowness", study.id, last, is_by_node, ranks.numbers.tobytes()
     factors = evidence.once(key, lambda: slowness_of(ranks, times_s, within_hosts=is_by_node))
     return np.append(factors, 1.0)[columns_in(ranks, found.merged[0].ranks)][found.columns[0]]

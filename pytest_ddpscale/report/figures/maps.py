@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import slowness_of
-from pytest_ddpscale.judge.slow import pace_in
+from pytest_ddpscale.judge.slow import own_pace_s, pace_in
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.report.digits import number_text
@@ -154,8 +154,10 @@ def slowness_by_gpu(evidence: Evidence) -> GpuValues:
     found: dict[tuple[str, str], float] = {}
     for study in evidence.plan.studies:
         for arm in (one for one in study.arms if one.kind == "each"):
-            pace = pace_in(study, arm, evidence).of_whole_rounds()
-            slowness = slowness_of(pace.ranks, pace.times_s).tolist() if len(pace.times_s) else []
+            pace = pace_in(study, arm, evidence)
+            times_s = own_pace_s(pace)
+            times_s = times_s[~np.isnan(times_s).any(axis=1)]
+            slowness = slowness_of(pace.ranks, times_s).tolist() if len(times_s) else []
             for place, factor in zip(pace.ranks.rank_places, slowness, strict=False):
                 gpu = place.host, place.number
                 found[gpu] = max(factor, found.get(gpu, 0.0))
