@@ -6,6 +6,7 @@ A metric is an expression on arrays whose last axis are the ranks of a place. To
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -240,7 +241,7 @@ def _percentile_ms(arms: Arms, per_cent: float) -> FloatArray:
     Definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996).
     """
     steps_s = arms.measured.of_steps(STEP_S)
-    steps_s = steps_s.reshape(*steps_s.shape[:2], -1).astype(np.float64)
+    steps_s = steps_s.reshape(*steps_s.shape[:2], math.prod(steps_s.shape[2:])).astype(np.float64)
     known = ~np.isnan(steps_s).all(axis=-1)
     steps_s, found = steps_s[known], np.full(known.shape, np.nan)
     if len(steps_s):
