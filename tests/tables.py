@@ -4,8 +4,9 @@
     weak_scaling_efficiency:0.9@4 2x2 slow=*1.3/3             a case, typed by a person
         failed 0.7692 (0.7667 … 0.7719)                       what is told of it, approved
 
-An empty line ends a block. ``TESTS_APPROVE=1 pytest -n 0 FILE`` writes what is told anew: read the difference that git
-shows, and commit it alone, with which lines changed and why.
+A line ``with WORDS`` says what the cases after it begin with, up to the next one. An empty line ends a block.
+``TESTS_APPROVE=1 pytest -n 0 FILE`` writes what is told anew: read the difference that git shows, and commit it alone,
+with which lines changed and why.
 """
 
 from __future__ import annotations
@@ -61,9 +62,12 @@ def is_so(expected: str, said: str) -> bool:
 
 
 def _told(block: str, tell: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    common = ""
     for line in block.splitlines():
         if line.startswith(INDENT):
             continue
         yield line
-        if not line.startswith("#"):
-            yield from (INDENT + told for told in tell(line))
+        if line.partition(" ")[0] == "with":
+            common = line.removeprefix("with").strip() + " "
+        elif not line.startswith("#"):
+            yield from (INDENT + told for told in tell((common + line).strip()))

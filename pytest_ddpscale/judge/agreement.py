@@ -9,8 +9,10 @@ If any differ, every passed verdict of their study is void.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.metric_catalogue import METRICS, REPLICA_AGREEMENT
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.table import ArmRounds, once
 from pytest_ddpscale.run.verdicts import WRONG_DATA
@@ -63,22 +65,29 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
     if not odd:
         if answer.outcome == "passed" and compares and steps and not evidence.is_repeatable(study.id):
             unrepeated = sum(not step.repeats for step in steps.values()), len(steps), study.id
-            if {(place.host, place.uuid) for place in steps} <= evidence.compared_alone:
+            # Devices whose own results some study compared, as most of its ranks repeated them.
+            compared = {
+                (place.host, place.uuid)
+                for one, of in evidence.seeded_steps.items()
+                if evidence.is_repeatable(one)
+                for place in of
+            }
+            if {(place.host, place.uuid) for place in steps} <= compared:
                 answer.remarks.append(because("repeated-elsewhere", *unrepeated))
             else:
                 answer.outcome, answer.reasons = "inconclusive", [because("unrepeated", *unrepeated)]
         return
-    reason = because("results-differ", tuple(f"rank {rank} on {culprit.host}" for rank, culprit in odd.items()))
+    reason = because("results-differ", tuple(f"rank {rank} on {one.host}" for rank, one in odd))
     if compares or answer.outcome == "failed":
         answer.flags.append(WRONG_DATA)
     if compares or answer.outcome == "passed":
         reason = reason if compares else because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
         answer.outcome, answer.reasons = "failed" if compares else "error", [reason]
-        answer.culprits = [*odd.values()]
+        answer.culprits = [one for _, one in odd]
 
 
 @once
-def disagreements(evidence: Evidence, study: Study) -> dict[int, Culprit]:
+def disagreements(evidence: Evidence, study: Study) -> list[tuple[int, Culprit]]:
     """Every rank of a study whose parameters or own seeded step differ from its peers', in rank order.
 
     Ranks that differ from more than half of those that they trained with are certain. If no result is shared by more
@@ -86,37 +95,35 @@ def disagreements(evidence: Evidence, study: Study) -> dict[int, Culprit]:
     decide first, all ranks of the seeded step before any: of two that differ, a larger group may tell which is wrong.
     Groups that lack a rank or a result are skipped; each rank computed the seeded step alone.
     """
-    places = {step.rank: place for place, step in evidence.seeded_steps.get(study.id, {}).items()}
-    size = evidence.plan.layout.world_size
-    own, unlike = numbered(evidence.seeded_checksums(study.id), range(size)), np.zeros((2, size), np.int64)
-    known, doubted = np.flatnonzero(own), np.zeros(size, np.bool_)
-    odd = known[_are_unlike_most(own[known])]
-    unlike[1, odd] = len(odd) < len(known)
+    steps, checksums = evidence.seeded_steps.get(study.id, {}), evidence.seeded_checksums(study.id)
+    # By rank and place: number of blocks, of seeded steps, and whether others may be wrong.
+    blame = defaultdict[tuple[int, Place], list[int]](lambda: [0, 0, 0])
+    ranks = [(step.rank, place) for place, step in steps.items()]
+    is_odd = _are_unlike_most(numbered(checksums, [rank for rank, _ in ranks]))
+    for who in compress(ranks, is_odd & (not is_odd.all())):
+        blame[who][1] += 1
     for arm in sorted(study.arms, key=lambda arm: -arm.world_size):
-        measured, named = evidence.columns.arms.get((study.id, arm.name)), np.asarray(unlike.any(axis=0))
+        measured, named = evidence.columns.arms.get((study.id, arm.name)), {who: told[2] for who, told in blame.items()}
         if measured is None or arm.kind != "ddp":
             continue
+        own = numbered(checksums, measured.ranks.numbers.tolist())
         for row in np.flatnonzero(measured.is_of_work(arm.batch_size)).tolist():
             column = np.flatnonzero(measured.present[row])
-            ranks, groups = measured.ranks.numbers[column], measured.groups[row, column]
-            results = np.stack([measured.digest[row, column], own[ranks]])
-            _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+            results = np.stack([measured.digest[row, column], own[column]])
+            _, first, group = np.unique(measured.groups[row, column], return_index=True, return_inverse=True)
             for number in np.unique(group[(results != results[:, first[group]]).any(axis=0)]).tolist():
-                here = np.flatnonzero(group == number)
-                is_told = (named & ~doubted)[ranks[here]].any()
-                for kind, result in enumerate(results[:, here]):
-                    at = here[_are_unlike_most(result)]
-                    is_open, odd = len(at) == arm.world_size, ranks[at]
-                    if result.all() and len(here) == arm.world_size and not (is_open and is_told):
-                        unlike[kind, odd] += 1
-                        doubted[odd] |= is_open & ~named[odd]
-                        places |= dict(map(measured.ranks.who, column[at].tolist()))
-    found = dict[int, Culprit]()
-    for rank in np.flatnonzero(unlike.any(axis=0)).tolist():
-        blocks, seeded = unlike[:, rank].tolist()
-        is_certain = not doubted[rank]
-        why = because("unlike-others", blocks, bool(seeded), is_certain)
-        found[rank] = Culprit("gpu", (places[rank],), why, is_certain, computed_wrong=True)
+                ranks = [measured.ranks.who(at) for at in column[group == number].tolist()]
+                is_told = any(named.get(who) == 0 for who in ranks)
+                for kind, result in enumerate(results[:, group == number]):
+                    is_odd = _are_unlike_most(result)
+                    if result.all() and len(ranks) == arm.world_size and not (is_odd.all() and is_told):
+                        for who in compress(ranks, is_odd):
+                            blame[who][kind] += 1
+                            blame[who][2] |= bool(is_odd.all()) and who not in named
+    found = list[tuple[int, Culprit]]()
+    for (rank, place), (blocks, seeded, doubts) in sorted(blame.items(), key=lambda one: one[0][0]):
+        why = because("unlike-others", blocks, bool(seeded), not doubts)
+        found.append((rank, Culprit("gpu", (place,), why, not doubts, computed_wrong=True)))
     return found
 
 

@@ -7,7 +7,7 @@ give is missing data, which no check passes.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec.structs import astuple
@@ -21,10 +21,10 @@ from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
-# The GPU, or the node; the check, or "" for all that read the same; a code and its arguments. Codes of missing data
-# begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
+# Place of the GPU, or the host; the check, or "" for all that read the same; a code and its arguments. Codes of missing
+# data begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
 Facts: TypeAlias = Iterator[tuple[Any, ...]]
-# Of which others do not decide whether they are certain, as `Finding.kind` has it.
+# Who decides whether a fault is certain, where most nodes or GPUs do not: see `Finding.kind`.
 _BLAME = {"power-brake": "outside", "unclear": "unclear"} | dict.fromkeys((
     "lost", "lost-needed", "lost-under-load", "lost-afterwards", "unmeasured", "ended-ranks", "prohibited", "throttled",
     "uncorrected", "page-pending", "row-failed", "row-pending", "new-uncorrected", "afterwards",
@@ -40,7 +40,6 @@ _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "pyth
 _COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
 _NETWORKS = ("NET/", "COLLNET/")
-_DETOURS = ("SHM", *_NETWORKS)  # through the host's memory, or out of the node
 
 
 class Finding(NamedTuple):
@@ -59,8 +58,9 @@ class Finding(NamedTuple):
         such as the facility's power. ``unclear``: nodes differ, and it is unclear which of them is wrong.
         """
         first = self.why.code.partition("-")[0]
-        of_fault = _BLAME.get(self.why.code, "gpus" if self.gpu else "nodes")
-        return first if first in ("no", "note", "looked") else of_fault
+        if first in ("no", "note", "looked"):
+            return first
+        return _BLAME.get(self.why.code, "gpus" if self.gpu else "nodes")
 
     @property
     def gpu(self) -> str:
@@ -77,39 +77,38 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
     """What surveys say, node by node."""
     is_cpu = expected.device_type == "cpu"
     for host, survey in evidence.surveys.items():
-        here, asked, versions = Place(host), expected.gpus_per_node, survey.versions
+        asked, versions = expected.gpus_per_node, survey.versions
         if survey.problem:
-            yield here, "", "no-survey", survey.problem
+            yield host, "", "no-survey", survey.problem
             continue
         visible = [gpu for gpu in survey.gpus if gpu.is_visible]  # to ranks
         silent = sum(bool(gpu.problem) for gpu in visible)
-        yield here, "", "looked", len(visible) - silent
-        yield here, "gpus", "looked", silent
+        yield host, "", "looked", len(visible) - silent
+        yield host, "gpus", "looked", silent
         free, least = survey.free_bytes.get("run_directory"), expected.free_disk_gib
         if free is None:
-            yield here, "disk", "no-reading", "free space where the run is written"
+            yield host, "disk", "no-reading", "free space where the run is written"
         elif free < least * _GIB:
-            yield here, "disk", "full", free / _GIB, least
+            yield host, "disk", "full", free / _GIB, least
         if is_cpu:
             if survey.cores is None:
-                yield here, "gpus", "no-reading", "number of CPU cores"
+                yield host, "gpus", "no-reading", "number of CPU cores"
             elif survey.cores < asked:
-                yield here, "gpus", "few-cores", survey.cores, asked
+                yield host, "gpus", "few-cores", survey.cores, asked
             continue
 
         # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
         # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
         answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
-        pattern = expected.name_pattern or "^.*$"
-        of_sku = sum(not gpu.name or is_named(gpu.name, pattern) for gpu in survey.gpus)
+        of_sku = sum(not gpu.name or is_named(gpu.name, expected.name_pattern or "^.*$") for gpu in survey.gpus)
         why_none = because("none-visible", survey.driver_problem, survey.has_driver, len(survey.gpus))
         if len(visible) < asked:
-            yield here, "gpus", "few-gpus", len(visible), asked, why_none
+            yield host, "gpus", "few-gpus", len(visible), asked, why_none
         if of_sku < expected.gpus_installed:
-            yield here, "gpus", "few-of-sku", of_sku, expected.gpus_installed
+            yield host, "gpus", "few-of-sku", of_sku, expected.gpus_installed
         for gpu in survey.gpus:
             if gpu.problem and not gpu.is_visible:
-                yield here, "gpus", "note-unused", gpu.index, gpu.problem
+                yield host, "gpus", "note-unused", gpu.index, gpu.problem
 
         # Torch and its CUDA. It may use GPUs of an older driver with NVIDIA's cuda-compat.
         torch, cuda, driver = (versions.get(name) for name in ("torch", "cuda", "cuda_driver"))
@@ -119,29 +118,31 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
         majors = [(version or "").partition(".")[0] for version in (driver, cuda)]
         is_old = all(map(str.isdecimal, majors)) and int(majors[0]) < int(majors[1])
         if count is None and survey.cuda_problem:
-            yield here, "gpus", "no-count", survey.cuda_problem
+            yield host, "gpus", "no-count", survey.cuda_problem
         elif count is not None and count < listed and not is_old:
             told = count, listed, survey.cuda_problem, answer[0].name, versions.get("driver"), bool(expected.nvlinks)
-            yield here, "gpus", "cuda-lacks" if count < asked else "cuda-finds", *told
+            yield host, "gpus", "cuda-lacks" if count < asked else "cuda-finds", *told
         if is_old and not count:
-            yield here, "kernels", "note-old-driver" if count is None else "old-driver", driver, torch, cuda
+            yield host, "kernels", "note-old-driver" if count is None else "old-driver", driver, torch, cuda
         checks = {"processes", "mig", "ecc", "throttling", "pcie", "nvlink", *({"bf16"} & expected.precisions)}
         if survey.torch_problem:
-            yield here, "kernels", "no-torch", survey.torch_problem
+            yield host, "kernels", "no-torch", survey.torch_problem
         elif survey.arch_list:
             checks.add("kernels")
         else:
-            yield here, "kernels", "without-cuda" if torch is not None and cuda is None else "no-architectures", torch
+            yield host, "kernels", "without-cuda" if torch is not None and cuda is None else "no-architectures", torch
 
         for check in () if visible else checks:
-            yield here, check, "no-gpu", why_none
+            yield host, check, "no-gpu", why_none
         for gpu in visible:
             place = gpu.on(host)
             if gpu.problem:
                 yield place, "gpus", "lost-needed" if gpu.is_lost and len(answer) < asked else "lost", gpu.problem
-                yield from ((place, check, "no-answer", gpu.problem) for check in checks)
-            else:
-                yield from ((place, *one) for one in _on_gpu(expected, survey, gpu))
+                for check in checks:
+                    yield place, check, "no-answer", gpu.problem
+                continue
+            for one in _on_gpu(expected, survey, gpu):
+                yield place, *one
     yield from _compared(evidence, _COMPARED_ON_CPU if is_cpu else _COMPARED)
     yield from () if is_cpu else _afterwards(evidence)
 
@@ -197,14 +198,16 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     if is_on:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
         faults["note-remapped"] = gpu.remapped_rows.uncorrectable if gpu.remapped_rows else None
-        yield from (("ecc", code, count) for code, count in faults.items() if count)
+        for code, count in faults.items():
+            if count:
+                yield "ecc", code, count
     if not generation and not lanes:
         yield "pcie", "no-expectation", "pcie_generation or pcie_width"
     if links is None:
         yield "nvlink", "no-expectation", "nvlinks"
 
 
-def throttled(reasons: Collection[str], where: Any) -> tuple[Any, ...]:
+def throttled(reasons: Sequence[str], where: Any) -> tuple[Any, ...]:
     """A fault without comparison, as code, reasons and where; only a power brake without heat may come from outside.
 
     With the brake, NVML also sets ``hw_slowdown``.
@@ -240,20 +243,21 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
                 one = first_with.setdefault(cells, host) if devices else None
             if one:
                 if name == "torch" and not counted[one] and (why := why_untried(one)):
-                    yield Place(host), check, "note-untried", why
+                    yield host, check, "note-untried", why
                 found[host] = one
                 counted[one] += 1
             elif name != "kernel":
-                yield Place(host), check, "no-reading", name, survey.torch_problem or survey.driver_problem
+                yield host, check, "no-reading", name, survey.torch_problem or survey.driver_problem
         usual = max(counted, key=counted.__getitem__, default="")
         is_clear = 2 * counted[usual] > len(found)
         code = "note-kernel" if name == "kernel" else "differs" if is_clear else "unclear"
         told = counted[usual], len(found), usual if is_clear else tuple(sorted(counted))
         for host, one in found.items():
             if one != usual or not is_clear:
-                yield Place(host), check, code, name, one, *told
+                yield host, check, code, name, one, *told
     others = {place.host for place, one in evidence.transports.items() if one.process_group == WITHOUT_OVERLAP}
-    yield from ((Place(host), "versions", "note-backend") for host in others & known.keys())
+    for host in others & known.keys():
+        yield host, "versions", "note-backend"
 
 
 def surveyed(evidence: Evidence) -> dict[str, Survey]:
@@ -276,14 +280,14 @@ def _afterwards(evidence: Evidence) -> Facts:
             yield place, "gpus", "lost-afterwards", then.problem if then else ""
         elif then.problem:
             yield place, "gpus", "no-answer-afterwards", then.problem
-    yield from ((place, "gpus", "unmeasured", rounds) for place, rounds in lost_places(evidence).items())
+    for place, rounds in lost_places(evidence).items():
+        yield place, "gpus", "unmeasured", rounds
     for one in gpu_errors_in(evidence):
         yield one.place, "gpus", "ended-ranks" if one.is_certain else "note-suspect", one.because
     for after in evidence.post_mortems:
         if _is_silent(after):  # only a note if the node was slow, as it had little time to answer
-            is_slow = after.problem and not after.driver_problem
-            code = "note-slow" if is_slow else "no-survey-afterwards"
-            yield Place(after.host), "gpus", code, after.problem or after.driver_problem
+            code = "note-slow" if after.problem and not after.driver_problem else "no-survey-afterwards"
+            yield after.host, "gpus", code, after.problem or after.driver_problem
 
 
 def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, SurveyedGpu | None]]:
@@ -296,9 +300,10 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
         before = evidence.surveys.get(after.host)
         if before is None or _is_silent(after):
             continue
-        known, listed = {gpu.uuid for gpu in before.gpus}, {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
+        listed = {gpu.uuid or gpu.index: gpu for gpu in after.gpus}
+        others = {gpu.uuid for gpu in after.gpus} - {"", *(gpu.uuid for gpu in before.gpus)}
         # One that gave no UUID before may give it now.
-        if len({gpu.uuid for gpu in after.gpus} - {"", *known}) <= sum(not gpu.uuid for gpu in before.gpus):
+        if len(others) <= sum(not gpu.uuid for gpu in before.gpus):
             for gpu in before.gpus:
                 if gpu.is_visible and not gpu.problem:
                     yield gpu.on(after.host), gpu, listed.get(gpu.uuid) or listed.get(gpu.index)
@@ -318,16 +323,17 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
     ranks, between = Counter(place.host for place in transports), defaultdict[str, set[str]](set)
     for host, count in ranks.items():
-        yield Place(host), "transport", "looked", count
+        yield host, "transport", "looked", count
         if count < asked:
-            yield Place(host), "transport", "no-logs", count, asked
+            yield host, "transport", "no-logs", count, asked
     for place, one in transports.items():
         # A network connection to an unknown peer counts as one to another node.
         placed = Counter(one.channels_within_node) + Counter(one.channels_between_nodes)
         unclear = {name for name, n in one.channels.items() if n > placed[name] and name.startswith(_NETWORKS)}
         between[place.host] |= {*one.channels_between_nodes, *unclear}
         within = {*one.channels_within_node, *(unclear if is_one_node else ())}
-        detours = sorted(name for name in within if name.startswith(_DETOURS))
+        # Through the host's memory, or out of the node.
+        detours = sorted(name for name in within if name.startswith(("SHM", *_NETWORKS)))
         if is_one_node and ranks[place.host] == 1:
             continue  # without another rank NCCL may not even have begun its log
         if one.problem or one.unreadable:
@@ -351,22 +357,23 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     fast = {host: tuple(one for one in ports if ports[one] or uses_rdma) for host, ports in active.items()}
     counts = {host: sum(ports.values()) for host, ports in active.items()}
     for host, used in between.items():
-        here, survey, uses_tcp = Place(host), known.get(host), any(name.startswith("NET/Socket") for name in used)
+        survey, uses_tcp = known.get(host), any(name.startswith("NET/Socket") for name in used)
         if not any(between.values()):
-            yield here, "transport", "no-nodes-joined"
+            yield host, "transport", "no-nodes-joined"
             continue
         if by_host := sorted(name for name in used if name.startswith("NET/IB") and "GDRDMA" not in name):
-            yield here, "transport", "note-host-memory", tuple(by_host)
+            yield host, "transport", "note-host-memory", tuple(by_host)
         if survey is None:  # other checks report that, too
-            yield from [(here, "transport", "no-ports")] if uses_tcp else ()
+            if uses_tcp:
+                yield host, "transport", "no-ports"
             continue
         states = tuple(map(astuple, survey.infiniband))
         if uses_tcp and any(fast.values()):
-            yield here, "transport", "tcp", fast[host], states
+            yield host, "transport", "tcp", fast[host], states
         elif uses_tcp and active[host]:
-            yield here, "transport", "note-roce", tuple(active[host])
+            yield host, "transport", "note-roce", tuple(active[host])
         # NCCL silently uses fewer ports than most others have.
         more, others = [count for count in counts.values() if count > counts[host]], len(counts) - 1
         if 2 * len(more) > others:
             code = "fewer-ports" if len(counts) >= _FEWEST_TO_COMPARE else "note-fewer-ports"
-            yield here, "transport", code, counts[host], len(more), others, min(more), max(more), states
+            yield host, "transport", code, counts[host], len(more), others, min(more), max(more), states

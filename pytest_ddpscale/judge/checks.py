@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.table import Columns, once
@@ -68,8 +68,9 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
 @once
 def _facts(evidence: Evidence, reads: str, expected: NodeExpectation) -> list[Finding]:
     """All that checks find in this source, host by host."""
-    facts = _FIND[reads](evidence, expected)
-    found = dict.fromkeys(Finding(place, check, because(code, *args)) for place, check, code, *args in facts)
+    found = dict[Finding, None]()
+    for at, check, code, *args in _FIND[reads](evidence, expected):
+        found[Finding(at if isinstance(at, Place) else Place(at), check, because(code, *args))] = None
     return sorted(found, key=lambda one: one.place.host)
 
 

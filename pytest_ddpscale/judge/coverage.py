@@ -36,9 +36,6 @@ from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
-# One round may have been cut short by the end of the run.
-_MOST_CUT_SHORT = 1
-
 
 class _Presence(NamedTuple):
     """Who was measured.
@@ -85,7 +82,8 @@ def _presence(evidence: Evidence) -> _Presence:
             expected = np.isin(node, node[at])
             missed = np.maximum(missed, expected * (arm.present.any(axis=1).sum() - here))
     ranks = RankColumns(np.arange(len(places)), np.fromiter(places.values(), np.object_))
-    return _Presence(known, ranks, times, missed, missed > _MOST_CUT_SHORT)
+    # One round may have been cut short by the end of the run.
+    return _Presence(known, ranks, times, missed, missed > 1)
 
 
 def coverage_of(
@@ -135,15 +133,16 @@ def coverage_of(
         silent = [
             one
             for one in (survey.gpus if survey else ())
-            if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used
+            if one.is_visible and one.local_rank is None and one.uuid not in used
         ]
         answering = gpus_per_node - len(silent)  # some without a rank
         gpus = [
             GpuCoverage(
                 place,
                 tuple(kind for kind, where in tested.items() if where[number]),
-                rounds_missing=int(seen.missed[number]),
-                missing_in=tuple(name for name, where in missing.items() if where[number]),
+                "",
+                int(seen.missed[number]),
+                tuple(name for name, where in missing.items() if where[number]),
             )
             for number, place in zip(at.tolist(), places, strict=True)
             if place in seen.known or place.local_rank < answering
@@ -151,8 +150,8 @@ def coverage_of(
         gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
         gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
         is_surveyed = survey is not None and not survey.problem
-        by = [kind for kind, where in tested.items() if where[at].any()]
-        by = [SURVEY] * is_surveyed + by + [PAIRS] * (node in paired)
+        by = [SURVEY] * is_surveyed + [kind for kind, where in tested.items() if where[at].any()]
+        by += [PAIRS] * (node in paired)
         has_gpus = plan.device_type == "cuda"
         nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus) if has_gpus else ()))
     ended = {**evidence.interrupted, **evidence.errors}

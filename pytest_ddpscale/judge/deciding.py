@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.metrics import rounds_begun
 from pytest_ddpscale.judge.slow import arms_read, pace_arms, study_before
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import PairStudy
@@ -55,12 +56,10 @@ class Decider:
 
     def hear(self, record: AnyRecord) -> None:
         """Add a record."""
+        self._columns.hear(record)
         if isinstance(record, GangRecord):
             self._gangs[record.gang] = record
-            self._columns.add_gang(record)
-        elif isinstance(record, Block):
-            self._columns.add(record)
-        elif not isinstance(record, OfDevices) and hasattr(record, "study"):
+        elif not isinstance(record, Block | OfDevices) and hasattr(record, "study"):
             self._records[record.study].append(record)
 
     def needed_arms(self, study_id: str) -> list[str]:
@@ -68,7 +67,7 @@ class Decider:
 
         Empty once the study needs no more rounds.
         """
-        plan, rounds = self._plan, self._columns.rounds_begun(study_id)
+        plan, rounds = self._plan, len(rounds_begun(self._columns.columns(), study_id))
         study = next((one for one in plan.timed if one.id == study_id), None)
         if study is None or isinstance(study, PairStudy):
             return []

@@ -64,7 +64,8 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
     gpu, gpus = np.array([at for at, _ in firsts], np.int64)[told.place], [place for _, place in places.values()]
     for code, counted in (("new-uncorrected", told.ecc_uncorrected), ("note-new-corrected", told.ecc_corrected)):
         errors = np.bincount(gpu, np.nan_to_num(counted))
-        yield from ((gpus[at], "ecc_under_load", code, int(errors[at])) for at in np.flatnonzero(errors).tolist())
+        for at in np.flatnonzero(errors).tolist():
+            yield gpus[at], "ecc_under_load", code, int(errors[at])
     for place, before, after in gpus_afterwards(evidence):
         are = memory_faults(after) if after else {}
         for code, was in memory_faults(before).items():
@@ -106,15 +107,16 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
     # Only GPUs that the survey lists and that ran a block count, as far as both are known.
     worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
     listed = {host: {gpu.uuid for gpu in survey.gpus} for host, survey in surveyed(evidence).items()}
-    watched = [(gpus[at].host, gpus[at].uuid) for at in np.unique(gpu).tolist()]
-    known = [one for one in watched if one[1] in listed.get(one[0], one) and (not worked or one in worked)]
-    counting, on_host = Counter(host for host, _ in known), Counter(host for host, _ in watched)
-    for host in {host for host, _ in (*watched, *worked)}:
-        yield Place(host), "", "looked", on_host[host]
+    watched = [gpus[at] for at in np.unique(gpu).tolist()]
+    known = [one for one in watched if one.uuid in listed.get(one.host, (one.uuid,))]
+    counting = Counter(one.host for one in known if not worked or (one.host, one.uuid) in worked)
+    on_host = Counter(one.host for one in watched)
+    for host in {*on_host, *(host for host, _ in worked)}:
+        yield host, "", "looked", on_host[host]
         if len(readings) == 1:
-            yield Place(host), "pcie_under_load", "no-expectation", "pcie_generation or pcie_width"
+            yield host, "pcie_under_load", "no-expectation", "pcie_generation or pcie_width"
         if counting[host] < expected.gpus_per_node:
-            yield Place(host), "", "no-telemetry", counting[host], expected.gpus_per_node
+            yield host, "", "no-telemetry", counting[host], expected.gpus_per_node
 
 
 def _in_most_windows(
@@ -140,21 +142,21 @@ def _in_most_windows(
     counting |= told.seconds > LONGEST_UNPOLLED_S
     counting |= (np.bincount(gpu, counting) == 0)[gpu]
     gpus, arms = int(gpu.max(initial=0)) + 1, len(told.arms)
-    of_arm = gpu * arms + told.arm
-    of_several = counting & (np.bincount(of_arm, counting) > 1)[of_arm]
-    has_several = (np.bincount(gpu, of_several) > 0)[gpu]
-    counting, bins = np.where(has_several, of_several, counting), np.where(has_several, of_arm, gpu * arms)
-    total, so, not_so = (
-        np.bincount(bins, counting & those, gpus * arms).reshape(gpus, arms) for those in (counting, was_so, was_not)
-    )
+    counts = [
+        np.bincount(gpu * arms + told.arm, counting & those, gpus * arms).reshape(gpus, arms)
+        for those in (counting, was_so, was_not)
+    ]
+    several = counts[0] > 1
+    is_alone = ~several.any(axis=1, keepdims=True)  # in all its arms, which are then one more
+    total, so, not_so = (np.append(one * several, one.sum(axis=1, keepdims=True) * is_alone, 1) for one in counts)
     at_fault, untold = ((total > 0) & (one >= SHARE_OF_ROUNDS * total) for one in (so, total - not_so))
     is_fault = np.any(at_fault, axis=1, keepdims=True)
     found = np.where(is_fault, at_fault, untold)
-    counts = (found * np.where(is_fault, so, total - so - not_so)).sum(axis=1), (found * total).sum(axis=1)
-    for number in np.flatnonzero(counts[1]).tolist():
-        yield number, bool(is_fault[number]), because("windows", *(int(count[number]) for count in counts))
+    of_windows = [(found * one).sum(axis=1) for one in (np.where(is_fault, so, total - so - not_so), total)]
+    for number in np.flatnonzero(of_windows[1]).tolist():
+        yield number, bool(is_fault[number]), because("windows", *(int(one[number]) for one in of_windows))
     seconds, polls = np.bincount(gpu, told.seconds), np.bincount(gpu, told.polls)
-    is_hardly_polled = (counts[1] == 0) & (seconds >= RAREST_POLLS_S * np.maximum(polls, 1))
+    is_hardly_polled = (of_windows[1] == 0) & (seconds >= RAREST_POLLS_S * np.maximum(polls, 1))
     for number in np.flatnonzero(is_hardly_polled).tolist():
         yield number, False, because("few-polls", float(polls[number]), float(seconds[number]))
 

@@ -91,8 +91,10 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
             if not is_by_node:
                 return judged.rounds(WHOLE)
             alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            measured, hosts = found.merged[-1], [*itertools.compress(found.places, alike)]
-            return measured.of(slice(None), np.isin(measured.ranks.hosts, hosts)).there()
+            measured, hosts = found.merged[-1], {*itertools.compress(found.places, alike)}
+            return measured.of(
+                slice(None), np.array([host in hosts for host in measured.ranks.hosts], np.bool_)
+            ).there()
 
         name_slow(answer, case, study, evidence, rounds)
     if is_by_node:

@@ -31,7 +31,7 @@ from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.pairing import SLOW_SHARES, PairResult, Standings, are_stalled
+from pytest_ddpscale.plan.pairing import PAIRS, SLOW_SHARES, PairResult, Standings, are_stalled
 from pytest_ddpscale.run.block import STEP_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
@@ -70,7 +70,7 @@ class Rails(NamedTuple):
 @once
 def rails_of(evidence: Evidence) -> Rails:
     """The measured rails between nodes, round by round."""
-    measured = next(iter(evidence.pairs), NO_ROUNDS)
+    measured = next(evidence.columns.of_study(PAIRS), NO_ROUNDS)
     steps_s, who = measured.of_steps(STEP_S), measured.ranks
     hosts, node = np.unique(who.hosts, return_inverse=True)
     row, rank = np.nonzero(measured.present)
@@ -123,7 +123,6 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
     if len(standings.suspect_nodes) > standings.nodes // 2:
         return []
     is_good, line = np.isin(nodes, [*standings.good]), standings.slow_below_gbps
-    usual = float(np.median(gbps[gbps >= line])) if len(gbps) else 0.0
     # A node with its good partners, or the link between two.
     for accused in (*((node,) for node in standings.confirmed_nodes), *standings.confirmed_links):
         is_end, ends, only = np.isin(nodes, accused), list[Place](), list[Place]()
@@ -135,7 +134,8 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
             only = rails.places[np.setdiff1d(at, fast)].tolist() if len(fast) else []  # rails that always are slow
             ends.append(only[0] if len(only) == 1 else Place(hosts[node]))
         ranks = tuple(end.local_rank for end in only)
-        why = because("slow-pairs", float(np.median(gbps[mine])), usual, int(mine.sum()), ranks)
+        typical, usual = float(np.median(gbps[mine])), float(np.median(gbps[gbps >= line]))
+        why = because("slow-pairs", typical, usual, int(mine.sum()), ranks)
         found.append(Culprit("link" if len(accused) == 2 else "node", (*ends,), why))
     found.sort(key=lambda one: (one.kind == "link", one.because.args[0], one.hosts))
     for node in standings.stalls.named:
@@ -185,11 +185,10 @@ def name_probe_culprits(
 
     for hosts, mine in on_hosts.items():
         failed, where = [i for i in mine if is_failed[i]], tuple(map(Place, hosts))
-        is_whole = is_between or len(on_hosts) > 1 < len(failed) == len(mine)
-        if is_whole and failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
-            where = places[failed[0]].ends if len(failed) == 1 else where
-            culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
-        if is_whole:
+        if is_between or len(on_hosts) > 1 < len(failed) == len(mine):
+            if failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
+                where = places[failed[0]].ends if len(failed) == 1 else where
+                culprits.append(Culprit("link" if is_between else "node", where, failure(mine), not is_between))
             continue
         if kind == "link":
             of_end = {end: [i for i in mine if end in places[i].ends] for one in failed for end in places[one].ends}
@@ -203,7 +202,7 @@ def name_probe_culprits(
             for end in (*slow, *shared):
                 why = because("gpu-or-its-links" if end in slow else "gpu-or-these-links", failure(of_end[end]))
                 culprits.append(Culprit("gpu", (end,), why, end in slow))
-            failed = failed[: 0 if shared else None]
+            failed = [] if shared else failed
         for i in failed:
             why = failure([i])
             is_alike = kind == "gpu" and limit is not None and others[i] <= values[i] * (1 + limit)
@@ -224,7 +223,7 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     """
     if not probed.wrong.any():
         return
-    operation, ranks, (names, wrong, rounds) = probe.operation, probed.ranks, _seen(probed)
+    operation, ranks, rounds = probe.operation, probed.ranks, len(np.unique(probed.numbers))
     did, is_alone = "computed" if operation.kind == "matmul" else "moved", operation.is_single_device
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
@@ -232,25 +231,24 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
         one = ranks.rank_places[column]
         ends = (one,) if is_alone else (*ranks.rank_places[group],)
         is_within = all(end.host == one.host for end in ends)
-        accused = [Culprit("gpu", (one,), because("saw"), is_certain=False)]
-        if is_alone or (operation.kind == "send-recv" and len(ends) > 1):  # else the other one is unknown
-            accused = [Culprit("gpu" if is_alone else "link", ends, because(did), is_within)]
-        elif is_within and len(ranks.by_host[one.host]) >= probe.world_size:
-            accused.insert(0, Culprit("node", (Place(one.host),), because(did)))
+        accused = [Culprit("gpu", (one,), because("wrong-data", did if is_alone else "saw"), is_alone)]
+        if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown
+            accused = [Culprit("link", ends, because("wrong-data", did), is_within)]
+        elif not is_alone and is_within and len(ranks.by_host[one.host]) >= probe.world_size:
+            accused.insert(0, Culprit("node", (Place(one.host),), because("wrong-data", did)))
         for culprit in accused:
             seen[culprit].add(int(probed.numbers[row]))
     culprits = dict[tuple[object, ...], Culprit]()
     for culprit, at in seen.items():
         own = [set(one.places) for one in seen if one.kind == culprit.kind == "link" and one.host == culprit.host]
-        why = because("wrong-results", culprit.because.code, len(at), rounds)
+        why = because("wrong-data", *culprit.because.args, len(at), rounds)
         if len(own) > 1 and (shared := set.intersection(*own)):
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
         culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
     others = [one for one in answer.culprits if one.identity not in culprits]
-    if answer.outcome not in ("failed", "error"):
-        answer.reasons = []
-    also = [because("also", one) for one in answer.reasons[:1]]
-    answer.reasons[:1] = [because("wrong-data", did, names, wrong, rounds), *also]
+    also = [because("also", one) for one in answer.reasons if answer.outcome in ("failed", "error")]
+    wrong = len(np.unique(probed.numbers[probed.wrong.any(axis=1)]))
+    answer.reasons = [because("wrong-data", did, wrong, rounds), *also]
     answer.outcome, answer.culprits = "failed", [*culprits.values(), *others]
     answer.flags.append(WRONG_DATA)
 
@@ -264,12 +262,12 @@ def unasked_wrong_data(evidence: Evidence, asked: Collection[str]) -> list[Reaso
         evidence: of the run.
         asked: names of the probes that its requirements are about, at each world size (`Arm.name`).
     """
-    wrong = [probed for probed in evidence.probes if probed.arm not in asked and probed.wrong.any()]
-    return [because("unasked-wrong-data", probed.arm, *_seen(probed)) for probed in wrong]
-
-
-def _seen(probed: ArmRounds) -> tuple[tuple[str, ...], int, int]:
-    """Who saw wrong data, in how many rounds, and the number of all rounds."""
-    rows, columns = np.nonzero(probed.wrong)
-    names = (f"{one.number} of {one.host}" for one in dict.fromkeys(probed.ranks.rank_places[columns]))
-    return tuple(names), len(np.unique(probed.numbers[rows])), len(np.unique(probed.numbers))
+    return [
+        because(
+            "unasked-wrong-data",
+            probed.arm,
+            tuple(f"{one.number} of {one.host}" for one in probed.ranks.rank_places[probed.wrong.any(axis=0)]),
+        )
+        for probed in evidence.probes
+        if probed.arm not in asked and probed.wrong.any()
+    ]

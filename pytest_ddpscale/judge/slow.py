@@ -72,7 +72,11 @@ def own_pace_s(rounds: ArmRounds) -> FloatArray:
 
 def of_nodes_s(ranks: RankColumns, times_s: FloatArray) -> FloatArray:
     """The median of each node's ranks, in the order of `by_host`, NaN where a node was absent, (rounds, nodes)."""
-    return np.stack([median_over_rounds(times_s[:, at].T) for at in ranks.by_host.values()], axis=1)
+    by_host = ranks.by_host.values()
+    cells = np.full((max(map(len, by_host), default=0), len(times_s), len(by_host)), np.nan)
+    for node, at in enumerate(by_host):
+        cells[: len(at), :, node] = times_s[:, at].T
+    return median_over_rounds(cells.reshape(len(cells), -1)).reshape(cells.shape[1:])
 
 
 def pace_in(study: Study, arm: Arm, evidence: Evidence, last: int | None = None) -> ArmRounds:

@@ -127,7 +127,7 @@ def _answer_on_places(
     if missing and not beyond:
         answer.reasons = [missing]
         return codes
-    worst = max(beyond or range(len(names)), key=lambda at: float(np.nan_to_num(ratio[at])))
+    worst = max(beyond or range(len(names)), key=np.nan_to_num(ratio).tolist().__getitem__)
     value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
     answer.value, answer.interval, answer.place = value, (low, high), names[worst]
     answer.rounds = int(compared.rounds.min())

@@ -172,12 +172,12 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     if question.metric.baseline != "alone" or question.world_size == 1:
         return 1.0
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    own = own_pace_of(evidence, study, last)
+    own, there = own_pace_of(evidence, study, last), found.merged[-1].ranks.by_host
     pace = own or slow_ranks(evidence, study, None)[0]
     ranks, times_s = pace.ranks, own_pace_s(pace)
     times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
     if not is_by_node:
-        here = np.isin(ranks.hosts, [*found.merged[-1].ranks.by_host])
+        here = np.array([host in there for host in ranks.hosts], np.bool_)
         ranks, times_s = ranks.of(here), times_s[:, here]
     key = "slowness", study.id, last, is_by_node, ranks.numbers.tobytes()
     factors = evidence.once(key, lambda: slowness_of(ranks, times_s, within_hosts=is_by_node))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.consistent import refuse_contradictions
@@ -126,11 +124,6 @@ class Evidence(Keeping):
         """Measurements of one probe; None if there are none."""
         return self.columns.arms.get((PROBES, probe.name))
 
-    @property
-    def pairs(self) -> Sequence[ArmRounds]:
-        """Measurements between pairs of nodes, if they were measured to find a slow node or link."""
-        return list(self.columns.of_study(PAIRS))
-
     @once
     def seeded_checksums(self, study_id: str) -> Mapping[int, str]:
         """Checksum of the seeded step, by rank; empty if none was computed.
@@ -146,12 +139,6 @@ class Evidence(Keeping):
         """Whether most ranks repeated the seeded step of a study, so that their results can be compared."""
         steps = self.seeded_steps.get(study_id, {}).values()
         return 2 * sum(step.repeats for step in steps) > len(steps)
-
-    @cached_property
-    def compared_alone(self) -> set[tuple[str, str]]:
-        """Host and device of ranks whose own results some study compared, as most of its ranks repeated them."""
-        studies = (steps for study, steps in self.seeded_steps.items() if self.is_repeatable(study))
-        return {(place.host, place.uuid) for steps in studies for place in steps}
 
 
 def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord]) -> Evidence:
@@ -228,19 +215,12 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
             contradict themselves, the plan or each other.
     """
     record, plan, records = run.read_run(), run.read_plan(), run.read_records()
-    starts = [one.id for one in records if isinstance(one, RunStart)]
-    ids = [study.id for study in (*plan.timed, *plan.training_runs)]
-    for path, is_broken, found in (
-        (run.plan_json, plan.sku != record.sku, f"plans for {plan.sku}, but run.json measured {record.sku}"),
-        (run.plan_json, len({*ids}) != len(ids), "has two studies with the same id"),
-        (
-            run.measurements_jsonl,
-            starts not in ([], [record.id]),
-            "does not begin with the id in run.json: it is of another run",
-        ),
-    ):
-        if is_broken:
-            raise broken_file(path, found)
+    if plan.sku != record.sku:
+        raise broken_file(run.plan_json, f"plans for {plan.sku}, but run.json measured {record.sku}")
+    if [one.id for one in records if isinstance(one, RunStart)] not in ([], [record.id]):
+        raise broken_file(run.measurements_jsonl, "does not begin with the id in run.json: it is of another run")
+    if len(set(plan.study_ids)) != len(plan.study_ids):
+        raise broken_file(run.plan_json, "has two studies with the same id")
     devices = (place.uuid for one in records if isinstance(one, GangRecord) for place in one.places)
     simulated = record.is_simulated(devices)
     refuse_contradictions(run, plan, records, is_imported=record.is_imported, is_simulated=simulated)

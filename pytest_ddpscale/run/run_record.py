@@ -28,11 +28,10 @@ _VERSIONS = ("torch", "torchvision", "cuda", "nccl", "cudnn", "pytest_ddpscale")
 
 def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
     """Ranks of each host, one for each of its local ranks: that of the last gang."""
-    found: dict[str, dict[int, Rank]] = {}
-    for gang in gangs:
-        for rank in gang.ranks:
-            found.setdefault(rank.place.host, {})[rank.place.of_rank[1]] = rank
-    return {host: [ranks[number] for number in sorted(ranks)] for host, ranks in sorted(found.items())}
+    last, found = {rank.place.of_rank: rank for gang in gangs for rank in gang.ranks}, dict[str, list[Rank]]()
+    for place in sorted(last):
+        found.setdefault(place[0], []).append(last[place])
+    return found
 
 
 def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
@@ -42,7 +41,7 @@ def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
         if isinstance(record, Lost):
             lost |= dict.fromkeys(record.hosts, record.message)
         elif isinstance(record, GangRecord | Survey):
-            for host in {record.host} if isinstance(record, Survey) else set(record.hosts):
+            for host in record.hosts if isinstance(record, GangRecord) else (record.host,):
                 lost.pop(host, None)
     return lost
 

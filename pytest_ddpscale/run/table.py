@@ -261,9 +261,9 @@ class Columns(Keeping):
         return frozenset(device for arm in self.arms.values() for _, device in arm.ranks.gpus)
 
 
-_NO_NUMBERS, _NO_RANKS = np.zeros(0, np.int64), RankColumns(np.zeros(0, np.int64), np.zeros(0, np.object_))
-_NO_CELLS: Any = {name: np.zeros((0, 0), kind) for name, kind in _CELLS.items()}
-NO_ROUNDS = ArmRounds("", "", _NO_NUMBERS, _NO_NUMBERS, _NO_RANKS, **_NO_CELLS, readings={})
+_NONE = np.zeros(0, np.int64)
+_NO_CELLS: Any = [*(np.zeros((0, 0), kind) for kind in _CELLS.values()), {}]  # and no readings
+NO_ROUNDS = ArmRounds("", "", _NONE, _NONE, RankColumns(_NONE, _NONE.astype(np.object_)), *_NO_CELLS)
 
 
 class _GrowingArm:
@@ -320,16 +320,15 @@ class GrowingColumns:
         self._arms: dict[tuple[str, str], _GrowingArm] = {}
         self._laid_out: dict[tuple[str, str], ArmRounds] = {}
 
-    def add_gang(self, gang: GangRecord) -> None:
-        """Add the ranks of a launch, before their measurements."""
-        numbers = [self._devices.setdefault(place, len(self._devices)) for place in gang.places]
-        self._devices_of[gang.gang] = np.array(numbers, np.int64)
-
-    def add(self, block: Block) -> None:
-        """Add a block."""
-        name = block.study, block.arm
-        self._arms.setdefault(name, _GrowingArm()).add(block, self._devices_of[block.gang][block.each("ranks")])
-        self._laid_out.pop(name, None)
+    def hear(self, record: object) -> None:
+        """Add a block, or the ranks of a launch, which come before their measurements."""
+        if isinstance(record, GangRecord):
+            numbers = [self._devices.setdefault(place, len(self._devices)) for place in record.places]
+            self._devices_of[record.gang] = np.array(numbers, np.int64)
+        elif isinstance(record, Block):
+            name, devices = (record.study, record.arm), self._devices_of[record.gang][record.each("ranks")]
+            self._arms.setdefault(name, _GrowingArm()).add(record, devices)
+            self._laid_out.pop(name, None)
 
     def columns(self, arms: Container[tuple[str, str]] | None = None) -> Columns:
         """All added arms, or those given by study and name."""
@@ -352,24 +351,18 @@ class GrowingColumns:
         cells = {one: readings.pop(one) for one in _CELLS}
         return ArmRounds(study, name, numbers, turns, self._ranks[key], **cells, readings=readings)
 
-    def rounds_begun(self, study_id: str) -> int:
-        """Number of rounds of a study with any measurement."""
-        return len({number for (study, _), arm in self._arms.items() if study == study_id for number, _ in arm.rows})
-
 
 def columns_of(blocks: Iterable[Block], gangs: Iterable[GangRecord]) -> Columns:
     """The columns of blocks, which may be in any order, and of the gangs that measured them."""
     growing = GrowingColumns()
-    for gang in gangs:
-        growing.add_gang(gang)
-    for block in blocks:
-        growing.add(block)
+    for record in (*gangs, *blocks):
+        growing.hear(record)
     return growing.columns()
 
 
 def as_slice(index: IntArray) -> slice | IntArray:
     """Consecutive columns or rows as a slice, which needs no copy; others unchanged."""
-    if len(index) and index[0] >= 0 and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
+    if len(index) and index[0] >= 0 and (np.diff(index) == 1).all():
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
 

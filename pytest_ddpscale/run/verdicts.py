@@ -434,11 +434,8 @@ def read_judgement(path: Path) -> Judgement:
     """
     judgement = read_file(path, Judgement, VERDICTS_SCHEMA_VERSION)
     is_blocked = judgement.other_blockers or any(one.blocks() for one in judgement.verdicts)
-    best = {
-        "partial",
-        *([] if judgement.not_selected else ["accepted_with_waivers" if judgement.waived else "accepted"]),
-    }
-    if judgement.outcome not in ({"rejected", "incomplete"} if is_blocked else {"incomplete", *best}):
+    best = "partial" if judgement.not_selected else "accepted_with_waivers" if judgement.waived else "accepted"
+    if judgement.outcome not in ("incomplete", *(["rejected"] if is_blocked else ["partial", best])):
         raise broken_file(path, f"says {judgement.outcome}, against its verdicts and blockers")
     return judgement
 

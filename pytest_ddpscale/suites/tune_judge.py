@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.table import GrowingColumns
 from pytest_ddpscale.suites.pace import throughput
 
@@ -25,10 +23,7 @@ class TuneJudge:
 
     def hear(self, record: AnyRecord) -> None:
         """Store a record."""
-        if isinstance(record, GangRecord):
-            self._columns.add_gang(record)
-        elif isinstance(record, Block):
-            self._columns.add(record)
+        self._columns.hear(record)
 
     def needed_arms(self, study_id: str) -> Sequence[str]:
         """All arms, until the interval shows a difference, or that there is none worth a change."""

@@ -16,6 +16,7 @@ from pytest_ddpscale.util.printable import one_line
 
 Cell: TypeAlias = str | int | float | bool | None
 # A spreadsheet takes a cell that begins with one of these for a formula, also after white space.
+_NUMBERS = (int, float, type(None))
 _FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
                    "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 _GAP = "  "
@@ -152,7 +153,7 @@ def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow([*titles])
-    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+    writer.writerows([cell if cell.__class__ in _NUMBERS else _csv_text(cell) for cell in row] for row in rows)
     return written.getvalue()
 
 
@@ -179,14 +180,8 @@ def _html_row(row: Sequence[str], kinds: Sequence[str]) -> str:
     return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in rest)}</tr>'
 
 
-def _csv_cell(cell: Cell) -> Cell:
-    if isinstance(cell, str):
-        return _csv_text(cell) if cell else cell
-    return str(cell).lower() if isinstance(cell, bool) else cell
-
-
 @lru_cache(maxsize=2**12)  # of millions of cells most say the same
-def _csv_text(text: str) -> str:
-    """Prefix text that looks like a formula with an apostrophe, which keeps it text."""
-    line = one_line(text)
+def _csv_text(cell: Cell) -> str:
+    """A text or a truth; text that looks like a formula has an apostrophe before it, which keeps it text."""
+    line = one_line(cell) if isinstance(cell, str) else str(cell).lower()
     return f"'{line}" if line.startswith(_FORMULA_STARTS) else line

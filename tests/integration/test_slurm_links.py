@@ -33,7 +33,9 @@ def names(nodes: int) -> list[str]:
 def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
     assert culprit["kind"] == "node"
     assert "GB/s, others reach " in culprit["evidence"]
-    partners = {host for one in pair_evidence(ran.run.read_records()).pairs for host in one.ranks.by_host}
+    partners = {
+        host for one in pair_evidence(ran.run.read_records()).columns.of_study(PAIRS) for host in one.ranks.by_host
+    }
     assert partners == set(names(nodes))
 
 

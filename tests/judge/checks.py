@@ -19,8 +19,6 @@ fewer lanes in two rounds. Words, in any order but for what stands behind a stag
     none, unread, unsupported  as values: the driver gives none; ~ is a space
     gone, idle                 nothing is told of it; it does not take part
     …/WHERE:ARM:ROUNDS         n1, n0-2, n1.0 (its GPU 0), .3 (GPU 3 of all nodes); ddp@16; 2, 0-1, 3-
-
-Reasons are told by their codes, with numbers and names.
 """
 
 from __future__ import annotations
@@ -59,6 +57,7 @@ from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judged import CONFIDENCE, check_case, make_case, make_measurement
 from tests.builders.rounds import columns_of
 from tests.builders.telemetry import Telemetry, columns_of_telemetry
+from tests.judge.told import codes
 
 
 def beside(name: str) -> str:
@@ -101,30 +100,6 @@ def value_of(name: str, text: str, before: Any) -> Any:
         return int(float(text[:-3]) * GIB)
     is_json = not isinstance(before, str) and re.fullmatch(r"true|false|-?[\d.]+(e\d+)?", text)
     return json.loads(text) if is_json else text
-
-
-def coded(why: Any) -> str:
-    """A reason by its code, or one of its arguments."""
-    if isinstance(why, tuple):
-        return " ".join(map(coded, why))
-    if not isinstance(why, Reason):
-        return f"{why:.4g}" if isinstance(why, float) else str(why)
-    if why.code == "at":
-        host, gpu, found = why.args
-        return f"{host}{gpu and '.' + gpu.split()[1]}: {coded(found)}"
-    args = () if why.code == "without-gpu" else why.args
-    return f"{why.code} {', '.join(map(coded, args))}".rstrip(" ,")
-
-
-def lines_of(why: Reason) -> list[str]:
-    """A reason by its code, with a line for each of several."""
-    if why.code == "also":
-        return lines_of(why.args[0])
-    if why.code != "missing-data":
-        return [coded(why)]
-    found, count, problem = why.args
-    more = [f"more {count - len(found)}"] if count > len(found) else []
-    return [*map(coded, found), *more, *filter(None, [problem])]
 
 
 def is_in(span: str | None, number: int | None) -> bool:
@@ -311,19 +286,31 @@ class Checked:
     def told(self, check: str, evidence: Evidence) -> Iterator[str]:
         """What a check comes to."""
         if check == "devices":
-            yield from (f"~ {one}" for why in device_notes(evidence) for one in self.tell(why))
+            yield from (f"~ {self.short(one)}" for one in device_notes(evidence))
             return
         # What another SKU expects of the same nodes is its own.
         judge(self.case(check, replaced(self.sku, node=None)), evidence, CONFIDENCE)
         verdict = judge(self.case(check, self.sku), evidence, CONFIDENCE)
-        value = "" if verdict.value is None else f" {verdict.value:.3g}"
+        value, why = "" if verdict.value is None else f" {verdict.value:.3g}", [("-", verdict.because)]
         if "says" in self.flags:
             value += f" ({' … '.join(f'{end:.3g}' for end in verdict.interval or ())}) in {verdict.rounds}"
+        elif verdict.outcome in ("passed", "failed"):
+            why = []
         yield f"{verdict.outcome}{value}{' partly' * (PARTLY_KNOWN in verdict.flags)}"
         yield from (f"! {self._culprit(one)}" for one in verdict.culprits)
-        is_told = "says" in self.flags or verdict.outcome not in ("passed", "failed")
-        for mark, whys in (("-", (verdict.because,) if is_told else ()), ("~", verdict.remarks)):
-            yield from (f"{mark} {one}" for why in whys if why for one in self.tell(why))
+        for mark, reason in (*why, *(("~", note) for note in verdict.remarks)):
+            yield from (f"{mark} {told}" for told in self._each(reason))
+
+    def _each(self, reason: Any) -> list[str]:
+        """What is told of each that is missing, or of the reason."""
+        if "says" in self.flags:
+            return re.split(r"; (?=n\d+: |and \d+ more|\d+ of \d+ nodes? reported)", said(reason))
+        missing = reason.args[0] if reason.code == "also" else reason
+        if missing.code != "missing-data":
+            return [self.short(reason)]
+        told, count, why = missing.args
+        more = [f"{count - len(told)} more"] * (count > len(told))
+        return [*map(self.short, told), *more, *filter(None, [why])]
 
     def _culprit(self, one: Culprit) -> str:
         where, gpu = f"{one.kind} {one.host}", one.place.index
@@ -331,12 +318,16 @@ class Checked:
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
             found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.tell(one.because)[0]}"
+        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}"
 
-    def tell(self, why: Reason) -> list[str]:
-        """Its codes with numbers and names, or the whole sentence, which each has."""
-        sentence = said(why)
-        return [sentence] if "says" in self.flags else lines_of(why)
+    def short(self, reason: Reason) -> str:
+        """The sentence or the codes of a reason, these behind the GPU or node."""
+        if "says" in self.flags:
+            return said(reason)
+        if reason.code != "at":
+            return codes(reason, every=True)
+        host, gpu, why = reason.args
+        return f"{host}{'.' * bool(gpu)}{''.join(gpu.split()[1:2])}: {codes(why, every=True)}"
 
     def left_out(self) -> Iterator[str]:
         """Who is left out of the launch, and for what."""
@@ -357,6 +348,7 @@ def tell(line: str) -> Iterator[str]:
     evidence = checked.evidence()
     for check in checked.checks:
         said.setdefault(tuple(checked.told(check, evidence)), []).append(check)
-    for lines, checks in said.items():
-        yield from [f"{' '.join(checks)}:"] if len(checked.checks) > 1 else []
+    most = max(map(len, said.values()), default=0)
+    for lines, checks in sorted(said.items(), key=lambda one: len(one[1]) == most):
+        yield from [f"{' '.join(checks) if len(checks) < most or most < 4 else 'others'}:"] * (len(checked.checks) > 1)
         yield from lines

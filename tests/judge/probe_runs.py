@@ -18,22 +18,21 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import Reason
+from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import PeerLimits
-from tests.builders.judged import CONFIDENCE
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import measure_probe, probe_case, probe_evidence, probe_plan, steady
 from tests.judge.runs import Change, Run
-from tests.judge.told import told
 
 USUAL = 120.0  # TFLOPS or GB/s
 NO_FIELDS = {"lost", "dropped", "link", "stall"}
@@ -41,7 +40,7 @@ NO_FIELDS = {"lost", "dropped", "link", "stall"}
 
 def run_of(line: str) -> Run:
     """Of a probe, whose name has a hyphen, or of training."""
-    return ProbeRun(line) if "-" in line.partition(":")[0] else Run(line)
+    return ProbeRun(line) if re.search(r"(^| )\w+-[\w-]+:", line) else Run(line)
 
 
 class ProbeRun(Run):
@@ -58,12 +57,9 @@ class ProbeRun(Run):
         case = replace(case, requirement=replace(case.requirement, **asks))
         return case, self._probed(probes[0], probes["unplanned" in self.flags :])
 
-    def told(self, tell: Callable[[Reason], str]) -> Iterator[str]:
-        """The verdict, and wrong data of other probes."""
-        case, evidence = self.judged()
-        yield from told(judge(case, evidence, CONFIDENCE), tell, self.option["rounds"], self.per_node)
+    def _further(self, case: NodeCase, evidence: Evidence, verdict: Verdict) -> list[Reason]:
         assert case.probe is not None
-        yield from (f"@ {tell(why)}" for why in unasked_wrong_data(evidence, {case.probe.name}))
+        return unasked_wrong_data(evidence, {case.probe.name})
 
     def _probed(self, asked: Arm, planned: Sequence[Arm]) -> Evidence:
         plan = probe_plan(*planned, nodes=self.nodes, ranks_per_node=self.per_node, device_type=self.device_type)

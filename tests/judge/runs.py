@@ -5,7 +5,8 @@
 asks for a metric with a bound on four GPUs, of two nodes of two; GPU 3 is slower by 1.3 from round 4 on, and DDP waits
 for it. Words, in any order:
 
-    METRIC:BOUND@WORLD           asked; with `+` before it only measured as well; WORLD-spread: one GPU of each node
+    METRIC:BOUND@WORLD           asked; with `+` before it only measured as well; WORLD-spread: one GPU of each node;
+                                 WORLD,warn: it only warns
     2x4                          nodes and GPUs of each; default: one node of as many as are asked for
     rounds=9 noise=0 seed=1      of the run, of 16 that were planned; noise is relative, of each GPU in each round
     sd=0                         relative, by which GPUs differ, always
@@ -41,7 +42,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +54,7 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
@@ -81,7 +83,7 @@ from tests.builders.probes import pair_columns_of, with_columns
 from tests.builders.records import gang_of
 from tests.builders.rounds import columns_of
 from tests.builders.workloads import with_settings
-from tests.judge.told import told
+from tests.judge.told import codes, told
 
 OPTIONS = {
     "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "limit": 0.05, "nodelimit": None,
@@ -91,7 +93,7 @@ OPTIONS = {
 NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated", "link", "stall"}
 FORWARD_SHARE = 1 / 3  # of a step
 STUDY_ROUNDS = 16
-_ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?")
+_ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?(,warn)?")
 _CHANGE = re.compile(r"([\w.-]+)(?:=(\*?)([^/:]+))?(?:/([^:]+))?(?::(.+))?")
 
 
@@ -187,7 +189,8 @@ class Run:
         case, *others = [self._case(one) for one in [*self.asked, *self.measured_as_well]]
         empty = Plan("a100", self.device_type, (), nodes=self.nodes, ranks_per_node=self.per_node)
         rounds = max(STUDY_ROUNDS, self.option["rounds"])
-        plan = build_plan(empty, [one.question for one in (case, *others)], Pace(rounds, 1.0, 1.0))
+        fitting = [one.question for one in (case, *others) if one.world_size <= self.nodes * self.per_node]
+        plan = build_plan(empty, fitting, Pace(rounds, 1.0, 1.0))
         if "before" in self.flags:
             first = replace(plan.studies[0], workload=with_settings(WORKLOAD, name="before", precision="bf16"))
             plan = replace(plan, studies=(first, *plan.studies))
@@ -197,16 +200,29 @@ class Run:
             evidence = replace(evidence, plan=replace(evidence.plan, studies=tuple(studies)))
         return case, evidence
 
-    def told(self, tell: Callable[[Reason], str]) -> Iterator[str]:
+    def told(self) -> Iterator[str]:
         """The verdict, and what else a session takes from the judge."""
         case, evidence = self.judged()
         verdict = judge(case, evidence, CONFIDENCE)
-        yield from told(verdict, tell, self.option["rounds"], self.per_node)
-        if "notes" in self.flags:
-            for note in (*rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)):
-                yield f"@ {tell(note)}"
+        yield from told(verdict, self.option["rounds"], self.per_node)
+        yield from (f"@ {codes(why)}" for why in self._further(case, evidence, verdict))
         if "samples" in self.flags:
             yield " ".join(["values", *(f"{value:.4g}" for value in samples_of(case.question, evidence))])
+
+    def said(self) -> Iterator[str]:
+        """The same in sentences, each of which says more than those before it."""
+        case, evidence = self.judged()
+        verdict = judge(case, evidence, CONFIDENCE)
+        assert verdict.because
+        whys = verdict.because, *(one.because for one in verdict.culprits), *verdict.remarks
+        sentences = [*map(said, (*whys, *self._further(case, evidence, verdict)))]
+        yield from (
+            one for number, one in enumerate(sentences) if not any(one in other for other in sentences[:number])
+        )
+
+    def _further(self, case: Any, evidence: Evidence, verdict: Verdict) -> Iterable[Reason]:
+        notes = *rank_notes(evidence, self.option["limit"], [verdict]), *pace_notes(evidence)
+        return notes if "notes" in self.flags else ()
 
     @property
     def device_type(self) -> Any:
@@ -215,6 +231,7 @@ class Run:
     def _case(self, asked: re.Match[str]) -> Case:
         keys: dict[str, Any] = {"placement": "spread"} if asked[5] else {}
         keys |= {"provisional": True} if "warn" in self.flags else {}
+        keys |= {"severity": "warn"} if asked[6] else {}
         keys |= {"one_gpu": self.option["one_gpu"]} if self.option["one_gpu"] else {}
         precision = self.option["precision"] or WORKLOAD.precision
         workload = replace(WORKLOAD, compile="compile" in self.flags, precision=precision)

@@ -14,17 +14,14 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collectives_suite import sweep_study
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, training_cases
-from tests.builders.judged import CONFIDENCE, make_case
+from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
+from tests.builders.judged import CONFIDENCE
 from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, steady
 from tests.builders.records import gang_of, gang_on, lines_of, probe_blocks_of
-from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes
-from tests.rows import rows
 
 NODES, PER_NODE = 3, 8
 WIDE, NARROW = Arm("all-reduce-1gib", NODES * PER_NODE), Arm("all-reduce-1gib", PER_NODE)
@@ -90,39 +87,6 @@ class TestProbesThatHaveToldEnough:
         decider = probed(FAST, *both)
         assert [decider.needed_arms("probes") for _ in range(2)] == [[WIDE.name]] * 2
         assert judged == [both[0].id, both[1].id, both[1].id]
-
-
-class TestWhatNeedsMoreRanksThanThereAre:
-    CASES = make_case("throughput_per_gpu", 50.0, 6), make_case("throughput_per_gpu", 50.0, 4)
-
-    def test_is_not_measured(self) -> None:
-        plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
-        verdict = worded(judge(self.CASES[0], nodes_evidence(plan, measure_nodes(plan)), CONFIDENCE))
-        assert (verdict.outcome, verdict.reason) == ("not_measured", "no complete round of 6 ranks in weak/r")
-
-    def test_keeps_the_study_from_nothing(self) -> None:
-        plan = plan_of_nodes(self.CASES[1:], nodes=2, ranks_per_node=2)
-        decider = Decider(plan, self.CASES, CONFIDENCE)
-        for record in lines_of(measure_nodes(plan)):
-            decider.hear(record)
-        assert decider.needed_arms("weak/r") == []
-
-
-@rows(
-    ("case", "needed"),
-    [
-        (make_case("throughput_per_gpu", 50.0, PER_NODE), []),
-        (make_case("rank_uniformity", 1.05, PER_NODE), ["each@8"]),  # the others' GPUs are two groups
-    ],
-)
-def test_after_the_loss_of_a_node_the_others_are_decided_though_all_were_to_be_probed_together(
-    case: Case, needed: list[str]
-) -> None:
-    plan = plan_of([case, probe_case(WIDE, 50.0)])
-    decider = Decider(plan, [case], CONFIDENCE)
-    for record in lines_of(measure_nodes(plan, lambda _, local: 1.05 if local > 3 else 1.0, without=[2])):
-        decider.hear(record)
-    assert decider.needed_arms("weak/r") == needed
 
 
 def test_a_probe_that_only_some_ranks_cannot_do_goes_on_until_the_fewest_rounds() -> None:

@@ -32,8 +32,9 @@ A line is a run, in words of any order:
                               the remark on a loss that no bound would see: of a SKU, of judged metrics, and what a
                               site's file changes
 
-What is told: outcome and reason with its arguments; causes with what they explain; verdicts of what was
-measured; nodes by how they were tested, and GPUs (NVML index/local rank and UUID) unless all were tested alike.
+What is told: outcome and reason with its arguments; causes with what they explain; verdicts that did not pass; nodes by
+how they were tested, and GPUs (NVML index, with local rank and UUID where they are not those of the rank there) unless
+all were tested alike; paths.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ from tests.thresholds.sites import site
 
 TABLE = Path(__file__).with_name("outcomes.txt")
 OUTCOMES = get_args(VerdictOutcome)
+JUST_SO = "run-not-accepted: acceptance"  # a cause that adds nothing
+ONE_ROUND = "17.2 in 1"  # GB/s of a path
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
 WORDS = {
     "allowed", "cut", "errors", "gang", "gpus", "imported", "interrupted", "late", "launched",
@@ -202,6 +205,13 @@ class Run(runs.Run):
             verdict = replace(verdict, flags=("wrong-data",))
         return worded(with_waiver(verdict, case, self.evidence, date(2026, 10, 2 if "waived-late" in flags else 1)))
 
+    def name(self, place: Place) -> str:
+        """NVML's index, with all that is not as it usually is there."""
+        rank = self.places.index(place.of_rank) if place.of_rank in self.places else None
+        known = f"/{place.local_rank} {place.uuid}"
+        is_usual = (place.index, place.uuid) == (place.local_rank, f"GPU-{rank}")
+        return f"{place.host}.{place.index}{'' if is_usual else known}"
+
     def again(self, name: str, confidence: float) -> Verdict:
         """A verdict at a higher confidence, of which the interval is wider."""
         verdict = self.verdicts[name]
@@ -250,11 +260,13 @@ def told(line: str) -> Iterator[str]:
         "a100", outcome, said(why), verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
         blockers=other_blockers(facts),
     )  # fmt: skip
-    for cause in causes(judgement):
-        yield f"! {cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}"
+    found = [f"{cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}" for cause in causes(judgement)]
+    yield from (f"! {cause}" for cause in found if cause != JUST_SO)
+    if not judgement.accepts and outcome != "partial" and not found:
+        yield "! no cause"
     for verdict in verdicts:
         waived = [one.code for one in verdict.remarks if "waive" in one.code] + ["waived"] * verdict.is_waived
-        if run.nodes or waived:
+        if waived or verdict.culprits or (run.nodes and not verdict.passed):
             yield f"{' '.join([_names([verdict.id]), verdict.outcome, *waived])}{_listed(verdict.culprits)}"
             yield from (f"    {codes(one.because, every=True)}" for one in verdict.culprits if run.words["gang"])
     if ",low=" in line:
@@ -263,17 +275,19 @@ def told(line: str) -> Iterator[str]:
         yield f"loss: {told}"
     yield from _grouped((node.host, *node.tested_by, node.left_out) for node in coverage.nodes)
     gpus = [
-        (f"{gpu.place.host}.{gpu.place.index}/{gpu.place.local_rank} {gpu.place.uuid}", *gpu.tested_by, gpu.problem,
+        (run.name(gpu.place), *gpu.tested_by, gpu.problem,
          f"misses {gpu.rounds_missing} rounds, {_names(gpu.missing_in)}" if gpu.rounds_missing else "")
         for gpu in coverage.gpus
     ]  # fmt: skip
     if len({*(one[1:] for one in gpus)}) > 1:
         yield from _grouped(gpus)
     if coverage.is_on_several_nodes:
-        paths = [f"{one.node}-{one.other} {one.gbps:.1f} in {one.rounds}" for one in coverage.paths]
-        yield f"{len(paths)} of {coverage.paths_planned} paths: {', '.join(paths)}".rstrip(" :")
-        together, over_all = _names(coverage.between_nodes), _names(coverage.over_all_nodes)
-        yield f"between nodes: {together}; of all {coverage.node_count} {over_all}"
+        paths = [(f"{one.node}-{one.other}", f"{one.gbps:.1f} in {one.rounds}") for one in coverage.paths]
+        missing = "" if len(paths) == coverage.paths_planned else f": {', '.join(name for name, _ in paths)}"
+        yield f"{len(paths)} of {coverage.paths_planned} paths{missing}".rstrip(" :")
+        yield from _grouped(one for one in paths if one[1] != ONE_ROUND)
+        between, of_all = _names(coverage.between_nodes), _names(coverage.over_all_nodes)
+        yield f"between nodes: {between}{'' if of_all == between else f'; of all: {of_all}'}"
 
 
 def _names(ids: Iterable[str]) -> str:

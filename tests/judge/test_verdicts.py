@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_ddpscale.report.words.reasons import said
 from tests.judge.probe_runs import run_of
-from tests.judge.told import codes
 from tests.tables import assert_approved, each_block
 
 VERDICTS = Path(__file__).with_name("verdicts.txt")
@@ -14,5 +12,5 @@ VERDICTS = Path(__file__).with_name("verdicts.txt")
 
 @each_block(VERDICTS)
 def test_verdicts(block: str) -> None:
-    tell = said if block.startswith("# What it says") else codes
-    assert_approved(VERDICTS, block, lambda line: run_of(line).told(tell))
+    says = block.startswith("# What it says")
+    assert_approved(VERDICTS, block, lambda line: run_of(line).said() if says else run_of(line).told())

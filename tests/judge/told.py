@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict
@@ -21,7 +22,7 @@ WORDS = {
 }
 # Those that are told as they are.
 SHOWN: Mapping[str, Sequence[int]] = {
-    "misses": (1, 2, 4, 6), "wrong-results": (0,), "nodes-missing": (2,), "places-missing": (3, 4),
+    "misses": (1, 2, 4, 6), "wrong-data": (0,), "nodes-missing": (2,), "places-missing": (3, 4),
     "planned-differently": (0, 1), "broke": (0,), "interrupted": (0,), "other-name": (0,), "without-kernels": (0,),
     "cuda-finds": (0, 1), "cuda-lacks": (0, 1), "fewer-ports": range(5), "note-fewer-ports": range(5),
     "without-gpu": (), "mig-on": (), "note-untried": (), "unpublished": (),
@@ -32,6 +33,7 @@ def codes(reason: Reason, every: bool = False) -> str:
     """The codes of a reason and of those within it; with `every`, and all arguments but where others are shown."""
     shown = () if reason.code in PLACES else SHOWN.get(reason.code, range(len(reason.args) * every))
     found = [] if reason.code in PLACES else [reason.code]
+    assert said(reason)  # each has a sentence
     for number, arg in enumerate(reason.args):
         if isinstance(arg, Reason) or (isinstance(arg, tuple) and arg and isinstance(arg[0], Reason)):
             found += [codes(one, every) for one in ([arg] if isinstance(arg, Reason) else arg)]
@@ -48,8 +50,8 @@ def _shown(arg: Any) -> str:
     return f"{arg:.4g}" if isinstance(arg, float) else str(arg)
 
 
-def told(verdict: Verdict, tell: Callable[[Reason], str], rounds: int, per_node: int) -> Iterator[str]:
-    """What is told of a verdict, its reasons by `tell`, and nothing that is as ever.
+def told(verdict: Verdict, rounds: int, per_node: int) -> Iterator[str]:
+    """What is told of a verdict, and nothing that is as ever.
 
     Args:
         rounds: of a verdict on all that were measured.
@@ -60,18 +62,19 @@ def told(verdict: Verdict, tell: Callable[[Reason], str], rounds: int, per_node:
     counts = verdict.rounds != (rounds if verdict.value is not None else 0)
     numbers = f" in={verdict.rounds}" * counts
     # Below this, rounds are taken as independent.
-    numbers += f" r={verdict.correlation:.2g}" if abs(verdict.correlation or 0) >= 0.5 else ""
+    if verdict.correlation is not None and (abs(verdict.correlation) >= 0.5 or verdict.interval is None):
+        numbers += f" r={verdict.correlation:.2g}"
     numbers += f" {verdict.one_gpu}" if verdict.one_gpu else ""
     flags = "".join(f" [{flag}]" for flag in verdict.flags)
     outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
-    yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {tell(verdict.because)}"
+    yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {codes(verdict.because)}"
     if (slowest := verdict.against_slowest) is not None:
         yield f"= {_number(slowest)} against {slowest.place}, {slowest.behind:.3f} behind"
-    named = [(one.kind, _how(one, rounds), tell(one.because), one.places) for one in verdict.culprits]
+    named = [(one.kind, _how(one, rounds), codes(one.because), one.places) for one in verdict.culprits]
     for (kind, how, why), alike in itertools.groupby(named, lambda one: one[:3]):
         names = ("–".join(_name(place, per_node) for place in places) for *_, places in alike)
         yield f"! {kind} {' '.join(names)}{how}: {why}"
-    yield from (f"~ {tell(note)}" for note in verdict.remarks)
+    yield from (f"~ {codes(note)}" for note in verdict.remarks)
 
 
 def _number(found: Verdict | AgainstSlowest) -> str:

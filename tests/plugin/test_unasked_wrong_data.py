@@ -14,7 +14,7 @@ HEAD = f"""\
       - {{throughput_per_gpu: {{1: 1189.5}}, of: resnet152-fp16, published: paper, margin: 5 %}}
 """
 COPY = "      - {memory_bandwidth_gbps: 1500, probe: memory-copy, published: paper, margin: 5 %}\n"
-SAID = "wrong data in the probe memory-copy, as seen by GPU 3 of simulated-0 (1 of "
+SAID = "wrong data in the probe memory-copy, as seen by GPU 3 of simulated-0"
 
 
 @pytest.fixture

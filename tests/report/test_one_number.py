@@ -19,15 +19,15 @@ from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.judgements import JUDGEMENT, RUN
-from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
+from tests.judge.runs import Run
 from tests.report.drawn import canvas_of, crosses, description, intervals, points, texts
 
 # Of four nodes with two GPUs each; the first two nodes, of which a size is not judged, are the fast ones.
 EFFICIENCY = {size: make_case("weak_scaling_efficiency", 0.9, world_size=size) for size in (2, 8)}
 THROUGHPUT = {size: make_case("throughput_per_gpu", 90.0, world_size=size) for size in (1, 2, 8)}
 CASES = (*EFFICIENCY.values(), *THROUGHPUT.values())
-PLAN = plan_of_nodes(CASES, 4, 2)
-EVIDENCE = nodes_evidence(PLAN, measure_nodes(PLAN, slow_rank(2, 1)))
+ASKED = " ".join(f"{one.requirement.metric}:{one.requirement.bound}@{one.world_size}" for one in CASES)
+EVIDENCE = Run(f"{ASKED} 4x2 slow=*1.3/5").judged()[1]
 
 
 def judged() -> Judgement:

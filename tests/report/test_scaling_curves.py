@@ -38,7 +38,7 @@ from tests.builders.judgements import (
     make_study,
 )
 from tests.builders.measurements import Measurement
-from tests.judge.nodes import measure_nodes, nodes_evidence, plan_of_nodes, slow_rank
+from tests.judge.runs import Run
 from tests.rows import rows
 
 WEAK = make_study("weak", RESNET, (1, 2))
@@ -109,14 +109,13 @@ def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Qua
     """In value, interval and place."""
     case = make_case(metric, 0.5, world_size=size)
     one_node = plan_of([case])
-    nodes = plan_of_nodes([case], 3, 4)
 
     def rate(arm: Arm, number: int, rank: int) -> float:
         return 100.0 - arm.world_size - 0.3 * (number % 3) - 0.2 * rank
 
     evidences = [
         evidence_of_plan(one_node, measure(one_node.studies[0], 9, rate)),
-        nodes_evidence(nodes, measure_nodes(nodes, slow_rank(1, 0, 1.1))),
+        Run(f"{metric}:0.5@{size} 3x{size} slow=*1.1/{size}").judged()[1],
     ]
     for evidence in evidences:
         verdict = worded(judge(case, evidence, CONFIDENCE))
@@ -130,8 +129,7 @@ def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Qua
 
 def four_nodes() -> Evidence:
     """Sizes 1 and 2 fit a node, 4 takes the first two of four, and 8 all; on n2 a GPU is slow."""
-    plan = plan_of_nodes([make_case("weak_scaling_efficiency", 0.9, world_size=8)], 4, 2)
-    return nodes_evidence(plan, measure_nodes(plan, slow_rank(2, 1)))
+    return Run("weak_scaling_efficiency:0.9@8 4x2 slow=*1.3/5").judged()[1]
 
 
 def test_each_size_tells_the_nodes_of_its_value() -> None:
@@ -163,9 +161,7 @@ def test_speed_up_and_strong_efficiency_are_one_number() -> None:
 
 
 def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
-    case = make_case("throughput_per_gpu", 90.0, world_size=2, placement="spread")
-    plan = plan_of_nodes([case], 2, 2)
-    evidence = nodes_evidence(plan, measure_nodes(plan))
+    case, evidence = Run("throughput_per_gpu:90@2-spread 2x2").judged()
     judged = worded(judge(case, evidence, CONFIDENCE))
     assert judged.value is not None
     assert charted_curves("weak", THROUGHPUT, evidence, [judged]) == []

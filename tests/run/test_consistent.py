@@ -107,6 +107,7 @@ REFUSED = COPIED | {
     without("timed ddp@2 2"): "ends round 2 of weak/resnet152-fp16, not recorded: ddp@2",
     absent("timed matmul-bf16 0", 0): "lacks rank 0 of matmul-bf16 of probes, round 0",
     after(unable("probes", "matmul-bf16", 1), absent("timed matmul-bf16", 0)): "lacks rank 0 of matmul-bf16",
+    after(unable("probes", GATHER, 3), absent(f"timed {GATHER}", 0, 1)): "lacks rank 0, 1 of all-gather-8gib@2",
     after(unable(STUDY.id, "ddp@2", 3), without("timed ddp@2 2")): "resnet152-fp16, not recorded: ddp@2",
     absent("seeded_step", 0): "lacks rank 0 of the seeded step of weak/resnet152-fp16",
     changed("timed ddp@2", digests=f"{1:016x}" * 3 + NO_CHECKSUM): "has a replica without a checksum (digests)",
@@ -212,7 +213,7 @@ def test_a_sound_run_is_evidence(tmp_path: Path) -> None:
     assert evidence.timed_arms[STUDY.id][ROUNDS - 1] == set(ARMS)
     assert evidence.columns.devices == {f"GPU-{rank}" for rank in range(GPUS)}
     assert {one.arm for one in evidence.probes} == {arm.name for study in PLAN.timed[:1] for arm in study.arms}
-    assert evidence.pairs
+    assert list(evidence.columns.of_study("pairs"))
     assert len(evidence.transports) == GPUS
     assert evidence.telemetry
     assert not evidence.unread

@@ -72,6 +72,12 @@ def changed(place: int, **fields: object) -> Change:
     return lambda lines: lines.__setitem__(place, replace(lines[place], **fields))
 
 
+def after_a_gang_of(ranks: int) -> Change:
+    """All lines of a larger gang."""
+    larger = training_run(ranks)
+    return lambda lines: lines.__setitem__(slice(None), [gang_of(larger), replace(epoch_of(larger), study=RUN.id)])
+
+
 def epoch(**fields: Any) -> Change:
     """Another second epoch."""
     return lambda lines: lines.__setitem__(2, epoch_of(RUN, 1, **fields))
@@ -105,6 +111,7 @@ def test_accuracy_weighs_ranks_by_their_images() -> None:
         (changed(2, ranks=epoch_of(RUN).ranks[:1]), r"line 3 has ranks \[0\] of 2; expected 0 to 1"),
         (changed(2, ranks=epoch_of(RUN).ranks[:1] * 2), r"line 3 has ranks \[0, 0\] of 2"),
         (changed(4, ranks=end_of(RUN).ranks[::-1]), r"line 5 has ranks \[1, 0\] of 2"),
+        (after_a_gang_of(3), r"line 2 has ranks \[0, 1, 2\] of 3; expected 0 to 1"),
         (changed(4, gang=1), "line 5 has train/small@2 measured by gang 1, as well as by gang 0"),
         (changed(6, gang=1), "line 7 has train/small@2 measured by gang 1, as well as by gang 0"),
         (lambda lines: lines.append(replace(lines[-1])), "line 8 is another time of the launch 0 of train"),
@@ -121,11 +128,12 @@ def test_lines_that_cannot_be_so_are_refused(change: Change, message: str) -> No
 
 
 def test_a_run_that_reached_its_loss_needs_no_further_epochs() -> None:
-    run = training_run(ranks=1, images=96, loss_threshold=1.6)  # 12 iterations an epoch
+    run = training_run(ranks=1, images=96, epochs=5, loss_threshold=1.6)  # 12 iterations an epoch
     told = [line for line in records_of(run) if not isinstance(line, TrainedEpoch) or line.epoch < 2]
     shortened = [replace(line, reason="decided") if isinstance(line, StudyEnd) else line for line in told]
     refuse(shortened, run)
-    with pytest.raises(RunDirectoryError, match="line 5 is of epoch 2 of train/small@1; expected"):
-        refuse([*shortened[:4], epoch_of(run, 2), *shortened[4:]], run)
-    with pytest.raises(RunDirectoryError, match="after 1 epochs; expected 3"):
+    for number in (2, 3):
+        with pytest.raises(RunDirectoryError, match=f"line 5 is of epoch {number} of train/small@1; expected"):
+            refuse([*shortened[:4], epoch_of(run, number), *shortened[4:]], run)
+    with pytest.raises(RunDirectoryError, match="after 1 epochs; expected 5"):
         refuse([line for line in shortened if not isinstance(line, TrainedEpoch) or line.epoch < 1], run)

@@ -402,10 +402,9 @@ _LINKS: Mapping[str, Entry] = {
     "gpu-or-its-links": "{}: the GPU or its own links are at fault",
     "gpu-or-these-links": "{}: the GPU or these links are at fault",
     "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
-    "wrong-results": "{} wrong data in {} of {} rounds",
+    "wrong-data": "{} wrong data in {} of {} rounds",
     "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
-    "wrong-data": "{} wrong data, as seen by {} ({} of {} rounds)",
-    "unasked-wrong-data": "wrong data in the probe {}, as seen by {} ({} of {} rounds)",
+    "unasked-wrong-data": "wrong data in the probe {}, as seen by {}",
 }
 _AGREEMENT: Mapping[str, Entry] = {
     "results-differ": "{}: results differ from those of other ranks",

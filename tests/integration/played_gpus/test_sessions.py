@@ -236,7 +236,7 @@ def test_nothing_is_launched_on_an_unfit_node(unfit: EndedSession) -> None:
     assert unfit.verdicts["outcome"] == "rejected"
     kinds = [json.loads(line)["kind"] for line in (unfit.run / "measurements.jsonl").read_text().splitlines()]
     assert set(kinds) == {"run", "survey", "study_end"}
-    assert f"{HOST} is unfit: gpus: GPU 7: lost: GPU is lost; processes: GPU 1:" in unfit.terminal
+    assert f"{HOST} is unfit: gpus: GPU 7: lost: GPU is lost; processes: GPU 1 ({uuid_of(1)}):" in unfit.terminal
     assert unfit.verdict("throughput_per_gpu")["reason"].startswith(f"nothing was measured: {HOST}: ")
     assert unfit.left_behind == []
 
