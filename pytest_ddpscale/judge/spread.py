@@ -146,8 +146,8 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     measured, last, places = judged.groups.merged[-1], last_round(judged.groups), len(own.places)
     limit, nodes_limit = judged.case.peers.computing or 0.0, judged.case.peers.nodes
     ranks, times_s = pace.ranks, own_pace_s(pace)
-    place, column = np.nonzero(judged.groups.arms[-1].present.any(axis=0))
-    column = judged.groups.columns[-1][place, column]  # of each rank among the measured ones, and among the paces
+    place, slot = np.nonzero(judged.groups.arms[-1].present.any(axis=0))
+    column = judged.groups.columns[-1][place, slot]  # of each rank among the measured ones, and among the paces
     at, are_nodes = columns_in(ranks, measured.ranks)[column], len(ranks.by_host) > 1
 
     def any_of(of_ranks: BoolArray | Sequence[bool]) -> BoolArray:
@@ -166,7 +166,10 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     lacking = ~np.isnan(judged.values.samples) & np.isnan(own.samples)
     busy, count = judged.sums(lambda one: one.least(one.reading("utilization")))
     # Of each place alone: spread hides the gap between groups from `find_groups`, which accuses; this only doubts.
-    splits = (split_at_gap(median_over_rounds(relative_logs(times_s[:, at[place == one]]))) for one in range(places))
+    cells = np.full((len(times_s), places, 1 + slot.max(initial=0)), np.nan)
+    cells[:, place, slot] = times_s[:, at]
+    relative = relative_logs(cells.reshape(-1, cells.shape[2])).reshape(len(cells), -1)
+    splits = map(split_at_gap, median_over_rounds(relative).reshape(cells.shape[1:]))
     may_be_two = [gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART) for *_, apart, gap in splits]
     who = [measured.ranks.places[one] for one in column.tolist()]
     arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm]
