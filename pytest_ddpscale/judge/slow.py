@@ -186,7 +186,7 @@ def culprits_of(ranks: RankColumns, found: Slow, rows: IntArray, explain: BoolAr
     explain, hosts, node = np.broadcast_to(explain, len(found.at)), [*ranks.by_host], ranks.node[found.at]
     sizes, slow_on, named = np.bincount(ranks.node), np.bincount(node, minlength=len(hosts)), list[Culprit]()
     wholly = slow_on == sizes
-    are_whole = wholly & (sizes > 1) & (not wholly.all())
+    are_whole = wholly & (sizes > 1)
     for of_node in np.unique(node[rows[are_whole[node[rows]]]]).tolist():
         at = node == of_node
         sure = bool(found.are_certain[at].all() and 2 * wholly.sum() < len(hosts)), bool(explain[at].any())

@@ -10,6 +10,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.simulated_nodes import gang_of
@@ -39,7 +40,7 @@ def test_both_groups_are_named_and_nobody_is_drained(case: Case, factor: float) 
     run = SimulatedRun(PLAN, CLUSTER.performance, wrong, seed=3)
     told = [record for number in range(STUDY.rounds) for record in run.measure_round(STUDY, number, ARMS)]
     measured = [one for block in told if isinstance(block, Block) for one in of_ranks(block, gang_of(PLAN))]
-    verdict = judge(case, evidence_of_plan(PLAN, measured), CONFIDENCE)
+    verdict = worded(judge(case, evidence_of_plan(PLAN, measured), CONFIDENCE))
     assert verdict.outcome == "failed"
     assert {(c.kind, c.host, c.is_certain) for c in verdict.culprits} == {
         ("node", "simulated-2", False), ("node", "simulated-3", False),
