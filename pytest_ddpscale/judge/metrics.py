@@ -17,7 +17,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import IMAGES_PER_JOULE, Metric
 from pytest_ddpscale.run.block import STEP_S
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns, RankColumns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns, once
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
@@ -208,20 +208,18 @@ def errors_of(metric: Metric, arms: Arms) -> FloatArray:
     return np.asarray(np.sqrt(np.fmax.reduce(squares, axis=0, initial=np.nan)))
 
 
-def slowness_of(ranks: RankColumns, times_s: FloatArray, *, within_hosts: bool = False) -> FloatArray:
-    """Step time of each rank over that of the median rank (the faster of two middle ones), (ranks,).
+def slowness_of(times_s: FloatArray, groups: Sequence[IntArray]) -> FloatArray:
+    """Step time of each rank over that of the median rank (the faster of two middle ones) of its group, (ranks,).
 
-    The median is of all ranks, or of those of the rank's own host. Ratios are taken within rounds, in which every rank
-    computes alone, and averaged over them, which cancels variation common to a round. 1 if no time is known.
+    Ratios are taken within rounds, in which every rank computes alone, and averaged over them, which cancels variation
+    common to a round. 1 for ranks of no group, and if no time of any group is known.
 
     Args:
-        ranks: of each column.
         times_s: of a step, (rounds, ranks).
-        within_hosts: whether ranks are compared with those of their own host.
+        groups: columns of those that are compared with each other.
     """
-    factors = np.ones(len(ranks))
-    groups = ranks.by_host.values() if within_hosts else [np.arange(len(ranks))]
-    for at in groups if not np.isnan(times_s).all() else ():
+    factors, of_any = np.ones(times_s.shape[1]), np.concatenate([np.zeros(0, np.int64), *groups])
+    for at in () if np.isnan(times_s[:, of_any]).all() else groups:
         logs = np.log(times_s[:, at])
         means = _mean(logs - _mean(logs, axis=1)[:, np.newaxis], axis=0)
         factors[at] = np.exp(means - np.sort(means)[(len(at) - 1) // 2])

@@ -174,14 +174,13 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
     last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
     own, there = own_pace_of(evidence, study, last), found.merged[-1].ranks.by_host
     pace = own or slow_ranks(evidence, study, None)[0]
-    ranks, times_s = pace.ranks, own_pace_s(pace)
+    times_s, groups = own_pace_s(pace), [*pace.ranks.by_host.values()]
     times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
     if not is_by_node:
-        here = np.array([host in there for host in ranks.hosts], np.bool_)
-        ranks, times_s = ranks.of(here), times_s[:, here]
-    key = "slowness", study.id, last, is_by_node, ranks.numbers.tobytes()
-    factors = evidence.once(key, lambda: slowness_of(ranks, times_s, within_hosts=is_by_node))
-    return np.append(factors, 1.0)[columns_in(ranks, found.merged[0].ranks)][found.columns[0]]
+        groups = [np.flatnonzero([host in there for host in pace.ranks.hosts])]
+    key = "slowness", study.id, last, is_by_node, tuple(there)
+    factors = evidence.once(key, lambda: slowness_of(times_s, groups))
+    return np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:

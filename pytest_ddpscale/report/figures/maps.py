@@ -157,7 +157,7 @@ def slowness_by_gpu(evidence: Evidence) -> GpuValues:
             pace = pace_in(study, arm, evidence)
             times_s = own_pace_s(pace)
             times_s = times_s[~np.isnan(times_s).any(axis=1)]
-            slowness = slowness_of(pace.ranks, times_s).tolist() if len(times_s) else []
+            slowness = slowness_of(times_s, [np.arange(len(pace.ranks))]).tolist() if len(times_s) else []
             for place, factor in zip(pace.ranks.rank_places, slowness, strict=False):
                 gpu = place.host, place.number
                 found[gpu] = max(factor, found.get(gpu, 0.0))
