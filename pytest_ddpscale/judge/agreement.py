@@ -103,7 +103,8 @@ def disagreements(evidence: Evidence, study: Study) -> list[tuple[int, Culprit]]
     for who in compress(ranks, is_odd & (not is_odd.all())):
         blame[who][1] += 1
     for arm in sorted(study.arms, key=lambda arm: -arm.world_size):
-        measured, named = evidence.columns.arms.get((study.id, arm.name)), {who: told[2] for who, told in blame.items()}
+        measured = evidence.columns.arms.get((study.id, arm.name))
+        certain = {who for who, (_, _, doubts) in blame.items() if not doubts}
         if measured is None or arm.kind != "ddp":
             continue
         own = numbered(checksums, measured.ranks.numbers.tolist())
@@ -113,13 +114,13 @@ def disagreements(evidence: Evidence, study: Study) -> list[tuple[int, Culprit]]
             _, first, group = np.unique(measured.groups[row, column], return_index=True, return_inverse=True)
             for number in np.unique(group[(results != results[:, first[group]]).any(axis=0)]).tolist():
                 ranks = [measured.ranks.who(at) for at in column[group == number].tolist()]
-                is_told = any(named.get(who) == 0 for who in ranks)
+                is_told = not certain.isdisjoint(ranks)
                 for kind, result in enumerate(results[:, group == number]):
                     is_odd = _are_unlike_most(result)
                     if result.all() and len(ranks) == arm.world_size and not (is_odd.all() and is_told):
                         for who in compress(ranks, is_odd):
                             blame[who][kind] += 1
-                            blame[who][2] |= bool(is_odd.all()) and who not in named
+                            blame[who][2] |= bool(is_odd.all())
     found = list[tuple[int, Culprit]]()
     for (rank, place), (blocks, seeded, doubts) in sorted(blame.items(), key=lambda one: one[0][0]):
         why = because("unlike-others", blocks, bool(seeded), not doubts)

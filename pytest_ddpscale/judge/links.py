@@ -71,7 +71,7 @@ class Rails(NamedTuple):
 def rails_of(evidence: Evidence) -> Rails:
     """The measured rails between nodes, round by round."""
     measured = next(evidence.columns.of_study(PAIRS), NO_ROUNDS)
-    steps_s, who = measured.of_steps(STEP_S), measured.ranks
+    steps_s, who = measured.reading(STEP_S), measured.ranks
     hosts, node = np.unique(who.hosts, return_inverse=True)
     row, rank = np.nonzero(measured.present)
     group = measured.groups[row, rank]
@@ -228,8 +228,7 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
     seen = defaultdict[Culprit, set[int]](set)
     for row, column in np.argwhere(probed.wrong).tolist():
         group = probed.present[row] & (probed.groups[row] == probed.groups[row, column])
-        one = ranks.rank_places[column]
-        ends = (one,) if is_alone else (*ranks.rank_places[group],)
+        ends, one = (*ranks.rank_places[group],), ranks.rank_places[column]
         is_within = all(end.host == one.host for end in ends)
         accused = [Culprit("gpu", (one,), because("wrong-data", did if is_alone else "saw"), is_alone)]
         if operation.kind == "send-recv" and len(ends) > 1:  # else the other one is unknown

@@ -239,7 +239,7 @@ def _percentile_ms(arms: Arms, per_cent: float) -> FloatArray:
 
     Definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50 (1996).
     """
-    steps_s = arms.measured.of_steps(STEP_S)
+    steps_s = arms.measured.reading(STEP_S)
     if not steps_s.size:
         return np.full(steps_s.shape[:-2], np.nan)
     steps_s = np.sort(steps_s.reshape(*steps_s.shape[:-2], -1).astype(np.float64), axis=-1)
@@ -254,7 +254,7 @@ def _step_time_cv(measured: ArmRounds) -> FloatArray:
     Each rank is compared with its own mean, so a uniformly slow rank counts as steady. NaN if any is unknown. Imported
     results without raw steps have a summary.
     """
-    steps_s = measured.of_steps(STEP_S).astype(np.float64)
+    steps_s = measured.reading(STEP_S).astype(np.float64)
     count, mean_s = (~np.isnan(steps_s)).sum(axis=-1), _mean(steps_s, axis=-1)
     squares = np.nansum((steps_s - mean_s[..., np.newaxis]) ** 2, axis=-1)
     of_steps = np.sqrt(squares / np.maximum(count - 1, 1)) / mean_s

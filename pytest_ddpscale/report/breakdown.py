@@ -60,14 +60,14 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
 
 def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:
     """`PERCENTS` of an arm's step time in ms over the raw steps of all ranks and rounds; may be empty."""
-    steps_s = measured.of_steps(STEP_S)
+    steps_s = measured.reading(STEP_S)
     steps_s = steps_s[~np.isnan(steps_s)].astype(np.float64)
     return dict(zip(PERCENTS, (1000 * np.percentile(steps_s, PERCENTS)).tolist(), strict=True)) if len(steps_s) else {}
 
 
 def waited_s_per_step(measured: ArmRounds) -> FloatArray:
     """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data, (rounds,)."""
-    waited_s = measured.of_steps(WAITED_S)
+    waited_s = measured.reading(WAITED_S)
     is_unknown = np.isnan(waited_s).all(axis=-1)
     in_all = np.where(is_unknown, np.nan, np.nansum(waited_s, axis=-1, dtype=np.float64))
     return measured.most(in_all / np.maximum(measured.count, 1))

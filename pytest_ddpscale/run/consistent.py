@@ -275,9 +275,9 @@ def _refuse_training(one: TrainedEpoch | TrainedRun, run: TrainingRun, layout: L
     trained, each = [rank.trained for rank in one.ranks], run.iterations * run.workload.batch_size
     if {*trained} != {each}:
         raise ValueError(f"trained {trained} {samples} {of}; expected {each} on each rank")
-    validated = sum(rank.validated for rank in one.ranks)
-    if validated != run.samples.validation_samples:
-        raise ValueError(f"validated {validated} {samples} {of}; expected {run.samples.validation_samples}, each once")
+    validated, planned = sum(rank.validated for rank in one.ranks), run.samples.validation_samples
+    if validated != planned:
+        raise ValueError(f"validated {validated} {samples} {of}; expected {planned}, each once")
 
 
 @lru_cache(maxsize=256)

@@ -338,7 +338,7 @@ class ArmProfile(Line, tag="profile"):
 
     def __post_init__(self) -> None:
         if bool(self.problem) == bool(self.steps):
-            raise ValueError(f"problem is {self.problem!r} with {len(self.steps)} steps; expected one of the two")
+            raise ValueError(f"problem is {self.problem!r} with {len(self.steps)} steps; expected either")
 
 
 class RankEpoch(Record):

@@ -113,10 +113,7 @@ class RunDirectory:
         found, action = "is not empty", "Name another one, because a run could overwrite the files in it."
         if (self.run_json.exists() and not self.is_only_begun) or self.measurements_jsonl.exists():
             found = "already holds a run"
-            action = (
-                f"Name another one, judge that run with --ddp-judge={self.path}, or finish it with "
-                f"--ddp-resume={self.path}."
-            )
+            action = f"Name another one, judge it (--ddp-judge={self.path}), or finish it (--ddp-resume={self.path})."
         elif all(name in begun or name.startswith(temporary) for name in names):
             return
         raise RunDirectoryError(str(self.path), found, "a new or empty directory", action)
@@ -258,7 +255,7 @@ class RunDirectory:
         then = f"measure the rest with --ddp-resume={self.path}" if is_measured else "try again"
         return WritingError(
             str(path), f"cannot be written ({error.strerror or error})", "a writable file system with space left",
-            f"Earlier measurements are kept. Free space or repair the file system, then {then}.",
+            f"Earlier measurements are kept. Free space or repair the disk, then {then}.",
         )  # fmt: skip
 
 
@@ -302,7 +299,7 @@ class RunLock:
                     raise not_writable(directory, error) from None
                 raise RunDirectoryError(
                     str(directory), f"is in use: {holder} is writing it", "a directory that no other run is writing",
-                    "Wait until that run has ended, or end it; a new run needs its own directory (--ddp-run-dir).",
+                    "Wait until it has ended, or end it; another run needs another --ddp-run-dir.",
                 ) from None  # fmt: skip
             note = f"{directory} is on a file system without locks: another run could have written to it"
         holder = strict_json({"host": socket.gethostname(), "pid": os.getpid(), "since": now_iso()}) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -102,5 +102,5 @@ def each(column: T | tuple[T, ...], count: int) -> tuple[T, ...]:
 def refuse_other_lengths(columns: Iterable[tuple[str, Any]], count: int) -> None:
     """Refuse columns of another length, by name. Raises ValueError."""
     for name, found in columns:
-        if isinstance(found, Sized) and not isinstance(found, str | dict) and len(found) != count:
+        if isinstance(found, tuple) and len(found) != count:
             raise ValueError(f"{name} has {len(found)} values; expected {count}, one for each rank")

@@ -13,10 +13,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.run.block import FORWARD_S, Block
+from pytest_ddpscale.run.block import FORWARD_S, SERIES, Block
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray, ObjectArray, StepArray
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray, ObjectArray
 
 T = TypeVar("T")
 K = TypeVar("K", bound="Keeping")
@@ -148,14 +148,10 @@ class ArmRounds:
         return ~np.isnan(self.seconds)
 
     def reading(self, name: str) -> FloatArray:
-        """A reading, NaN where it is unknown."""
+        """A reading, NaN where it is unknown, or a series, (…, ranks, most steps), which are none if it is absent."""
+        shape = (*self.seconds.shape, 0) if name in SERIES else self.seconds.shape
         found: FloatArray | None = self.readings.get(name)
-        return np.broadcast_to(np.nan, self.seconds.shape) if found is None else found
-
-    def of_steps(self, name: str) -> StepArray:
-        """A series, (…, ranks, most steps), which are none if it is absent."""
-        found: StepArray | None = self.readings.get(name)
-        return np.zeros((*self.seconds.shape, 0), np.float32) if found is None else found
+        return np.broadcast_to(np.nan, shape) if found is None else found
 
     @property
     def single_sample(self) -> BoolArray:

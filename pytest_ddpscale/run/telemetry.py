@@ -205,9 +205,6 @@ class TelemetryColumns:
         return self.places[int(self.place[row])]
 
 
-_TOLD = ("lost", "throttle_reasons", "unreadable")
-
-
 def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> TelemetryColumns:
     """The columns of telemetry records.
 
@@ -243,7 +240,8 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     }
     for name in READINGS:
         of = attrgetter(name)
-        columns[name] = sayings(of) if name in _TOLD else stacked(of, np.float64)
+        is_text = name in ("lost", "throttle_reasons", "unreadable")
+        columns[name] = sayings(of) if is_text else stacked(of, np.float64)
     return TelemetryColumns(list(arms), list(places), columns)
 
 

@@ -177,9 +177,9 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS or not any(self.bound.values()):
-            raise ValueError(f"a verdict on {self.metric!r} with bound {self.bound}; expected a metric and its bound")
+            raise ValueError(f"a verdict on {self.metric!r} with {self.bound}; expected a metric and a bound")
         if self.is_waived and (self.outcome != "failed" or {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)):
-            raise ValueError(f"{self.id} is waived; expected a failure that is fully known and has correct data")
+            raise ValueError(f"{self.id} is waived; expected a fully known failure with correct data")
         units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
         object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
         if self.value is not None:
@@ -461,7 +461,7 @@ def open_judged(path: Path) -> tuple[RunDirectory, RunDirectory]:
             return RunDirectory.open(place), judged
     raise RunDirectoryError(
         str(path), f"holds verdicts on {named}, which is missing or has changed", "the judged run, unchanged",
-        f"Judge the run again with `pytest --ddp-judge={named}`, or start from the directory that contains it.",
+        f"Judge it again with `pytest --ddp-judge={named}`, or start where it lies.",
     )  # fmt: skip
 
 
@@ -482,6 +482,6 @@ def read_judged(run: RunDirectory, judged: RunDirectory) -> Judgement:
         raise RunDirectoryError(
             str(judged.verdicts_json), f"was made from another {', '.join(changed)} than {run.path} has now",
             "unchanged files",
-            f"Restore them from a copy, or measure again; `pytest --ddp-judge={run.path}` judges them as they are.",
+            f"Restore them, or judge them as they are: `pytest --ddp-judge={run.path}`.",
         )  # fmt: skip
     return judgement

@@ -76,7 +76,7 @@ def _benchmark(evidence: Evidence, study: Study, variant: Variant) -> DdpBenchma
 
 def _result(measured: ArmRounds) -> DdpBenchmarkResult | None:
     """Steps of each rank, from the rounds in which all ranks kept equally many; None without such rounds."""
-    steps_s, counts = measured.of_steps(STEP_S).astype(np.float64), []
+    steps_s, counts = measured.reading(STEP_S).astype(np.float64), []
     of_rounds = []
     for row, there in enumerate(measured.present):
         of_ranks = [one[~np.isnan(one)] for one in steps_s[row, there]]

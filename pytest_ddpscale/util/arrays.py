@@ -10,6 +10,5 @@ import numpy.typing as npt
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-StepArray: TypeAlias = npt.NDArray[np.float32]
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 Index: TypeAlias = slice | IntArray | BoolArray

@@ -111,10 +111,6 @@ def test_a_drift_is_more_than_noise_and_rounding(values: Sequence[float], neglig
     assert drifts(values, negligible=negligible) == [drift]
 
 
-def test_its_size_and_where_it_would_go_on_to() -> None:
-    assert np.ravel(find_drifts(np.arange(9.0)[np.newaxis])) == pytest.approx([6.0, 13.0])
-
-
 @rows("correlation", [0.0, 0.3, 0.5])
 def test_the_estimated_correlation_is_hardly_biased(correlation: float) -> None:
     found = lag_one_correlations(noise(correlation, 32))
@@ -206,12 +202,6 @@ def test_the_fewest_rounds_may_be_too_few_for_the_confidence_asked_for() -> None
     assert found.why(0, str(found.against(0.5, 1)[1][0])) == because("unsure", FEWEST_ROUNDS, 1 - 1e-9)
 
 
-def test_what_drifts_is_judged_as_if_it_went_on() -> None:
-    found = estimate(np.array([FALLING]), "differences", 0.95)
-    assert found.low[0] == pytest.approx(0.93 - 0.06)
-    assert found.note(0) == because("drift", -0.06, False, 9)
-
-
 @rows("scale", ["factors", "differences"])
 def test_of_many_places_each_has_its_own(scale: Scale) -> None:
     """Whatever the others are, and however many rounds they have."""
@@ -226,20 +216,6 @@ def test_of_many_places_each_has_its_own(scale: Scale) -> None:
     assert codes[:3].tolist() == [1, 1, 1]
     assert [row for row in range(8) if why[row] == "impossible"] == impossible
     assert [row for row in range(8) if why[row] == "few"] == [4, 7]
-
-
-def test_the_more_rounds_correlate_the_wider_is_the_interval() -> None:
-    found = estimate(np.array([WAVES, sorted(WAVES, key=math.sin)]), "factors", 0.95, alike=1)
-    assert found.correlations[0] > 0.8
-    assert found.correlations[1] < 0.5
-    assert np.log(found.high / found.low)[0] > 2 * np.log(found.high / found.low)[1]
-
-
-def test_an_imported_sample_has_the_normal_interval_of_its_logarithm() -> None:
-    one = estimate(np.array([[1000.0]]), "factors", 0.95, 32, np.array([0.01]))
-    ends = 1000 * math.exp(-0.0195996), 1000 * math.exp(0.0195996)
-    assert one.found(0).interval == pytest.approx(ends, rel=1e-6)
-    assert [one.against(bound, 1)[0][0] for bound in (900.0, 995.0, 1100.0)] == [1, 0, -1]
 
 
 RAMP = [100.0 * 0.999**number for number in range(8)]

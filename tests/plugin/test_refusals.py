@@ -229,6 +229,6 @@ def test_a_run_that_still_goes_on_is_not_resumed(site: Site) -> None:
     begun()(site)
     lock = RunLock.acquire(site.path / "run")
     before = site.files()
-    assert_refused(site.run(*split(RESUME)), "run: is in use: process ", "Wait until that run has ended")
+    assert_refused(site.run(*split(RESUME)), "run: is in use: process ", "Wait until it has ended")
     assert site.files() == before
     lock.release()

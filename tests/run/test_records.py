@@ -213,7 +213,7 @@ def waits(seconds: float) -> dict[str, Any]:
         (TELEMETRY, {"throttle_reasons": {"sw_power_cap": 1.5}}, "Expected `float` <= 1.0"),
         (TELEMETRY, {"ranks": [1, 4]}, "rank 4 is named, but gang 0 has 4 ranks"),
         (PROFILE, {"rank": 4}, "rank 4 is named, but gang 0 has 4 ranks"),
-        (PROFILE, {"problem": "none"}, "expected one of the two"),
+        (PROFILE, {"problem": "none"}, "expected either"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(line: dict[str, Any], changes: dict[str, Any], found: str) -> None:

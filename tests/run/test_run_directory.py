@@ -370,7 +370,7 @@ def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path) -> None:
         RunLock.acquire(tmp_path)
     assert f"is in use: process {os.getpid()} on {socket.gethostname()}, since 20" in str(refused.value)
     assert refused.value.where == str(tmp_path)
-    assert "Wait until that run has ended" in refused.value.action
+    assert "Wait until it has ended" in refused.value.action
     lock.release()
 
 

@@ -87,7 +87,7 @@ def test_json_says_unit_and_margin_which_is_positive_on_the_good_side(
     assert (data["unit"], data["value"], data["bound"], data["margin"]) == ("img/s", value, bound, margin)
 
 
-NOTHING, KNOWN = "expected a metric and its bound", "is waived; expected a failure that is fully known"
+NOTHING, KNOWN = "expected a metric and a bound", "is waived; expected a fully known failure"
 
 
 @rows(
