@@ -199,6 +199,10 @@ class Slow(NamedTuple):
     are_last: BoolArray
     faster: IntArray
 
+    def of(self, rows: BoolArray) -> Slow:
+        """Some of them."""
+        return Slow._make([*(one[rows] for one in self[:-1]), self.faster])
+
 
 def find_slow(times_s: FloatArray, compared: Compared, limit: float) -> Slow:
     """Places that are slow by the rule of this module, each by itself.

@@ -84,22 +84,24 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
         found, group = find_slow(times_s, compared, limit), find_groups(times_s, limit)
         at_times, is_failed = find_slow_at_times(compared, limit), answer.outcome == "failed"
         are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
-        rows = np.flatnonzero(at_times[found.at])
-        if not is_failed and len(rows) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
-            answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[rows[0]]), None
-            answer.place, why = names[found.at[rows[0]]], culprits_of(ranks, found, rows)[0].because
-            answer.reasons = [because("gpu-slow-at-times", answer.place, len(rows) - 1, why)]
+        changing = found.of(at_times[found.at])
+        if not is_failed and len(changing.at) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
+            found, answer.place = changing, names[changing.at[0]]
+            answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[0]), None
+            why = culprits_of(ranks, found, np.arange(len(found.at)))[0].because
+            answer.reasons = [because("gpu-slow-at-times", answer.place, len(found.at) - 1, why)]
         elif is_failed or are_groups:
             if are_groups:
                 answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
-            found, rows = found._replace(slowdown=found.ratio), np.flatnonzero(beyond[found.at])
-            if not is_failed:  # the median of others lies in the larger group, or between: either may be the normal one
-                answer.outcome, found, rows = "inconclusive", group, np.arange(len(group.at))
+            if is_failed:
+                found = found.of(beyond[found.at])._replace(slowdown=found.ratio[beyond[found.at]])
+            else:  # the median of others lies in the larger group, or between both: either may be the normal one
+                answer.outcome, found = "inconclusive", group
             is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
             found = found._replace(are_certain=np.full(len(found.at), is_minority))
         else:
             return
-        answer.culprits = culprits_of(ranks, found, rows)
+        answer.culprits = culprits_of(ranks, found, np.arange(len(found.at)))
 
 
 def _answer_on_places(
