@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.plan.pairing import PAIRS as STUDY
 from tests.builders.probes import pair_evidence
 from tests.integration.lab_runs import TRAINING, LabRun, accept
 from tests.slurm_lab.lab import SlurmLab
@@ -34,7 +35,7 @@ def assert_slow_link(ran: LabRun, culprit: dict[str, Any], nodes: int) -> None:
     assert culprit["kind"] == "node"
     assert "GB/s, others reach " in culprit["evidence"]
     partners = {
-        host for one in pair_evidence(ran.run.read_records()).columns.of_study(PAIRS) for host in one.ranks.by_host
+        host for one in pair_evidence(ran.run.read_records()).columns.of_study(STUDY) for host in one.ranks.by_host
     }
     assert partners == set(names(nodes))
 
