@@ -131,7 +131,7 @@ class TestLaunches:
 
     def measures(self, launch: int) -> list[str]:
         end = to_builtins(StudyEnd(self.PLAN.studies[launch - 1].id, "rounds"))
-        told = "order(); print('studies', TASK['assignment']['studies'], TASK['assignment']['gang'])"
+        told = "order(); print('studies', TASK['assignment']['studies'], TASK['assignment'].get('gang', 0))"
         return [sys.executable, "-c", f"{AGENTS}\nup(); {told}; record(**{end!r})"]
 
     def test_have_a_gang_each(self, run: RunDirectory) -> None:

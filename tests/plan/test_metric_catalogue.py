@@ -28,6 +28,9 @@ PACKAGE = ROOT / "pytest_ddpscale"
 # Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
     ("simulate/performance.py", "ddp_overhead"),
+    # The same: the breakdown shows them of each arm, whatever is required.
+    ("report/breakdown.py", "memory_spread"),
+    ("report/breakdown.py", "peak_memory_gib"),
 }
 
 of_every_metric = rows("metric", METRICS.values(), ids=METRICS)
