@@ -120,6 +120,7 @@ def assert_verdicts(record: dict[str, Any]) -> None:
     (failed,) = [verdict for verdict in record["verdicts"] if verdict["outcome"] != "passed"]
     assert failed["id"] == "device_utilization[resnet152-fp16-8gpu]"
     (culprit,) = failed["culprits"]
+    assert culprit.pop("because")["code"] == "less-busy"
     assert culprit == {
         "kind": "gpu", "places": [{"host": "node7", "local_rank": 7, "uuid": "GPU-00000007", "index": 7}],
         "evidence": "91 % busy; the median of 7 peers is 98 %", "is_certain": True, "computed_wrong": False,
