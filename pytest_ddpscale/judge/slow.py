@@ -53,6 +53,7 @@ UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
 _LEAST_BUSY = 0.01  # utilization that is compared as that; 0 has no ratio
 
 
+@once
 def columns_in(ranks: RankColumns, others: RankColumns) -> IntArray:
     """Column of the same device, by host and local rank, for each of the others; -1 without any, (others,)."""
     columns = {place: number for number, place in enumerate(ranks.places)}

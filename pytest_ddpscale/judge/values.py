@@ -154,11 +154,11 @@ def _over_peers(
     if question.metric is NODE_UNIFORMITY and columns:
         times_s, columns = of_nodes_s(pace.ranks, times_s), {host: [at] for at, host in enumerate(columns)}
     ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
-    columns[WHOLE] = slice(None)
+    columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
     for row, place in enumerate(places):
-        own = ratios[:, columns.get(place, slice(0))]
-        if own.size:
-            found[row] = own[:, np.nan_to_num(median_over_rounds(own)).argmax()]
+        at = columns.get(place, ())
+        if len(at):
+            found[row] = ratios[:, at[typical[at].argmax()]]
     return pace.numbers, found
 
 
@@ -180,7 +180,8 @@ def _slowness(question: Question, study: Study, evidence: Evidence, found: Group
         groups = [np.flatnonzero([host in there for host in pace.ranks.hosts])]
     key = "slowness", study.id, last, is_by_node, tuple(there)
     factors = evidence.once(key, lambda: slowness_of(times_s, groups))
-    return np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
+    of_ranks: FloatArray = np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)]
+    return of_ranks[found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:

@@ -67,7 +67,7 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
         if software := _other_software(one, gang.versions_of(0), other, another.versions_of(0)):
             return because("studies-with-other-software", *software)
     surveyed = {record.host for record in records if isinstance(record, Survey)}
-    for gang in measured.values():
+    for gang in {gang.gang: gang for gang in measured.values()}.values():
         first: dict[str, int] = {}  # rank by host; with surveys the node check `versions` compares hosts
         for rank, place in enumerate(gang.places):
             other_rank = first.setdefault(place.host if surveyed else "", rank)
