@@ -98,7 +98,7 @@ def disagreements(evidence: Evidence, study: Study) -> list[tuple[int, Culprit]]
     steps, checksums = evidence.seeded_steps.get(study.id, {}), evidence.seeded_checksums(study.id)
     # By rank and place: number of blocks, of seeded steps, and whether others may be wrong.
     blame = defaultdict[tuple[int, Place], list[int]](lambda: [0, 0, 0])
-    ranks = [(step.rank, place) for place, step in steps.items()]
+    ranks = [(step.rank, place) for place, step in steps.items() if step.checksum]
     is_odd = _are_unlike_most(numbered(checksums, [rank for rank, _ in ranks]))
     for who in compress(ranks, is_odd & (not is_odd.all())):
         blame[who][1] += 1

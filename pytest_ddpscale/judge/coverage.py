@@ -133,7 +133,7 @@ def coverage_of(
         silent = [
             one
             for one in (survey.gpus if survey else ())
-            if one.is_visible and one.local_rank is None and one.uuid not in used
+            if one.is_visible and one.problem and one.local_rank is None and one.uuid not in used
         ]
         answering = gpus_per_node - len(silent)  # some without a rank
         gpus = [
@@ -219,11 +219,12 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
         # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
         of_link = "nvlink"  # CUDA 220 and 226
-        shown = sum(one.peers >= len(gang.errors) and of_link not in one.error.lower() for gang, one in own)
-        is_certain = needed <= shown == len(gangs_on[place.host])
+        done = ((gang, one) for gang, one in own if one.peers >= len(gang.errors))
+        shown = {gang.gang for gang, one in done if of_link not in one.error.lower()}
+        is_certain = needed <= len(shown) == len(gangs_on[place.host])
         if study is None or any(study in gang.studies for gang, _ in own):
             errors = tuple(dict.fromkeys(one.error for _, one in own))
-            why = because("gpu-errors", errors[:2], len(own), is_certain, place.host)
+            why = because("gpu-errors", errors[:2], len({gang.gang for gang, _ in own}), is_certain, place.host)
             found.append(Culprit("gpu", (place,), why, is_certain))
     return sorted(found, key=lambda one: not one.is_certain)
 

@@ -243,7 +243,8 @@ def add_wrong_data(answer: Answer, probe: Arm, probed: ArmRounds) -> None:
         why = because("wrong-data", *culprit.because.args, len(at), rounds)
         if len(own) > 1 and (shared := set.intersection(*own)):
             culprit, why = Culprit("gpu", (*shared,), why), because("gpu-not-links", len(own))
-        culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
+        if culprit.is_certain or culprit.identity not in culprits:
+            culprits[culprit.identity] = replace(culprit, because=why, computed_wrong=True)
     others = [one for one in answer.culprits if one.identity not in culprits]
     also = [because("also", one) for one in answer.reasons if answer.outcome in ("failed", "error")]
     wrong = len(np.unique(probed.numbers[probed.wrong.any(axis=1)]))

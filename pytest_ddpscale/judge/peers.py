@@ -204,6 +204,13 @@ class Slow(NamedTuple):
         return Slow._make([*(one[rows] for one in self[:-1]), self.faster])
 
 
+def of_enough_rounds(times_s: FloatArray) -> FloatArray:
+    """The times, NaN for places with a peer in fewer than `MINIMUM_ROUNDS` rounds, (rounds, places)."""
+    there = ~np.isnan(times_s)
+    beside = there & (there.sum(axis=1, keepdims=True) > 1)
+    return np.where(beside.sum(axis=0) >= MINIMUM_ROUNDS, times_s, np.nan)
+
+
 def find_slow(times_s: FloatArray, compared: Compared, limit: float) -> Slow:
     """Places that are slow by the rule of this module, each by itself.
 

@@ -107,7 +107,7 @@ def _rows(
     cells = np.stack([found.values, *ends], axis=1).astype(object)
     cells[cells != cells] = None  # NaN
     for at, (value, low, high), rounds in zip(places, cells.tolist(), found.rounds.tolist(), strict=True):
-        name = f"{at.number} of {at.host}" if at.uuid else at.host
+        name = at.host if at == Place(at.host) else f"{at.number} of {at.host}"
         if rounds:
             yield Row(*what, name, at.host, at.index, at.uuid, value, low, high, unit, rounds, measured=digest)
 

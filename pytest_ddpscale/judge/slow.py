@@ -34,6 +34,7 @@ from pytest_ddpscale.judge.peers import (
     find_slow,
     median_over_rounds,
     medians_of_others,
+    of_enough_rounds,
 )
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.planner import Question
@@ -168,7 +169,7 @@ def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[A
         paces.insert(0, pace_in(*alone[-1], evidence))
     found = []
     for pace in (*paces, NO_ROUNDS):
-        times_s = own_pace_s(pace)
+        times_s = of_enough_rounds(own_pace_s(pace))
         slow, group = find_slow(times_s, compare(times_s, most), most), find_groups(times_s, most)
         is_group = len(group.at) > len(slow.at) or not group.are_certain.all()
         found.append((pace, group if is_group else slow))
@@ -261,7 +262,7 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
     notes, most = {code: dict[object, Reason]() for code in ("look-at", "slow-at-times")}, limit_of(evidence, limit)
     for study in [one for one in studies if any(arm.compares_ranks for arm in one.arms)] or studies:
         pace, slow = slow_ranks(evidence, study, limit)
-        found, places = compare(own_pace_s(pace), most), pace.ranks.rank_places
+        found, places = compare(of_enough_rounds(own_pace_s(pace)), most), pace.ranks.rank_places
         stand_out = (found.low > 1) & (found.ratio >= 1 + WATCHED_SHARE * most)
         stand_out[slow.at] = False
         numbers, order = (found.ratio, found.low, found.high, found.peers), np.argsort(-found.ratio, kind="stable")

@@ -34,6 +34,7 @@ from pytest_ddpscale.judge.peers import (
     find_groups,
     find_slow_at_times,
     median_over_rounds,
+    of_enough_rounds,
     relative_logs,
     split_at_gap,
 )
@@ -77,7 +78,8 @@ def _against_slowest(evidence: Evidence, judged: Judged, study: Study, pace: Arm
     of_turn = np.fmax.reduce(own_s, axis=-1, where=is_turn, initial=np.nan)
     factors = np.take_along_axis(told_s, slowest, axis=-1)[..., 0] / of_turn
     samples = measured.samples_per_s_per_gpu / baseline.samples_per_s_per_gpu * factors
-    return replace(judged.values, samples=np.ascontiguousarray(samples.T))
+    errors = np.full(len(judged.places), np.nan)
+    return replace(judged.values, samples=np.ascontiguousarray(samples.T), errors=errors)
 
 
 def _means_before(pace: ArmRounds) -> FloatArray:
@@ -153,7 +155,11 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     def any_of(of_ranks: BoolArray | Sequence[bool]) -> BoolArray:
         return np.bincount(place, of_ranks, places) > 0
 
-    compared, group, far = compare(times_s, limit), find_groups(times_s, limit), nodes_limit or math.inf
+    compared, group, far = (
+        compare(times_s, limit),
+        find_groups(of_enough_rounds(times_s), limit),
+        nodes_limit or math.inf,
+    )
     nodes, node = compare(of_nodes_s(ranks, times_s), far), ranks.node[at]
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
@@ -177,13 +183,15 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     is_polled = told[0].throttle_reasons.where(lambda reasons: reasons is not None)
     polls = Counter(told[0].places[number].of_rank for number in told[0].place[is_polled].tolist())
     held = {one.places[number].of_rank for one in told for number in np.unique(one.place[held_down(one)])}
-    polled, rounds = np.array([polls[one] for one in who]), measured.present.sum(axis=0)[column]
+    whole = evidence.columns.arms[study.id, measured.arm]  # with incomplete rounds
+    polled, rounds = np.array([polls[one] for one in who]), whole.present.sum(axis=0)
+    rounds = rounds[columns_in(whole.ranks, measured.ranks)[column]]
     rules: dict[str, Any] = {
         "pace-not-read": any_of(at < 0),
         "pace-unknown": np.isnan(most),
         "few-peers": len(ranks) < FEWEST_RANKS,
         "gpu-beyond": any_of(compared.low[at] > 1 + limit),
-        "gpu-at-times": any_of(find_slow_at_times(compared, limit)[at]),
+        "gpu-at-times": any_of(find_slow_at_times(compare(of_enough_rounds(times_s), limit), limit)[at]),
         "gpus-in-groups": median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit,
         "nodes-not-compared": are_nodes and nodes_limit is None,
         "node-beyond": any_of(nodes.low[node] > 1 + far),

@@ -222,8 +222,10 @@ def estimate(
         found[:, rows] = back(centres), back(low), back(high), drifts, rho
     values, low, high, drifts, rho = found
     # One long sample errs on the scale of logarithms.
-    quantile = NormalDist().inv_cdf(0.5 + confidences.max(initial=0.0) / 2)
-    reach = np.exp(quantile * np.where(rounds == 1, errors, np.nan))
+    reach = np.where(rounds == 1, errors, np.nan)
+    single = np.flatnonzero(~np.isnan(reach))
+    reach[single] *= [NormalDist().inv_cdf(0.5 + one / 2) for one in confidences[single].tolist()]
+    reach = np.exp(reach)
     low, high = np.fmin(low, values / reach), np.fmax(high, values * reach)
     return Estimated(values, low, high, drifts, rho, rounds, series, scale, limit, confidences)
 

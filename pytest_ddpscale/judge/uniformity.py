@@ -27,6 +27,7 @@ from pytest_ddpscale.judge.peers import (
     find_groups,
     find_slow,
     find_slow_at_times,
+    of_enough_rounds,
 )
 from pytest_ddpscale.judge.slow import arms_read, culprits_of, of_nodes_s, own_pace_s, pace_in, two_groups
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
@@ -81,8 +82,10 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             why = because("node-by-own-pace", ratio, int(compared.peers[at]))
             answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
-        found, group = find_slow(times_s, compared, limit), find_groups(times_s, limit)
-        at_times, is_failed = find_slow_at_times(compared, limit), answer.outcome == "failed"
+        is_failed, enough_s = answer.outcome == "failed", of_enough_rounds(times_s)
+        beside, group = compare(enough_s, limit), find_groups(enough_s, limit)
+        at_times = find_slow_at_times(beside, limit)
+        found = find_slow(times_s, compared, limit) if is_failed else find_slow(enough_s, beside, limit)
         are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
         changing = found.of(at_times[found.at])
         if not is_failed and len(changing.at) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():

@@ -45,8 +45,8 @@ def once(find_out: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P]
     """A function whose results are kept with its first argument, for each key of further ones."""
 
     @wraps(find_out)
-    def found(kept: K, /, *key: P.args, **none: P.kwargs) -> T:
-        return kept.once((find_out, *key), lambda: find_out(kept, *key, **none))
+    def found(kept: K, /, *key: P.args, **named: P.kwargs) -> T:
+        return kept.once((find_out, *key, *named.items()), lambda: find_out(kept, *key, **named))
 
     return found
 
