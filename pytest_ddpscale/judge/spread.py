@@ -107,10 +107,10 @@ def excuse_spread(judged: Judged, study: Study) -> None:
     limit, nodes_limit = case.peers.computing, case.peers.nodes
     if case.requirement.definition is not WEAK_SCALING_EFFICIENCY or limit is None or not are_bad.any():
         return
-    pace = own_pace_of(evidence, study, last_round(judged.groups))
-    if pace is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
+    pace, whole = (own_pace_of(evidence, study, last) for last in (last_round(judged.groups), None))
+    if pace is None or whole is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
         return
-    own = _against_slowest(evidence, judged, study, pace)
+    own = _against_slowest(evidence, judged, study, whole)
     second = replace(judged, values=own)
     second.decide(own.estimated(found.confidences, judged.limit))
     for place in np.flatnonzero(are_bad & ~np.isin(second.codes, (ABSENT, IMPOSSIBLE))).tolist():
