@@ -183,7 +183,8 @@ class Run(runs.Run):
             (host, local_rank), device = self.places[rank], {"early": "", "moved": "GPU-0"}.get(how, f"GPU-{rank}")
             peers = int(how) if how.isdigit() else len(self.places) - 1
             errors.append(RankGpuError(place=Place(host, local_rank, device), error=f"CUDA error: {how}", peers=peers))
-        return GpuErrors(gang=number, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
+        gang = number - (how == "again")  # the errors of one gang, told twice
+        return GpuErrors(gang=gang, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
 
     def _survey(self, host: str) -> Survey:
         gpus, local_ranks = list[SurveyedGpu](), itertools.count()
