@@ -27,6 +27,7 @@ for it. Words, in any order:
     lost                         not measured
     hot, unknown                 held down by heat; heat unknown
     odd, seeded, unrepeated      parameters, or a seeded step, unlike the others'; repeated it gave another result
+    unseeded                     a seeded step without a checksum
     pairs=3                      times that each pair of nodes is measured; of those
     link=*10 stall=0.25          messages take longer, or one of twenty does, in seconds; n1,n2 is between these two
     error, out-of-time           of the study
@@ -90,7 +91,7 @@ OPTIONS = {
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
     "imported": "no",
 }  # fmt: skip
-NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unrepeated", "link", "stall"}
+NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unseeded", "unrepeated", "link", "stall"}
 FORWARD_SHARE = 1 / 3  # of a step
 STUDY_ROUNDS = 16
 _ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?(,warn)?")
@@ -338,7 +339,7 @@ class Run:
             node, local_rank = divmod(rank, self.per_node)
             names = ("all", f"n{node}", study.scaling)
             at = {change.what for change in self.changes if change.is_at(0, rank, *names)}
-            checksum = OTHER_CHECKSUM if "seeded" in at else CHECKSUM
+            checksum = "" if "unseeded" in at else OTHER_CHECKSUM if "seeded" in at else CHECKSUM
             step = SeededStep(rank=rank, checksum=checksum)
             step = SeededStep(rank=rank, checksum="a+b", repeats=False) if "unrepeated" in at else step
             found[Place(f"n{node}", local_rank, f"GPU-{rank}", local_rank)] = step
