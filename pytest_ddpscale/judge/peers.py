@@ -276,7 +276,8 @@ def find_groups(times_s: FloatArray, limit: float) -> Slow:
     """The slower of two groups of places; nobody if there are not two by the rule of this module."""
     logs, line = relative_logs(times_s), math.log1p(WATCHED_SHARE * limit)
     values = np.where((~np.isnan(logs)).sum(axis=0) >= MINIMUM_ROUNDS, median_over_rounds(logs), np.nan)
-    fast, slow, distance, gap = split_at_gap(values)
+    order, below, distance, gap = (of_all[0] for of_all in split_at_gap(values[np.newaxis]))
+    fast, slow = np.split(order, [below, np.count_nonzero(~np.isnan(values))])[:2]
     is_apart = bool(
         distance >= line
         and gap >= max(_LEAST_GAP * line, _LEAST_SHARE_OF_DISTANCE * distance)
@@ -290,16 +291,23 @@ def find_groups(times_s: FloatArray, limit: float) -> Slow:
     return _described(logs, slow, certain, peers, distance)._replace(faster=fast)
 
 
-def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, float, float]:
-    """The places below and above the largest gap between two, the distance of the medians of both, and the gap.
+def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """The places of each set, least first; how many are below its largest gap; how far apart the medians are; the gap.
 
-    Both have at least two places and a quarter of all; there is no gap, 0, between fewer. `values` are (places,), NaN
-    of places that do not count.
+    Both parts have at least two places and a quarter of all; the medians are NaN apart where there are fewer.
+    `values` are (sets, places), NaN of places that do not count.
     """
-    order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]
-    least = max(2, math.ceil(_LEAST_SHARE * len(order)))
-    gaps = np.diff(values[order])[least - 1 : len(order) - least]
-    if not len(gaps):
-        return order, order[:0], 0.0, 0.0
-    below, above = np.split(order, [least + int(np.argmax(gaps))])
-    return below, above, float(np.median(values[above]) - np.median(values[below])), float(gaps.max())
+    order = np.argsort(values, kind="stable")
+    ordered = np.pad(np.take_along_axis(values, order, axis=1), ((0, 0), (1, 1)), constant_values=np.nan)
+    counts = np.count_nonzero(~np.isnan(values), axis=1)
+    least, below = np.maximum(2, np.ceil(_LEAST_SHARE * counts)), np.arange(ordered.shape[1] - 1)
+    may_split = (below >= least[:, np.newaxis]) & (below <= (counts - least)[:, np.newaxis])
+    gaps = np.where(may_split, np.diff(ordered), -1.0)
+    below = gaps.argmax(axis=1)
+
+    def median(first: IntArray, last: IntArray) -> FloatArray:
+        middle = np.stack([(first + last) // 2, (first + last + 1) // 2], axis=1)
+        return np.take_along_axis(ordered, middle, axis=1).mean(axis=1)
+
+    distance = np.where(below > 0, median(below + 1, counts) - median(np.ones_like(below), below), np.nan)
+    return order, below, distance, gaps.max(axis=1)

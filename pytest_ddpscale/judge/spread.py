@@ -175,8 +175,8 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     cells = np.full((len(times_s), places, 1 + slot.max(initial=0)), np.nan)
     cells[:, place, slot] = times_s[:, at]
     relative = relative_logs(cells.reshape(-1, cells.shape[2])).reshape(len(cells), -1)
-    splits = map(split_at_gap, median_over_rounds(relative).reshape(cells.shape[1:]))
-    may_be_two = [gap >= _GAP_OF_GROUPS * apart and apart >= math.log1p(_GROUPS_APART) for *_, apart, gap in splits]
+    *_, apart, gap = split_at_gap(median_over_rounds(relative).reshape(cells.shape[1:]))
+    may_be_two = (gap >= _GAP_OF_GROUPS * apart) & (apart >= math.log1p(_GROUPS_APART))
     who = [measured.ranks.places[one] for one in column.tolist()]
     arms = [*(one.arm for one in reversed(judged.groups.merged)), pace.arm]
     told = [evidence.telemetry.of_arm(study.id, arm) for arm in arms]
@@ -204,7 +204,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
         "heat-unknown": any_of(polled < SHARE_OF_ROUNDS * rounds) & (not evidence.goes_on),
         "held-down": any_of([one in held for one in who]),
         "gpu-open": any_of(~compared.within[at]),
-        "perhaps-groups": np.array(may_be_two) | (len(group.at) > 0),
+        "perhaps-groups": may_be_two | (len(group.at) > 0),
         "node-open": are_nodes & any_of(~(nodes.high[node] < 1 + far)),
     }
     names = [f"{gpu.number} on {gpu.host}" for gpu in ranks.rank_places[slowest]]

@@ -27,6 +27,8 @@ def printable(text: str, *, has_lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept, text = ("\n\t", text.replace("\r\n", "\n")) if has_lines else ("", text)
+    if has_lines and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
     return "".join(one if one in kept or _may_stay(one) else _escaped(one) for one in text)
 
 
