@@ -94,6 +94,7 @@ _HALF = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
 FAULTS = (
     Scenario("healthy", (0,)),
     _fault("error-719", "gpu=2,launch=2000,error=719", says="dmesg"),
+    _fault("error-999", "gpu=2,launch=2000,error=999", says="dmesg"),
     _fault("ecc-error-214", "gpu=2,launch=2000,error=214", says="uncorrectable ECC error encountered"),
     _fault("lost-before", lost=[2], says="GPU is lost"),
     _fault("lost-under-load", "gpu=2,launch=3000,error=719", lost_after_fault=[2], says="GPU is lost"),

@@ -203,7 +203,8 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     or more (three with two ranks), in each of which peers did the same work without such an error, and in every gang
     that GPU errors ended on its node. After one gang, or if it worked alone, it is a suspect. If half of the ranks or
     more fail alike, none of them is accused; with two ranks, one may be. An error of NVLink leaves its GPU a suspect
-    however often it comes, because the other end may be at fault.
+    however often it comes, because the other end may be at fault; and one that a program may have made, until it comes
+    under another local rank or with another batch: in every other gang two ranks swap theirs.
     """
     known = _presence(evidence).known if evidence.gpu_errors else ()
     devices = {place.identity: place for place in known} | {place.of_rank: place for place in known}
@@ -220,13 +221,22 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
         of_link = "nvlink"  # CUDA 220 and 226
         done = ((gang, one) for gang, one in own if one.peers >= len(gang.errors))
-        shown = {gang.gang for gang, one in done if of_link not in one.error.lower()}
+        seen = [(gang.gang, one) for gang, one in done if of_link not in one.error.lower()]
+        shown, of_device = {gang for gang, _ in seen}, {gang for gang, one in seen if not one.is_program}
+        batches = {(one.place.local_rank, gang % 2 if _has_own_batch(evidence, one) else None) for gang, one in seen}
         is_certain = needed <= len(shown) == len(gangs_on[place.host])
+        is_certain &= needed <= len(of_device) or len(batches) > 1
         if study is None or any(study in gang.studies for gang, _ in own):
             errors = tuple(dict.fromkeys(one.error for _, one in own))
             why = because("gpu-errors", errors[:2], len({gang.gang for gang, _ in own}), is_certain, place.host)
             found.append(Culprit("gpu", (place,), why, is_certain))
     return sorted(found, key=lambda one: not one.is_certain)
+
+
+def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
+    """Whether it came in an arm for which each rank makes a batch of its own."""
+    study, arm = evidence.plan.study(error.study or ""), evidence.plan.arm(error.study or "", error.arm or "")
+    return study is not None and arm is not None and not arm.infers and arm.data_of(study.workload) == "synthetic"
 
 
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.gpu_errors import gpu_error_of
+from pytest_ddpscale.launch.gpu_errors import OUT_OF_MEMORY, cuda_error_in
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.util.listing import first_few
@@ -217,12 +217,25 @@ def _failed(roll: GangState) -> str:
     where = _in_brackets(first.study, first.arm, first.round)
     who = f"rank {first.rank} on {first.host}"
     error, rest = _split_error(first.message)
-    if gpu_error_of(first):
-        if first.device:
+    if of_cuda := cuda_error_in(first.message):
+        if first.device and not of_cuda.cause:
             who += f", {Place(first.host, first.local_rank, first.device, first.gpu_index).name},"
-        error += f"; look for an Xid: `dmesg | grep -i xid` on {first.host}"
+        todo = of_cuda.cause or f"look for an Xid: `dmesg | grep -i xid` on {first.host}"
+        error += _foreign_memory(roll, first) if todo == OUT_OF_MEMORY else f"; {todo}"
     nccl = _nccl(roll, first) if _OF_NCCL.search(f"{first.type}: {first.message}") else ""
     return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
+
+
+def _foreign_memory(roll: GangState, report: Failed) -> str:
+    """Which memory of its GPU others held before the run; empty if nobody did."""
+    survey = roll.surveys.get(report.node)
+    held = [
+        f"process {one.pid} ({one.name or 'name not visible'}) held {(one.memory_bytes or 0) / 2**30:.1f} GiB of it"
+        for gpu in (survey.gpus if survey else ())
+        if gpu.local_rank == report.local_rank
+        for one in gpu.processes or ()
+    ]
+    return f"; before the run, {first_few(held)}" if held else ""
 
 
 def _split_error(message: str) -> tuple[str, str]:

@@ -182,12 +182,14 @@ class RankGpuError(Record):
     Attributes:
         place: without UUID and index if the rank could not tell them.
         error: ``CUDA error: unspecified launch failure``.
+        is_program: whether a wrong kernel or a wrong batch is as likely as the GPU.
         study: that it measured; None between studies, like `arm`.
         peers: number of other ranks that did the same work at the same time.
     """
 
     place: Place
     error: str
+    is_program: bool = False
     study: str | None = None
     arm: str | None = None
     peers: Count = 0

@@ -180,9 +180,12 @@ class Run(runs.Run):
     def _gang(self, number: int, studies: list[str], ranks: str, how: str = "") -> GpuErrors:
         errors = []
         for rank in map(int, ranks.split(",")):
-            (host, local_rank), device = self.places[rank], {"early": "", "moved": "GPU-0"}.get(how, f"GPU-{rank}")
+            other = {"early": "", "moved": "GPU-0", "moved-kernel": "GPU-0"}
+            (host, local_rank), device = self.places[rank], other.get(how, f"GPU-{rank}")
             peers = int(how) if how.isdigit() else len(self.places) - 1
-            errors.append(RankGpuError(place=Place(host, local_rank, device), error=f"CUDA error: {how}", peers=peers))
+            ran = (studies[0], f"ddp@{len(self.places)}") if how == "kernel" else ("probes", "matmul-bf16")
+            is_program = how in ("kernel", "probe", "moved-kernel")
+            errors.append(RankGpuError(Place(host, local_rank, device), f"CUDA error: {how}", is_program, *ran, peers))
         gang = number - (how == "again")  # the errors of one gang, told twice
         return GpuErrors(gang=gang, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
 

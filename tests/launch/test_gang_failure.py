@@ -292,7 +292,7 @@ class TestFirstLine:
     @pytest.mark.parametrize(
         ("message", "said", "more"),
         [
-            ("CUDA error: no kernel image\nCompile with TORCH_USE_CUDA_DSA", "CUDA error: no kernel image", 1),
+            ("CUDA error: shape mismatch\nCompile with TORCH_USE_CUDA_DSA", "CUDA error: shape mismatch", 1),
             ("backend='inductor' raised:\nTypeError: no\nSet TORCHDYNAMO_VERBOSE=1",
              "backend='inductor' raised: TypeError: no", 1),
             ("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
