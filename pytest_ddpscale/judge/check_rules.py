@@ -276,10 +276,8 @@ def _afterwards(evidence: Evidence) -> Facts:
         if survey is None or told.ended_unix_s[row] >= survey.unix_s:
             yield place, "gpus", "lost-under-load", why
     for place, _, then in gpus_afterwards(evidence):
-        if then is None or then.is_lost:
+        if then is None or then.is_lost or then.problem:  # while other GPUs of the node answer
             yield place, "gpus", "lost-afterwards", then.problem if then else ""
-        elif then.problem:
-            yield place, "gpus", "no-answer-afterwards", then.problem
     for place, rounds in lost_places(evidence).items():
         yield place, "gpus", "unmeasured", rounds
     for one in gpu_errors_in(evidence):
@@ -287,7 +285,8 @@ def _afterwards(evidence: Evidence) -> Facts:
     for after in evidence.post_mortems:
         if _is_silent(after):  # only a note if the node was slow, as it had little time to answer
             code = "note-slow" if after.problem and not after.driver_problem else "no-survey-afterwards"
-            yield after.host, "gpus", code, after.problem or after.driver_problem
+            why = (after.problem, after.driver_problem, *(gpu.problem for gpu in after.gpus))
+            yield after.host, "gpus", code, next(filter(None, why), "")
 
 
 def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, SurveyedGpu | None]]:
@@ -310,7 +309,9 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
 
 
 def _is_silent(after: Survey) -> bool:
-    return bool(after.problem or after.driver_problem) or not after.has_driver
+    """Whether nothing answers, which is no GPU's fault; that a GPU is lost is an answer."""
+    asked = [gpu.problem and not gpu.is_lost for gpu in after.gpus if gpu.is_visible]
+    return bool(after.problem or after.driver_problem) or not after.has_driver or (bool(asked) and all(asked))
 
 
 def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:

@@ -42,7 +42,7 @@ MISSED_BEATS = 3
 # Time for agents to end their ranks, whose stacks are written, and to report …
 FAREWELL_S = 15.0
 # … and to survey their GPUs too, if ranks have failed.
-LOOK_S = 15.0
+LOOK_S = 23.0
 # Time for a scheduler to end leftover processes after its client was killed; silent agents end after 30 s.
 STEP_END_S = 60.0
 STEP_POLL_S = 1.0

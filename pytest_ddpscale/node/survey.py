@@ -28,6 +28,7 @@ from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
 
 _TOPOLOGY_LIMIT_S = 20.0
+_SECOND_LOOK_S = 5.0
 _ADAPTERS = Path("/sys/class/infiniband")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -62,8 +63,17 @@ def survey(host: str, *, gpus: bool) -> Survey:
 
 
 def post_mortem(host: str) -> Survey:
-    """Survey only the GPUs after ranks have failed, because the supervisor is waiting."""
-    return _of_driver(host, _driver())
+    """Survey only the GPUs after ranks have failed, because the supervisor is waiting.
+
+    What does not answer is asked a second time; that a GPU is lost is an answer.
+    """
+    first = _of_driver(host, _driver())
+    answered = {gpu.index: gpu for gpu in first.gpus if gpu.is_lost or not gpu.problem}
+    if len(answered) == len(first.gpus) and not first.driver_problem:
+        return first
+    time.sleep(_SECOND_LOOK_S)
+    second = _of_driver(host, _driver())
+    return replace(second, gpus=tuple(answered.get(gpu.index, gpu) for gpu in second.gpus))
 
 
 def _driver() -> DriverState:

@@ -17,12 +17,14 @@ import pytest
 from msgspec import structs
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.node import survey as survey_module
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
+from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, post_mortem, with_visibility
 from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
+from pytest_ddpscale.telemetry.gpu_state import DriverState
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
@@ -82,6 +84,38 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
         (uuid_of(0), 0, ""), ("", None, "GPU is lost"),
     ]  # fmt: skip
     assert found.versions == {"driver": "570.86.15", "cuda_driver": "12.8"}
+
+
+@pytest.mark.parametrize(
+    ("looks", "found", "waited_s"),
+    [
+        ((" , ",), ["", ""], []),
+        ((" ,GPU is lost",), ["", "GPU is lost"], []),
+        ((" ,Unknown Error", " , "), ["", ""], [5.0]),
+        ((" ,Unknown Error", " ,Unknown Error"), ["", "Unknown Error"], [5.0]),
+        ((" ,Unknown Error", "Unknown Error,Timeout"), ["", "Timeout"], [5.0]),
+        (("no driver", " , "), ["", ""], [5.0]),
+        (("no driver", "no driver"), ["no driver"], [5.0]),
+    ],
+)
+def test_after_ranks_have_failed_who_does_not_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, looks: tuple[str, ...], found: list[str], waited_s: list[float]
+) -> None:
+    def state(look: str) -> DriverState:
+        if look == "no driver":
+            return DriverState(is_loaded=True, problem=look)
+        problems = [one.strip() for one in look.split(",")]
+        gpus = (
+            SurveyedGpu(i, f"GPU-{i}", "", "", "", problem=why, is_lost="lost" in why) for i, why in enumerate(problems)
+        )
+        return DriverState(is_loaded=True, gpus=tuple(gpus))
+
+    answers, slept_s = map(state, looks), list[float]()
+    monkeypatch.setattr(survey_module, "_driver", lambda: next(answers))
+    monkeypatch.setattr(time, "sleep", slept_s.append)
+    told = post_mortem("n1")
+    assert ([told.driver_problem] if told.driver_problem else [gpu.problem for gpu in told.gpus]) == found
+    assert slept_s == waited_s
 
 
 def test_a_driver_that_hangs_after_ranks_have_failed_is_not_waited_for(node: PlayedMachine) -> None:
