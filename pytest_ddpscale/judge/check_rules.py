@@ -35,6 +35,7 @@ PREVENTING = ("few-gpus", "cuda-lacks", "old-driver", "lost-needed", "prohibited
 # load causes. `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _GIB = 2**30
+_SEGMENT = 10 * 2**20  # of shared memory that NCCL makes for a connection
 _MAYBE = "maybe"  # a reading that hardware may lack
 _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
 _COMPARED_ON_CPU = _COMPARED[-4:]
@@ -97,6 +98,9 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
                 yield host, "gpus", "few-cores", survey.cores, asked
             continue
 
+        shared = survey.free_bytes.get("shared_memory", _SEGMENT)
+        if shared < _SEGMENT:
+            yield host, "disk", "shared-memory-full", shared / 2**20, _SEGMENT / 2**20
         # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
         # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
         answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones

@@ -211,6 +211,8 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     gangs_on, by_gpu = defaultdict[str, set[int]](set), defaultdict[Place, list[tuple[GpuErrors, RankGpuError]]](list)
     for gang in evidence.gpu_errors:
         for one in gang.errors:
+            if one.peer:
+                continue
             gangs_on[one.place.host].add(gang.gang)
             if len(gang.errors) == 1 or 2 * len(gang.errors) < gang.ranks:
                 place = devices.get(one.place.identity) or devices.get(one.place.of_rank, one.place)
@@ -242,4 +244,21 @@ def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
     """Name the GPUs whose errors are the reason why a study has no result."""
     if answer.outcome == "error" and not answer.culprits:
-        answer.culprits = gpu_errors_in(evidence, study_id)
+        answer.culprits = gpu_errors_in(evidence, study_id) or _lost_connections(evidence, study_id)
+
+
+def _lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
+    """Links between nodes that did not answer, where nothing else ended their gang. None is certain: either end, its
+    adapter or a switch may be at fault. An address that no node has, or several, names nobody."""
+    hosts = defaultdict[str, list[str]](list)
+    for host, survey in evidence.surveys.items():
+        for address in survey.addresses:
+            hosts[address].append(host)
+    found = dict[tuple[Place, ...], Culprit]()
+    for gang in evidence.gpu_errors:
+        for one in gang.errors:
+            at = hosts.get(one.peer, [])
+            if study_id in gang.studies and len(at) == 1 and at[0] != one.place.host:
+                ends = tuple(sorted((Place(one.place.host), Place(at[0])), key=lambda place: place.host))
+                found.setdefault(ends, Culprit("link", ends, because("text", one.error), is_certain=False))
+    return list(found.values())

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
+from pytest_ddpscale.launch.collective_errors import OF_COLLECTIVES, cause_of
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.gpu_errors import OUT_OF_MEMORY, cuda_error_in
@@ -29,8 +30,6 @@ _PARTNER_IS_GONE = re.compile(
 )
 # Errors of the rank's own GPU, although reported by NCCL.
 _OWN_GPU = re.compile(r"ncclUnhandledCudaError|unhandled cuda error|Cuda failure|CUDA error")
-# Errors that NCCL raised: by a call, or by the watchdog that aborts a rank whose collective timed out.
-_OF_NCCL = re.compile(r"NCCL|\bnccl[A-Z]|DistBackendError|[Ww]atchdog")
 _TRACEBACK = "Original Traceback (most recent call last):"  # of a worker process, whose error comes last
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
@@ -217,12 +216,15 @@ def _failed(roll: GangState) -> str:
     where = _in_brackets(first.study, first.arm, first.round)
     who = f"rank {first.rank} on {first.host}"
     error, rest = _split_error(first.message)
+    of_collective = OF_COLLECTIVES.search(f"{first.type}: {first.message}")
+    if of_collective and (cause := cause_of(first, roll)) != error:
+        error, rest = cause, f"\n{error}{rest}"
     if of_cuda := cuda_error_in(first.message):
         if first.device and not of_cuda.cause:
             who += f", {Place(first.host, first.local_rank, first.device, first.gpu_index).name},"
         todo = of_cuda.cause or f"look for an Xid: `dmesg | grep -i xid` on {first.host}"
         error += _foreign_memory(roll, first) if todo == OUT_OF_MEMORY else f"; {todo}"
-    nccl = _nccl(roll, first) if _OF_NCCL.search(f"{first.type}: {first.message}") else ""
+    nccl = _nccl(roll, first) if of_collective else ""
     return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
 
 
@@ -297,7 +299,7 @@ def _quoted(roll: GangState, rank: RankSeen, *, is_stuck: bool = False) -> str:
     words = roll.last_words.get((rank.node, rank.local_rank))
     lines = words.lines if words else ()
     quoted = f"\nits last output:\n{_indented(lines)}" if lines else ""
-    return quoted + (_nccl(roll, rank) if is_stuck or any(map(_OF_NCCL.search, lines)) else "")
+    return quoted + (_nccl(roll, rank) if is_stuck or any(map(OF_COLLECTIVES.search, lines)) else "")
 
 
 def _nccl(roll: GangState, rank: RankSeen | Failed) -> str:

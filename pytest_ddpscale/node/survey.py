@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.torch_facts import ask_torch
 from pytest_ddpscale.run.record_lines import line_of
@@ -40,6 +41,8 @@ def survey(host: str, *, gpus: bool) -> Survey:
     torch_answer = ask_torch(counts_gpus=gpus)
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     driver = _driver() if gpus else DriverState(is_loaded=False)
+    _about_to("read addresses")
+    addresses = outward_addresses(most=None)
     _about_to("read InfiniBand ports")
     ports = infiniband_ports()
     _about_to("read free disk space")
@@ -58,6 +61,7 @@ def survey(host: str, *, gpus: bool) -> Survey:
         cuda_problem=torch.cuda_problem,
         free_bytes=free,
         infiniband=ports,
+        addresses=addresses,
         topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",
     )
 

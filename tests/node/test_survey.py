@@ -18,6 +18,7 @@ from msgspec import structs
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node import survey as survey_module
+from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, post_mortem, with_visibility
 from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
@@ -73,6 +74,7 @@ def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyP
     assert (found.torch_gpus, found.cuda_problem) == (8, "")
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.topology == TOPOLOGY.strip()
+    assert found.addresses == outward_addresses(most=None)
     assert set(found.free_bytes) == {"shared_memory", "temporary"}
 
 

@@ -503,6 +503,7 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "no-reading": lambda name, why="": f"{name} cannot be read ({why or 'the driver gives no reason'})",
     "no-expectation": "the SKU's `node:` does not set {}",
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
+    "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
     "few-cores": "{} CPU cores for {} ranks",
     "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
