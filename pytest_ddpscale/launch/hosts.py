@@ -105,7 +105,7 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
     ignored.
 
     Raises:
-        OptionError: the file cannot be read, a line has no valid host, or no slots, or hosts have different numbers of them.
+        OptionError: the file cannot be read, a line has no valid host or 0 slots, or hosts have different slots.
     """
     try:
         lines = read_regular(path, MOST_HOSTFILE_BYTES).decode("utf-8-sig").splitlines()
