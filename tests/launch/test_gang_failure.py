@@ -326,8 +326,8 @@ class TestCollective:
         [
             ("Error while creating segment /dev/shm/nccl-A (size 9637888), error: No space left on device (28)",
              "/dev/shm is full: `df -h /dev/shm`; a container gets more by --shm-size"),
-            ("Call to ibv_reg_mr failed, Cannot allocate memory",
-             "Call to ibv_reg_mr failed, Cannot allocate memory: raise the limit of locked memory (`ulimit -l unlimited`)"),
+            ("Call to ibv_x failed, Cannot allocate memory",
+             "Call to ibv_x failed, Cannot allocate memory: raise the limit of locked memory (`ulimit -l unlimited`)"),
             ("Bootstrap : no socket interface found\nNCCL_SOCKET_IFNAME=eth9",
              "no socket interface found: NCCL_SOCKET_IFNAME=eth9 names none of this node's"),
             ("Bootstrap : no socket interface found\nGLOO_SOCKET_IFNAME=lo",
