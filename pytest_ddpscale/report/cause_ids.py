@@ -41,7 +41,7 @@ def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> Ca
         return "wrong-data"
     if metric.subject == "check":
         return _id_of_check(verdict, [culprit])
-    if verdict.outcome == "error" and culprit.kind == "gpu":  # whose own error ended its ranks
+    if verdict.outcome == "error":  # a GPU whose own error ended its ranks
         return "gpu-error"
     if culprit.kind == "link":
         return _id_of_link(culprit)

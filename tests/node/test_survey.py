@@ -91,20 +91,22 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
 @rows(
     ("looks", "found"),
     [
-        (["", "Unknown Error"], ""),
-        (["Unknown Error", ""], ""),
-        (["Unknown Error", "Timeout"], "Timeout"),
-        (["GPU is lost", ""], "GPU is lost"),  # for good
+        ([",", "Unknown Error,"], ","),
+        (["Unknown Error,", ",Timeout"], ","),
+        (["Unknown Error,", "Timeout,"], "Timeout,"),
+        (["GPU is lost,", ","], "GPU is lost,"),  # for good
     ],
 )
 def test_after_ranks_have_failed_who_does_not_answer_is_asked_again(looks: list[str], found: str) -> None:
-    states = (
-        DriverState(True, gpus=(SurveyedGpu(0, "", "", "", "", problem=why, is_lost="lost" in why),)) for why in looks
-    )
+    def gpus(look: str) -> tuple[SurveyedGpu, ...]:
+        told = enumerate(look.split(","))
+        return tuple(SurveyedGpu(i, "", "", "", "", problem=why, is_lost="lost" in why) for i, why in told)
+
+    states = (DriverState(True, gpus=gpus(look)) for look in looks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(survey_module, "_driver", lambda: next(states))
         patch.setattr(time, "sleep", lambda _: None)
-        assert [gpu.problem for gpu in post_mortem("n1").gpus] == [found]
+        assert ",".join(gpu.problem for gpu in post_mortem("n1").gpus) == found
 
 
 def test_a_driver_that_hangs_after_ranks_have_failed_is_not_waited_for(node: PlayedMachine) -> None:
