@@ -36,6 +36,7 @@ PREVENTING = ("few-gpus", "cuda-lacks", "old-driver", "lost-needed", "prohibited
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _GIB = 2**30
 _SEGMENT = 10 * 2**20  # of shared memory that NCCL makes for a connection
+_MOST_PIDS = 2**22  # PID_MAX_LIMIT of Linux
 _MAYBE = "maybe"  # a reading that hardware may lack
 _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
 _COMPARED_ON_CPU = _COMPARED[-4:]
@@ -196,7 +197,9 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     if gpu.compute_mode == "Prohibited":
         yield "gpus", "prohibited", gpu.index
     for process in gpu.processes or ():
-        yield "processes", "foreign-process", *astuple(process)
+        is_little = gpu.memory_used_bytes is not None and gpu.memory_used_bytes < _GIB
+        odd = "note-odd-process" if is_little else "no-process"
+        yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
     if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
         yield "throttling", *throttled(slow, gpu.temperature_c)
     if is_on:

@@ -231,13 +231,17 @@ def _failed(roll: GangState) -> str:
 def _foreign_memory(roll: GangState, report: Failed) -> str:
     """Which memory of its GPU others held before the run; empty if nobody did."""
     survey = roll.surveys.get(report.node)
-    held = [
-        f"process {one.pid} ({one.name or 'name not visible'}) held {(one.memory_bytes or 0) / 2**30:.1f} GiB of it"
-        for gpu in (survey.gpus if survey else ())
-        if gpu.local_rank == report.local_rank
-        for one in gpu.processes or ()
+    gpus = [gpu for gpu in (survey.gpus if survey else ()) if gpu.local_rank == report.local_rank]
+    used = [
+        (gpu.memory_used_bytes or sum(one.memory_bytes or 0 for one in gpu.processes or ())) / 2**30 for gpu in gpus
     ]
-    return f"; before the run, {first_few(held)}" if held else ""
+    whose = [f"process {one.pid} ({one.name or 'name not visible'})" for gpu in gpus for one in gpu.processes or ()]
+    told = first_few(whose) if whose else "no process visible here"
+    return (
+        f"; {used[0]:.1f} GiB of GPU {gpus[0].index} were in use before the run: {told}"
+        if whose or sum(used) > 1
+        else ""
+    )
 
 
 def _split_error(message: str) -> tuple[str, str]:

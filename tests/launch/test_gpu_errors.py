@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pytest_ddpscale.launch.gang_failure import describe
@@ -86,11 +88,18 @@ def test_the_first_line_names_the_gpu_and_what_to_do(gang: News) -> None:
     assert second.startswith("Search for")
 
 
-def test_of_a_gpu_without_memory_left_the_foreign_processes_are_told(gang: News) -> None:
-    process = {"pid": 4711, "name": "python", "memory_bytes": 70 * 2**30}
-    gpu = {"index": 7, "uuid": "", "name": "", "pci_bus_id": "", "pci_device_id": "", "processes": [process]}
+@rows(
+    ("readings", "told"),
+    [
+        ({"processes": [{"pid": 4711, "name": "python", "memory_bytes": 70 * 2**30}]}, "process 4711 (python)"),
+        ({"memory_used_bytes": 70 * 2**30}, "no process visible here"),
+        ({"memory_used_bytes": 2**29}, ""),
+    ],
+)
+def test_of_a_gpu_without_memory_left_what_others_held_is_told(readings: dict[str, Any], told: str) -> None:
+    gang, gpu = News("n1"), {"index": 7, "uuid": "", "name": "", "pci_bus_id": "", "pci_device_id": "", **readings}
     gang.say("survey", 0, survey={"host": "n1", "unix_s": 1.0, "gpus": [gpu, gpu | {"local_rank": 1}]})
     gang.failed(1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", device="GPU-7", gpu_index=7)
-    said = describe(gang.roll, 1, []).partition("2.00 GiB; ")[2]
-    assert said == "before the run, process 4711 (python) held 70.0 GiB of it"
+    said = describe(gang.roll, 1, []).partition("2.00 GiB")[2]
+    assert said == (f"; 70.0 GiB of GPU 7 were in use before the run: {told}" if told else "")
     assert not gpu_errors(gang.roll)

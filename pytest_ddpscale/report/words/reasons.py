@@ -153,6 +153,10 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
+def _odd_process(pid: int) -> str:
+    return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
+
+
 def _throttled(reasons: Listed, where: Any) -> str:
     listed = ", ".join(reasons)
     if isinstance(where, str):
@@ -542,6 +546,8 @@ _CHECK_RULES: Mapping[str, Entry] = {
         f"foreign process {pid} ({name or 'name not visible'}) holds "
         f"{'unknown memory' if memory is None else f'{memory / 2**30:.1f} GiB'}"
     ),
+    "no-process": lambda pid, *_: f"its processes cannot be read: {_odd_process(pid)}",
+    "note-odd-process": lambda pid, *_: f"{_odd_process(pid)}; hardly any of its memory is in use",
     "throttled": _throttled,
     "power-brake": _throttled,
     "uncorrected": "{} uncorrectable memory errors since the driver was loaded",
