@@ -306,7 +306,6 @@ for node in range(2):
     [
         ("", ["10.0.0.2"]),
         ('say("gone", local_rank=1, rank=1, steps=3, **{**RANK, "state": ""})', []),  # left early
-        ('say("failed", 0, local_rank=1, rank=1, phase="timed block", type="ValueError", message="")', []),
     ],
 )
 def test_a_link_without_answer_is_noted_where_nothing_else_ended_the_gang(
