@@ -223,7 +223,8 @@ def _failed(roll: GangState) -> str:
         if first.device and not of_cuda.cause:
             who += f", {Place(first.host, first.local_rank, first.device, first.gpu_index).name},"
         todo = of_cuda.cause or f"look for an Xid: `dmesg | grep -i xid` on {first.host}"
-        error += _foreign_memory(roll, first) if todo == OUT_OF_MEMORY else f"; {todo}"
+        # Before torch's long message, of which a headline has only the beginning.
+        error = f"{_foreign_memory(roll, first)}{error}" if todo == OUT_OF_MEMORY else f"{error}; {todo}"
     nccl = _nccl(roll, first) if of_collective else ""
     return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
 
@@ -238,7 +239,7 @@ def _foreign_memory(roll: GangState, report: Failed) -> str:
     whose = [f"process {one.pid} ({one.name or 'name not visible'})" for gpu in gpus for one in gpu.processes or ()]
     told = first_few(whose) if whose else "no process visible here"
     return (
-        f"; {used[0]:.1f} GiB of GPU {gpus[0].index} were in use before the run: {told}"
+        f"{used[0]:.1f} GiB of GPU {gpus[0].index} were in use before the run ({told}); "
         if whose or sum(used) > 1
         else ""
     )

@@ -100,6 +100,6 @@ def test_of_a_gpu_without_memory_left_what_others_held_is_told(readings: dict[st
     gang, gpu = News("n1"), {"index": 7, "uuid": "", "name": "", "pci_bus_id": "", "pci_device_id": "", **readings}
     gang.say("survey", 0, survey={"host": "n1", "unix_s": 1.0, "gpus": [gpu, gpu | {"local_rank": 1}]})
     gang.failed(1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", device="GPU-7", gpu_index=7)
-    said = describe(gang.roll, 1, []).partition("2.00 GiB")[2]
-    assert said == (f"; 70.0 GiB of GPU 7 were in use before the run: {told}" if told else "")
+    said = describe(gang.roll, 1, []).partition("OutOfMemoryError: ")[2].partition("CUDA")[0]
+    assert said == (f"70.0 GiB of GPU 7 were in use before the run ({told}); " if told else "")
     assert not gpu_errors(gang.roll)
