@@ -86,7 +86,8 @@ def value_of(name: str, text: str, before: Any) -> Any:
     if name == "remapped_rows":
         return RemappedRows(2, pending=text == "pending", failed=text == "failed")
     if name == "processes":
-        return tuple(GpuProcess(4711, name, 3 * GIB if name else None) for name in text.split(","))
+        found = (re.fullmatch(r"(\d*)(.*)", name) for name in text.split(","))
+        return tuple(GpuProcess(int(one[1] or 4711), one[2], 3 * GIB if one[0] else None) for one in found if one)
     if name == "infiniband":
         ports = [word.rpartition("|") for word in words]
         return tuple(InfiniBandPort(f"mlx5_{i}", 1, s, layer or "InfiniBand") for i, (layer, _, s) in enumerate(ports))

@@ -153,6 +153,10 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
+def _odd_process(pid: int) -> str:
+    return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
+
+
 def _throttled(reasons: Listed, where: Any) -> str:
     listed = ", ".join(reasons)
     if isinstance(where, str):
@@ -503,6 +507,7 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "no-reading": lambda name, why="": f"{name} cannot be read ({why or 'the driver gives no reason'})",
     "no-expectation": "the SKU's `node:` does not set {}",
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
+    "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
     "few-cores": "{} CPU cores for {} ranks",
     "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
@@ -541,6 +546,8 @@ _CHECK_RULES: Mapping[str, Entry] = {
         f"foreign process {pid} ({name or 'name not visible'}) holds "
         f"{'unknown memory' if memory is None else f'{memory / 2**30:.1f} GiB'}"
     ),
+    "no-process": lambda pid, *_: f"its processes cannot be read: {_odd_process(pid)}",
+    "note-odd-process": lambda pid, *_: f"{_odd_process(pid)}; hardly any of its memory is in use",
     "throttled": _throttled,
     "power-brake": _throttled,
     "uncorrected": "{} uncorrectable memory errors since the driver was loaded",
@@ -561,9 +568,13 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
     "ended-ranks": "{}",
     "note-suspect": "{}",
-    "no-answer-afterwards": "did not answer after ranks failed: {}",
     "note-slow": "after ranks failed: {}",
-    "no-survey-afterwards": lambda why: f"after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}",
+    "no-survey-afterwards": lambda why: (
+        f"NVML after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}" + (
+            "; a container loses its GPUs by `systemctl daemon-reload` on the host: start it anew"
+            if "Unknown Error" in why else ""
+        )
+    ),
     "no-logs": "NCCL logged connections of {} of {} ranks",
     "no-log": lambda problem, lines: problem or f"unknown line in NCCL's log: {lines[0]}",
     "no-connections": "NCCL did not connect it to any other rank",
