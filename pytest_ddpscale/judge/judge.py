@@ -82,7 +82,8 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
     peers = partial(slow_ranks, evidence, study, case.peers.computing)
     judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     _judge_places(judged, planned, study)
-    why_not = values.missing
+    absent = [values.places[place] for place in np.flatnonzero(judged.codes == ABSENT).tolist()]
+    why_not = {place: why for place, why in values.missing.items() if place in absent}
     answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
     if answer.outcome != "not_measured" or is_by_node:
         add_disagreements(answer, study, evidence)

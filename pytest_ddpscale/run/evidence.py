@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
@@ -103,6 +105,29 @@ class Evidence(Keeping):
     unread: Sequence[Unread] = ()
     gangs: Collection[GangRecord] = ()
     goes_on: bool = False
+
+    def __post_init__(self) -> None:
+        """Discard utilizations that are wrong, before anybody reads them.
+
+        Where none is left, a reading ``sm_activity`` stands beside: the GPU was at least that busy.
+        """
+        told, arms = self.telemetry.discarded(), dict(self.columns.arms)
+        is_wrong = np.isnan(told.utilization) & ~np.isnan(self.telemetry.utilization)
+        are_read = is_wrong | (np.isnan(told.utilization) & ~np.isnan(told.sm_activity))
+        for number in np.unique(told.arm[are_read]).tolist():
+            if (measured := arms.get(told.arms[number])) is None:
+                continue
+            columns = {place: column for column, place in enumerate(measured.ranks.places)}
+            column = np.array([columns.get(place.of_rank, -1) for place in told.places])[told.place]
+            rows, last = are_read & (told.arm == number) & (column >= 0), max(told.round.max(), measured.numbers.max())
+            cells = np.full((2, last + 1, len(columns)), np.nan)  # of rounds
+            cells[:, told.round[rows], column[rows]] = is_wrong[rows], told.sm_activity[rows]
+            wrong, sms = cells[:, measured.numbers]
+            found = {"utilization": np.where(wrong == 1, np.nan, measured.reading("utilization")), "sm_activity": sms}
+            arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
+        if are_read.any():
+            object.__setattr__(self, "telemetry", told)
+            object.__setattr__(self, "columns", Columns(arms))
 
     @property
     def versions(self) -> dict[str, str]:

@@ -135,7 +135,7 @@ def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
 
 
 def _not_read(metric: str, *first: str) -> str:
-    where = ": {} on {}: {}".format(*first) if first else ""
+    where = ": {} on {}: {}; another driver, or a waiver, ends this".format(*first) if first else ""
     return f"{metric} could not be read on every rank{where}"
 
 
@@ -296,6 +296,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
+    "stands-in": "SM activity, which is no higher, stands in for the utilization of {} on {}: {}",
     "waits": "stalled in {} rounds: {:.0f} W of {:.0f} W",
     "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
