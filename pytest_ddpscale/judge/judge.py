@@ -26,6 +26,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
@@ -100,6 +101,10 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
         name_slow(answer, case, study, evidence, rounds)
     if is_by_node:
         judged.name_failed_nodes(answer, planned)
+    elif answer.outcome == "failed" and not answer.culprits and evidence.plan.nodes == 1:
+        # Not certain: the bound may be at fault, or the batch.
+        hosts = [(Place(host),) for host in found.merged[-1].ranks.by_host]
+        answer.culprits = [Culprit("node", at, why, is_certain=False) for at in hosts if (why := judged.starved(WHOLE))]
     return answer
 
 

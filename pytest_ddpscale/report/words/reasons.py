@@ -335,6 +335,9 @@ _SLOW: Mapping[str, Entry] = {
             *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
         )
     ),
+    "starved": lambda busy: (
+        f"all GPUs wait for the host: {percent(busy)} busy; look at CPU clocks, NUMA binding and data loaders"
+    ),
     "less-busy": lambda own, peers, median: f"{percent(own)} busy; the median of {peers} peers is {percent(median)}",
     "on-host": "{} on {}, {}",
     "stands-out": lambda ratio, low, high, peers: f"{ratio:.2f}× ({low:.2f} … {high:.2f}×) {_whom(peers)}",
