@@ -132,7 +132,7 @@ FAULTS = (
     ),
     _fault("system-not-ready-802", "not-ready=1", named=(), says="is unfit: gpus: .*802.*nvidia-fabricmanager"),
     _odd("util-zero", says=r"GPU 3 on .*: 0 % busy, although it\s+drew 390 W of 400 W; another", utilization_pct=0),
-    _odd("util-250", says=r"GPU 3 on .*: the\s+driver says 250 %, which is impossible", utilization_pct=250),
+    _odd("util-250", says=r"GPU 3 on .*: the\s+driver\s+says\s+250\s+%", utilization_pct=250),
     _odd("util-at-times", says=r"GPU 3 on .* % busy, although it\s+drew 390 W", utilization_pct=_EVERY_SECOND),
     _odd("util-zero-slow-clock", says="slow_clock: GPU 3 on", utilization_pct=0, sm_clock_mhz=640, power_w=210),
     _odd("odd-pid", (0,), says=r"pid 4294967295,\s+which no", processes=[Process(4294967295, 1)]),

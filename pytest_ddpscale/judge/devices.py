@@ -7,7 +7,8 @@ peer, count as busy. Power tells the difference, and SM activity where the GPU r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.telemetry import AT_WORK, HARDLY_BUSY, TelemetryColumns
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
@@ -46,6 +47,8 @@ BUSY_UTILIZATION = 0.5
 THROTTLED = 0.1
 # A GPU under load runs at 70 % of its maximum clock or more, even at its power limit. Hardware slowdowns halve it.
 SLOW_CLOCK = 0.5
+# Of the other GPUs' clock in an arm. Sound ones differ by a few per cent at their power limit.
+LOWER_CLOCK = 0.95
 # Share of the rounds of an arm; an anomaly in fewer rounds may be a fluke, or come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
 # Polls are about a second apart, so only windows shorter than this may have none …
@@ -199,6 +202,22 @@ def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
         raised = told.of(is_training & is_raised & often[devices])
         found[name] = [raised.of(rows) for rows in raised.together(raised.place)]
     return found
+
+
+def what_shows(told: TelemetryColumns, culprits: Iterable[Culprit]) -> Iterator[Culprit]:
+    """The culprits, with what an arm's telemetry shows of GPUs that ran at a lower clock than others there."""
+    numbers = dict[object, int]()
+    device = np.array([numbers.setdefault(one.identity, len(numbers)) for one in told.places], np.int64)[told.place]
+    rows = np.array([told.sm_clock_mhz, told.sm_clock_max_mhz, told.mean_power_w, told.power_limit_w]).T
+    for one in culprits:
+        is_own = device == numbers.get(one.place.identity, -1)
+        own, others = (median_over_rounds(rows[of]) for of in (is_own, ~is_own))
+        if one.kind == "gpu" and own[0] < LOWER_CLOCK * others[0]:
+            reasons = told.throttle_reasons[is_own].different.values()
+            held = sorted({name for of in reasons for name, share in (of or {}).items() if share >= SHARE_OF_ROUNDS})
+            known = (None if np.isnan(value) else float(value) for value in own)
+            one = replace(one, shown=because("at-clock", *known, tuple(held)))
+        yield one
 
 
 def device_notes(evidence: Evidence) -> list[Reason]:

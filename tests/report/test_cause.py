@@ -94,6 +94,14 @@ def test_a_node_whose_host_starves_its_gpus_is_told_with_what_to_look_at() -> No
     assert (certain.sentence, certain.id) == (told, "host-bound")
 
 
+def test_a_slow_gpu_is_told_with_the_reading_that_shows_it() -> None:
+    shown = because("at-clock", 640.0, 1410.0, 180.0, 400.0, ("sw_power_cap",))
+    other = gpu(index=4, slowdown=1.1, shown=because("at-clock", 700.0, 1410.0, None, None, ()))
+    first, second = causes(_judged(_failed("one", GPU), _failed("two", replace(GPU, shown=shown)), _failed("x", other)))
+    assert first.sentence == f"{SLOW_GPU} (640 of 1,410 MHz, 180 of 400 W, sw_power_cap)"
+    assert second.sentence.endswith(" (700 of 1,410 MHz)")
+
+
 def test_a_slow_gpu_explains_its_node_where_one_slow_rank_can() -> None:
     on_node = replace(NODE, slowdown=None, evidence="81 % on this node alone")
     efficiency = _failed("efficiency", on_node)

@@ -157,6 +157,12 @@ def _odd_process(pid: int) -> str:
     return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
 
 
+def _at_clock(mhz: float, most_mhz: float | None, watts: float | None, limit_w: float | None, held: Listed) -> str:
+    ran = f"{mhz:,.0f}{f' of {most_mhz:,.0f}' if most_mhz else ''} MHz"
+    drew = f"{watts:.0f}{f' of {limit_w:.0f}' if limit_w else ''} W" if watts else ""
+    return ", ".join(filter(None, (ran, drew, *held)))
+
+
 def _throttled(reasons: Listed, where: Any) -> str:
     listed = ", ".join(reasons)
     if isinstance(where, str):
@@ -445,6 +451,7 @@ _DEVICES: Mapping[str, Entry] = {
         f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
     ),
     "stalled": "stalled: {}: busy at nearly idle power: it waits inside a kernel",
+    "at-clock": _at_clock,
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
     "power-limits": "power limit below the default: {}",
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
