@@ -135,6 +135,11 @@ FAULTS = (
     _odd("util-250", says=r"GPU 3 on .*: the\s+driver\s+says\s+250\s+%", utilization_pct=250),
     _odd("util-at-times", says=r"GPU 3 on .* % busy, although it\s+drew 390 W", utilization_pct=_EVERY_SECOND),
     _odd("util-zero-slow-clock", says="slow_clock: GPU 3 on", utilization_pct=0, sm_clock_mhz=640, power_w=210),
+    dataclasses.replace(
+        _odd("slow-clock", says=r"640\s+of\s+1,410\s+MHz,\s+180\s+of\s+400\s+W", sm_clock_mhz=640, power_w=180),
+        named=(3,),
+        machine={"faults": ("gpu=3,slow=3",)},
+    ),
     _odd("odd-pid", (0,), says=r"pid 4294967295,\s+which no", processes=[Process(4294967295, 1)]),
     _odd("odd-pid-and-memory", says=r"pid 0,\s+which no", processes=[Process(0, 1)], memory_used_mib=5000),
     Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="compute capability 7.0", gpus=(V100,) * 4),

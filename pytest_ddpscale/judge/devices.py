@@ -215,8 +215,7 @@ def what_shows(told: TelemetryColumns, culprits: Iterable[Culprit]) -> Iterator[
         if one.kind == "gpu" and own[0] < LOWER_CLOCK * others[0]:
             reasons = told.throttle_reasons[is_own].different.values()
             held = sorted({name for of in reasons for name, share in (of or {}).items() if share >= SHARE_OF_ROUNDS})
-            known = (None if np.isnan(value) else float(value) for value in own)
-            one = replace(one, shown=because("at-clock", *known, tuple(held)))
+            one = replace(one, shown=because("at-clock", *np.nan_to_num(own).tolist(), tuple(held)))
         yield one
 
 

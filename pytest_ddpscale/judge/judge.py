@@ -105,10 +105,10 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
         name_slow(answer, case, study, evidence, rounds)
     if is_by_node:
         judged.name_failed_nodes(answer, planned)
-    elif answer.outcome == "failed" and not answer.culprits and evidence.plan.nodes == 1:
+    elif answer.outcome == "failed" and not answer.culprits and (why := judged.starved(WHOLE)):
+        (host, *others) = found.merged[-1].ranks.by_host
         # Not certain: the bound may be at fault, or the batch.
-        hosts = [(Place(host),) for host in found.merged[-1].ranks.by_host]
-        answer.culprits = [Culprit("node", at, why, is_certain=False) for at in hosts if (why := judged.starved(WHOLE))]
+        answer.culprits = [Culprit("node", (Place(host),), why, is_certain=False)] * (not others)
     return answer
 
 

@@ -112,22 +112,19 @@ class Evidence(Keeping):
         Where none is left, a reading ``sm_activity`` stands beside: the GPU was at least that busy.
         """
         told, arms = self.telemetry.discarded(), dict(self.columns.arms)
-        is_wrong = np.isnan(told.utilization) & ~np.isnan(self.telemetry.utilization)
-        are_read = is_wrong | (np.isnan(told.utilization) & ~np.isnan(told.sm_activity))
-        for number in np.unique(told.arm[are_read]).tolist():
-            if (measured := arms.get(told.arms[number])) is None:
-                continue
-            columns = {place: column for column, place in enumerate(measured.ranks.places)}
-            column = np.array([columns.get(place.of_rank, -1) for place in told.places])[told.place]
-            rows, last = are_read & (told.arm == number) & (column >= 0), max(told.round.max(), measured.numbers.max())
-            cells = np.full((2, last + 1, len(columns)), np.nan)  # of rounds
-            cells[:, told.round[rows], column[rows]] = is_wrong[rows], told.sm_activity[rows]
-            wrong, sms = cells[:, measured.numbers]
-            found = {"utilization": np.where(wrong == 1, np.nan, measured.reading("utilization")), "sm_activity": sms}
-            arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
-        if are_read.any():
-            object.__setattr__(self, "telemetry", told)
-            object.__setattr__(self, "columns", Columns(arms))
+        unread = np.isnan(told.utilization)
+        for number in np.unique(told.arm[unread]).tolist():
+            if measured := arms.get(told.arms[number]):
+                columns = {place: column for column, place in enumerate(measured.ranks.places)}
+                column = np.array([columns.get(place.of_rank, -1) for place in told.places])[told.place]
+                rows, last = unread & (told.arm == number) & (column >= 0), max(told.round.max(), *measured.numbers)
+                sms = np.full((last + 1, len(columns)), np.inf)  # where the utilization was read, of rounds
+                sms[told.round[rows], column[rows]] = told.sm_activity[rows]
+                busy = np.where(np.isinf(sms := sms[measured.numbers]), measured.reading("utilization"), np.nan)
+                found = {"utilization": busy, "sm_activity": np.where(np.isinf(sms), np.nan, sms)}
+                arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
+        if unread.any():
+            vars(self).update(telemetry=told, columns=Columns(arms))
 
     @property
     def versions(self) -> dict[str, str]:

@@ -157,7 +157,7 @@ def _odd_process(pid: int) -> str:
     return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
 
 
-def _at_clock(mhz: float, most_mhz: float | None, watts: float | None, limit_w: float | None, held: Listed) -> str:
+def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown
     ran = f"{mhz:,.0f}{f' of {most_mhz:,.0f}' if most_mhz else ''} MHz"
     drew = f"{watts:.0f}{f' of {limit_w:.0f}' if limit_w else ''} W" if watts else ""
     return ", ".join(filter(None, (ran, drew, *held)))
