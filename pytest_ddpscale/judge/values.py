@@ -138,9 +138,7 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
                 if (cause := said.get("utilization") or said.get("device")) and not unread:
                     unread = [told.place_of(row).number, told.place_of(row).host, cause]
             why = because("not-read", metric.name, *unread)
-            if unread:  # in part, too: the other rounds may be the good ones
-                samples[at] = np.where(np.isnan(samples[at]).any(), np.nan, samples[at])
-            elif not np.isnan(samples[at]).all():
+            if not unread and not np.isnan(samples[at]).all():
                 continue
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
