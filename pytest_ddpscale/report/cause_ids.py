@@ -43,6 +43,8 @@ def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> Ca
         return _id_of_check(verdict, [culprit])
     if verdict.outcome == "error":  # a GPU whose own error ended its ranks
         return "gpu-error"
+    if culprit.because.code == "starved":
+        return "host-bound"
     if culprit.kind == "link":
         return _id_of_link(culprit)
     if link := _link_of(verdict):
@@ -83,7 +85,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
     if metric.reads_own_pace or metric.compares_places:
         return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
-    return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
+    is_starved = any(one.because.code == "starved" for one in verdict.culprits)
+    return "host-bound" if is_starved else _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
 
 
 def subject_of(verdict: Verdict) -> str:

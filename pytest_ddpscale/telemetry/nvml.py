@@ -104,15 +104,11 @@ REASONS: dict[int, str] = {
 LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
 
 
-class Impossible(ValueError):
-    """A reading that no GPU can have."""
-
-
 def possible(value: float, least: float, most: float) -> float:
-    """The value. Raises Impossible if it is not within these."""
+    """The value. Raises ValueError if it is not within these."""
     if least <= value <= most:
         return value
-    raise Impossible(f"the driver says {percent(value) if most == 1 else f'{value:g}'}, which is impossible")
+    raise ValueError(f"the driver says {percent(value) if most == 1 else f'{value:g}'}, which is impossible")
 
 
 class NvmlCalls:
@@ -147,7 +143,7 @@ class NvmlCalls:
                 self._given_up.add(reading)
             return None
         except Exception as error:  # a failing driver may raise anything; the other readings continue
-            self.reasons[reading] = str(error) if isinstance(error, Impossible) else f"{type(error).__name__}: {error}"
+            self.reasons[reading] = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             return None
         self.reasons.pop(reading, None)
         return answer

@@ -99,7 +99,7 @@ class SampledGpu:
         return GpuPoll(unix_s, values, samples, self._calls.reasons, self._calls.lost)
 
     def _new_samples(self, reading: str, handle: Any) -> list[tuple[float, float]]:
-        """(time, value) of the possible samples in the driver's buffer that are new. Raises Impossible if none is."""
+        """(time, value) of the possible samples in the driver's buffer that are new. Raises ValueError if none is."""
         (kind, unit), (least, most) = BUFFERS[reading], POSSIBLE[reading]
         try:
             type_of_value, found = pynvml.nvmlDeviceGetSamples(handle, kind, self._seen_us[reading])

@@ -319,7 +319,8 @@ class Checked:
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
             found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}"
+        shown = f" ({said(one.shown)})" if one.shown else ""
+        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}{shown}"
 
     def short(self, reason: Reason) -> str:
         """The sentence or the codes of a reason, these behind the GPU or node."""

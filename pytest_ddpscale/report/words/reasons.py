@@ -135,7 +135,7 @@ def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
 
 
 def _not_read(metric: str, *first: str) -> str:
-    where = ": {} on {}: {}".format(*first) if first else ""
+    where = ": {} on {}: {}; another driver, or a waiver, ends this".format(*first) if first else ""
     return f"{metric} could not be read on every rank{where}"
 
 
@@ -155,6 +155,12 @@ def _nodes(count: int) -> str:
 
 def _odd_process(pid: int) -> str:
     return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
+
+
+def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown
+    ran = f"{mhz:,.0f}{f' of {most_mhz:,.0f}' if most_mhz else ''} MHz"
+    drew = f"{watts:.0f}{f' of {limit_w:.0f}' if limit_w else ''} W" if watts else ""
+    return ", ".join(filter(None, (ran, drew, *held)))
 
 
 def _throttled(reasons: Listed, where: Any) -> str:
@@ -296,6 +302,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
+    "stands-in": "SM activity, which is no higher, stands in for the utilization of {} on {}: {}",
     "waits": "stalled in {} rounds: {:.0f} W of {:.0f} W",
     "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
@@ -333,6 +340,9 @@ _SLOW: Mapping[str, Entry] = {
         "two groups of ranks: {} and {}, {:.2f}× apart even without communication".format(
             *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
         )
+    ),
+    "starved": lambda busy: (
+        f"all GPUs wait for the host: {percent(busy)} busy; look at CPU clocks, NUMA binding and data loaders"
     ),
     "less-busy": lambda own, peers, median: f"{percent(own)} busy; the median of {peers} peers is {percent(median)}",
     "on-host": "{} on {}, {}",
@@ -441,6 +451,7 @@ _DEVICES: Mapping[str, Entry] = {
         f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
     ),
     "stalled": "stalled: {}: busy at nearly idle power: it waits inside a kernel",
+    "at-clock": _at_clock,
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
     "power-limits": "power limit below the default: {}",
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
