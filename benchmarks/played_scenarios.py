@@ -108,6 +108,7 @@ _HALF = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
 FAULTS = (
     Scenario("healthy", (0,)),
     _fault("error-719", "gpu=2,launch=2000,error=719", says="dmesg"),
+    _fault("error-999", "gpu=2,launch=2000,error=999", says="dmesg"),
     _fault("ecc-error-214", "gpu=2,launch=2000,error=214", says="uncorrectable ECC error encountered"),
     _fault("lost-before", lost=[2], says="GPU is lost"),
     _fault("lost-under-load", "gpu=2,launch=3000,error=719", lost_after_fault=[2], says="GPU is lost"),
@@ -120,7 +121,7 @@ FAULTS = (
     _in_one_gang("hang-in-a-collective", "gpu=2,collective=300,hang=1000", "rank 2 on .* furthest behind"),
     _in_one_gang("hang-in-a-kernel", "gpu=2,launch=3000,hang=1000", "ranks recorded nothing for 20 s"),
     _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on .* has not begun to connect"),
-    _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "remote process exited or there was a network"),
+    _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "DistBackendError: played failure of a link"),
     _in_one_gang("nccl-async-error", "gpu=2,collective=300,async=6", "remote process exited or there was a network"),
     _in_one_gang("rank-killed", "gpu=2,collective=300,kill=9", "rank 2 on .*SIGKILL"),
     _in_one_gang("nan", "gpu=2,launch=3000,nan=1", "rank 2"),

@@ -74,7 +74,7 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return "undecided"
     if verdict.outcome != "failed":
         if verdict.outcome == "error" and verdict.culprits:
-            return "gpu-error"
+            return "gpu-error" if verdict.culprits[0].kind == "gpu" else "slow-node-link"
         return "interrupted" if is_unfinished and verdict.outcome == "not_measured" else _UNMEASURED[verdict.outcome]
     if metric.subject == "check":
         return _id_of_check(verdict, verdict.culprits)

@@ -138,6 +138,7 @@ class Survey(Line, tag="survey"):
         cuda_problem: CUDA's error, or why it did not count its GPUs; empty without one.
         free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
         topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
+        addresses: IPv4, on all interfaces that are up, without loopback.
     """
 
     host: str
@@ -155,6 +156,7 @@ class Survey(Line, tag="survey"):
     free_bytes: dict[str, int] = field(default_factory=dict)
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""
+    addresses: tuple[str, ...] = ()
 
 
 class PostMortem(Line, tag="post_mortem"):

@@ -518,6 +518,7 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "no-reading": lambda name, why="": f"{name} cannot be read ({why or 'the driver gives no reason'})",
     "no-expectation": "the SKU's `node:` does not set {}",
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
+    "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
     "few-cores": "{} CPU cores for {} ranks",
     "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
@@ -578,9 +579,13 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
     "ended-ranks": "{}",
     "note-suspect": "{}",
-    "no-answer-afterwards": "did not answer after ranks failed: {}",
     "note-slow": "after ranks failed: {}",
-    "no-survey-afterwards": lambda why: f"after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}",
+    "no-survey-afterwards": lambda why: (
+        f"NVML after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}" + (
+            "; a container loses its GPUs by `systemctl daemon-reload` on the host: start it anew"
+            if "Unknown Error" in why else ""
+        )
+    ),
     "no-logs": "NCCL logged connections of {} of {} ranks",
     "no-log": lambda problem, lines: problem or f"unknown line in NCCL's log: {lines[0]}",
     "no-connections": "NCCL did not connect it to any other rank",
