@@ -367,7 +367,7 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
             if uses_tcp:
                 yield host, "transport", "no-ports"
             continue
-        states = tuple(map(astuple, survey.infiniband))
+        states = tuple(astuple(port)[:4] for port in survey.infiniband)
         if uses_tcp and any(fast.values()):
             yield host, "transport", "tcp", fast[host], states
         elif uses_tcp and active[host]:
