@@ -13,6 +13,7 @@ from pytest_ddpscale.judge.answer import OUTCOMES, Answer, blank_verdict
 from pytest_ddpscale.judge.caveats import CAVEATS
 from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
+from pytest_ddpscale.judge.environment import doubt_variables
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
@@ -58,6 +59,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
         answer = _of_probe(answer, case, case.probe, evidence)
     elif case.requirement.definition.subject == "check":
         answer = answer_check(answer, case, evidence)
+    doubt_variables(answer, case, evidence)
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.
     if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time:
         answer.remarks.append(because("budget-spent"))

@@ -53,6 +53,18 @@ def worded(verdict: Verdict) -> Verdict:
     return replace(verdict, reason=reason, notes=tuple(notes), culprits=tuple(culprits))
 
 
+_VARIABLES = {
+    "reroutes": "; what stays unused is not tested",
+    "slows": "; speeds are not the hardware's, so none passes and none accuses a device",
+    "noted": "",
+}
+
+
+def _variable(text: str, hosts: Listed, what: str, effect: str, why: str) -> str:
+    where = f" on {hosts}" if hosts else ""
+    return f"{text}{where}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
+
+
 def _drift(change: float, is_share: bool, rounds: int) -> str:
     text = percent(change, 1, signed=True) if is_share else f"{change:+.3g}"
     return f"not steady: {text} from the first to the last third of {rounds} rounds; judged as if this continued"
@@ -227,6 +239,8 @@ _ANY: Mapping[str, Entry] = {
     "budget-spent": "--ddp-budget ran out before this was decided",
     "host-bound": "host-bound",
     "implausible": "implausible",
+    "by-variable": "{} ({}) decides this, not the hardware",
+    "variable": _variable,
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
 }
@@ -479,6 +493,7 @@ _OUTCOME: Mapping[str, Entry] = {
     "nodes-absent": lambda met, absent, nodes: f"{met}, but {len(absent)} of {nodes} nodes not tested: {absent}",
     "slow-link": "{}, but communication is slow at {}",
     "simulated": "simulated: no machine was measured ({})",
+    "rerouted": "{}, but paths stay unused and are not tested: {}",
     "idle-gpus": lambda met, idle, gpus: f"{met}, but none of them tested {len(idle)} of {gpus} GPUs: {idle}",
     "pairs-missing": _pairs_missing,
     "waiver-not-needed": "{}: not needed",
