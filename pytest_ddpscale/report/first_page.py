@@ -199,7 +199,7 @@ def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
     was not selected.
     """
-    yield from (note for note, why in zip(judgement.notes, judgement.remarks, strict=False) if why.code == "variable")
+    yield from judgement.variables
     for one in judgement.waived:
         yield f"{one.id}: {text.waiver_text(one)}"
     yield from text.changes_by_site(judgement)

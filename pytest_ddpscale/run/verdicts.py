@@ -411,9 +411,14 @@ class Judgement:
         )
 
     @property
+    def variables(self) -> list[str]:
+        """The notes on environment variables (`judge.environment`)."""
+        return [note for note, why in zip(self.notes, self.remarks, strict=False) if why.code == "variable"]
+
+    @property
     def other_notes(self) -> tuple[str, ...]:
-        """The run's notes without that one, which reports show elsewhere."""
-        return tuple(note for note in self.notes if note != self.unseen_loss)
+        """The run's notes without those, which reports show elsewhere."""
+        return tuple(note for note in self.notes if note not in (self.unseen_loss, *self.variables))
 
     @property
     def waived(self) -> list[Verdict]:

@@ -239,7 +239,7 @@ _ANY: Mapping[str, Entry] = {
     "budget-spent": "--ddp-budget ran out before this was decided",
     "host-bound": "host-bound",
     "implausible": "implausible",
-    "by-variable": "{} ({}) decides this, not the hardware",
+    "by-variable": "{} set ({}), so this says nothing of the hardware",
     "variable": _variable,
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
