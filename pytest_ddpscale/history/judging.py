@@ -43,11 +43,10 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
         return replace(blank, outcome="inconclusive", reason=reason)
     missing = missing_gpus(baseline.places, [one.series for one in current])
     verdict = _against_bound(blank, case.requirement.bound, found, missing)
-    slowing = [one.args[0] for one in notes_on_variables(evidence, [case]) if one.args[3:] == ("slows", "")]
-    if not slowing or verdict.outcome != "failed":
-        return verdict
-    reason = f"{first_few(slowing)} may decide this, not the hardware; {verdict.reason}"
-    return replace(verdict, culprits=(), flags=(*verdict.flags, BY_VARIABLE), reason=reason)
+    is_slowed = any(one.args[3:] == ("slows", "") for one in notes_on_variables(evidence, [case]))
+    if verdict.outcome == "failed" and is_slowed:
+        return replace(verdict, culprits=(), flags=(*verdict.flags, BY_VARIABLE))
+    return verdict
 
 
 def _why_nothing(evidence: Evidence) -> str:
