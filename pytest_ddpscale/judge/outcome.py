@@ -174,7 +174,7 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
         return verdict
     rules = (
         (verdict.passed, "waiver-not-needed"),
-        (verdict.outcome != "failed", "waives-failures-only"),
+        (verdict.outcome != "failed" and not verdict.is_unreadable, "waives-failures-only"),
         (not waiver.holds_on(day), "waiver-ended"),
         (WRONG_DATA in verdict.flags, "never-waives-wrong-data"),
         (PARTLY_KNOWN in verdict.flags, "never-waives-unknown"),
