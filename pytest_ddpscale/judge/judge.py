@@ -14,6 +14,7 @@ from pytest_ddpscale.judge.caveats import CAVEATS
 from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.devices import what_shows
+from pytest_ddpscale.judge.environment import doubt_variables
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
@@ -61,6 +62,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
         answer = _of_probe(answer, case, case.probe, evidence)
     elif case.requirement.definition.subject == "check":
         answer = answer_check(answer, case, evidence)
+    doubt_variables(answer, case, evidence)
     if answer.outcome == "failed" and answer.culprits and arm:
         answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arm), answer.culprits)]
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.

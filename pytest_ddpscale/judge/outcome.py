@@ -45,6 +45,7 @@ class RunFacts:
         silent: description of each GPU that does not answer and was not measured.
         lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
+        variables: notes on environment variables (`judge.environment`).
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.links`).
         allows_unmeasured: whether requirements may stay unmeasured.
         calibrate: command that computes bounds of the site from this run.
@@ -60,6 +61,7 @@ class RunFacts:
     silent: Sequence[str] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     slow_links: Sequence[str] = ()
+    variables: Sequence[Reason] = ()
     allows_unmeasured: bool = False
     wrong_data: Sequence[str] = ()
     calibrate: str = "ddpscale calibrate RUN_DIR"
@@ -143,6 +145,8 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     missing, why_missing = coverage.paths_planned - len(coverage.paths), coverage.why_paths_are_missing
     if missing > 0 or why_missing:  # or slow pairs were not measured again
         return stopped("pairs-missing", met, max(missing, 0), coverage.paths_planned, why_missing)
+    if rerouted := tuple(one.args[0] for one in run.variables if one.args[3:] == ("reroutes", "")):
+        return "partial", because("rerouted", met, rerouted), _NOT_ACCEPTED
     return "accepted_with_waivers" if waived else "accepted", met, _NOT_ACCEPTED
 
 

@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.verdicts import (
+    BY_VARIABLE,
     WRONG_DATA,
     Category,
     CauseId,
@@ -64,6 +65,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return "wrong-data"
     if "interrupted" in verdict.flags:
         return "interrupted"
+    if BY_VARIABLE in verdict.flags:
+        return "environment"
     if verdict.outcome == "inconclusive":
         if "host-bound" in verdict.flags:
             return "host-bound"
