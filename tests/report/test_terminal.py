@@ -90,7 +90,7 @@ def test_notes_name_their_requirement_and_those_on_sound_machines_need_verbose()
 
 
 def test_environment_variables_stand_beside_the_outcome_each_with_what_it_does() -> None:
-    seen = ("slows", ["n3"], ""), ("reroutes", [], "it hangs"), ("noted", [], "")
+    seen = ("slows", ("n3",), ""), ("reroutes", (), "it hangs"), ("noted", (), "")
     remarks = [because("variable", "A=1", hosts, "a clause", kind, why) for kind, hosts, why in seen]
     judgement = replace(JUDGEMENT, notes=("other", *map(said, remarks)), remarks=(because("text", "other"), *remarks))
     lines = [line for line, _ in brief_lines(judgement, 300)]
