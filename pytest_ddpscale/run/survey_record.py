@@ -110,12 +110,18 @@ class SurveyedGpu(Record):
 
 
 class InfiniBandPort(Record):
-    """One port of an adapter under /sys/class/infiniband; the link layer is ``InfiniBand`` or ``Ethernet`` (RoCE)."""
+    """One port of an adapter under /sys/class/infiniband.
+
+    Attributes:
+        link_layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``EFA``.
+        rate_gbps: line rate in Gb/s, of a port that is down the slowest one; None if unknown.
+    """
 
     device: str
     port: int
     state: str
     link_layer: str
+    rate_gbps: float | None = None
 
 
 class Survey(Line, tag="survey"):

@@ -205,7 +205,8 @@ def _ports(ports: Listed) -> str:
 
 def _fewer_ports(active: int, more: int, others: int, least: int, most: int, ports: Listed) -> str:
     have = f"{more} of {others} other nodes have {least}{' or more' if most > least else ''}"
-    return f"{active} InfiniBand ports are active; {have}; here: {_ports(ports)}"
+    kind = "EFA" if any(layer == "EFA" for *_, layer in ports) else "InfiniBand"
+    return f"{active} {kind} ports are active; {have}; here: {_ports(ports)}"
 
 
 # By major version of CUDA; the oldest drivers are from table 3 of the CUDA Toolkit release notes.
@@ -570,11 +571,18 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "detour": lambda names: f"reaches GPUs of its own node through {', '.join(names)}; expected NVLink or P2P",
     "no-nodes-joined": "no rank communicated with another node",
     "note-host-memory": lambda names: f"{', '.join(names)} goes through host memory: no GPUDirect RDMA",
+    "host-memory": lambda names: (
+        f"{', '.join(names)} goes through host memory: no GPUDirect RDMA, which most other nodes have"
+    ),
     "no-ports": "it uses TCP to other nodes, and its ports were not surveyed",
     "tcp": lambda fast, ports: (
         f"uses TCP to other nodes although {', '.join(fast)} {'is' if len(fast) == 1 else 'are'} active"
         if fast else f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {_ports(ports)}"
     ),
+    "unmanaged-ports": lambda ports: (
+        f"uses TCP to other nodes; {', '.join(ports)} in state INIT: a cable, but no subnet manager"
+    ),
+    "note-ports-down": lambda ports: f"uses TCP to other nodes; here: {_ports(ports)}",
     "note-roce": lambda ports: f"uses TCP to other nodes; could {', '.join(ports)} do RoCE?",
     "fewer-ports": _fewer_ports,
     "note-fewer-ports": _fewer_ports,
