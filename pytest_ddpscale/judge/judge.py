@@ -14,8 +14,9 @@ from pytest_ddpscale.judge.caveats import CAVEATS
 from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.judged import Judged
-from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
+from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
+from pytest_ddpscale.judge.ports import bound_by_ports
 from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
 from pytest_ddpscale.judge.spread import excuse_spread
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
@@ -56,6 +57,11 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     elif case.probe is not None:
         study_id = "" if case.probe.name in evidence.unsupported else PROBES
         answer = _of_probe(answer, case, case.probe, evidence)
+        if by_ports := bound_by_ports(case, case.probe, evidence):
+            other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
+            is_above = by_ports.requirement.bound > case.requirement.bound
+            answer = other if is_above or other.outcome == "failed" else answer
+        fail_by_pairs(answer, case.probe, evidence)
     elif case.requirement.definition.subject == "check":
         answer = answer_check(answer, case, evidence)
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.

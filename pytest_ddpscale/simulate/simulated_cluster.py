@@ -128,6 +128,14 @@ class SimulatedCluster:
                 asked[case.probe] = max(asked.get(case.probe, 0.0), value)
         return {probe: asked.get(probe) or self._unasked(probe) for probe in probes}
 
+    def port_gbps(self, plan: Plan) -> float | None:
+        """Line rate of each GPU's port in Gb/s, of which messages between nodes reach 0.92; None without such."""
+        values = self.probe_values(plan.probes.arms if plan.probes else ())
+        reached = [
+            gbps for one, gbps in values.items() if one.operation.kind == "send-recv" and not plan.layout.fits_node(one)
+        ]
+        return round(8 / 0.92 * max(reached), 1) if reached else None
+
     def _unasked(self, probe: Arm) -> float:
         """Rough value of a probe without a requirement."""
         peak, topology = self.thresholds.thresholds.skus[self.sku].peak, self.performance.topology
