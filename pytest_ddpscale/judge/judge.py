@@ -20,7 +20,7 @@ from pytest_ddpscale.judge.ports import bound_by_ports
 from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
 from pytest_ddpscale.judge.spread import excuse_spread
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
-from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity
+from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, fail_by_own_node
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
@@ -127,6 +127,7 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
             there = np.flatnonzero(judged.codes != ABSENT)
             places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
             name_probe_culprits(answer, probe, places, judged.codes[there], found, evidence, limit)
+            fail_by_own_node(answer, case, values, evidence, due)
     measured = evidence.probed(probe)
     if measured is not None:
         add_wrong_data(answer, probe, measured)
