@@ -30,7 +30,15 @@ from pytest_ddpscale.judge.peers import (
     find_slow_at_times,
     of_enough_rounds,
 )
-from pytest_ddpscale.judge.slow import arms_read, culprits_of, of_nodes_s, own_pace_s, pace_in, two_groups
+from pytest_ddpscale.judge.slow import (
+    arms_read,
+    culprits_of,
+    of_nodes_s,
+    own_pace_of,
+    own_pace_s,
+    pace_in,
+    two_groups,
+)
 from pytest_ddpscale.judge.stats import FAILED, OPEN, PASSED
 from pytest_ddpscale.judge.values import Values, why_incomplete
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY
@@ -40,6 +48,7 @@ from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
 from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.table import NO_ROUNDS
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
@@ -83,30 +92,39 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             why = because("node-by-own-pace", ratio, int(compared.peers[at]))
             answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
-        is_failed, enough_s = answer.outcome == "failed", of_enough_rounds(times_s)
-        beside, group = compare(enough_s, limit), find_groups(enough_s, limit)
-        at_times = find_slow_at_times(beside, limit)
-        found = find_slow(times_s, compared, limit) if is_failed else find_slow(enough_s, beside, limit)
+        is_failed = answer.outcome == "failed"
+        # Arms that train together go on after this one is decided, and show who is slow at times, or only from then on.
+        others = own_pace_of(evidence, study) if arm.kind == "each" else None
+        for one in () if is_failed else (pace, others or NO_ROUNDS):
+            own_s = of_enough_rounds(own_pace_s(one))
+            beside = compare(own_s, limit)
+            at_times, found = find_slow_at_times(beside, limit), find_slow(own_s, beside, limit)
+            goes_on = max(one.numbers, default=0) > pace.numbers[-1]
+            found = found.of(at_times[found.at] | (found.are_certain & goes_on))
+            if len(found.at) and (beside.peers[found.at] >= FEWEST_PEERS_OF_FAR).all():
+                slowest = one.ranks.rank_places[found.at[0]]
+                answer.place, answer.rounds = f"{slowest.number} of {slowest.host}", int(beside.rounds.min())
+                answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[0]), None
+                answer.culprits = culprits_of(one.ranks, found, np.arange(len(found.at)))
+                why = answer.culprits[0].because
+                answer.reasons = [because("gpu-slow-at-times", answer.place, len(found.at) - 1, why)]
+                return
+        group = find_groups(of_enough_rounds(times_s), limit)
         are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
-        changing = found.of(at_times[found.at])
-        if not is_failed and len(changing.at) and (compared.peers[at_times] >= FEWEST_PEERS_OF_FAR).all():
-            found, answer.place = changing, names[changing.at[0]]
-            answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[0]), None
-            why = culprits_of(ranks, found, np.arange(len(found.at)))[0].because
-            answer.reasons = [because("gpu-slow-at-times", answer.place, len(found.at) - 1, why)]
-        elif is_failed or are_groups:
-            if are_groups:
-                answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
-            if is_failed:
-                found = found.of(beyond[found.at])._replace(slowdown=found.ratio[beyond[found.at]])
-            else:  # the median of others lies in the larger group, or between both: either may be the normal one
-                answer.outcome, found = "inconclusive", group
-            is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
-            found = found._replace(are_certain=np.full(len(found.at), is_minority))
+        if are_groups:
+            answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
+        if is_failed:
+            found = find_slow(times_s, compared, limit)
+            found = found.of(beyond[found.at])._replace(slowdown=found.ratio[beyond[found.at]])
+        elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
+            answer.outcome, found = "inconclusive", group
         elif answer.outcome == "inconclusive":
+            found = find_slow(times_s, compared, limit)
             found = found.of(compared.low[found.at] > 1 + limit)  # with too few peers to be certain of it
         else:
             return
+        is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
+        found = found._replace(are_certain=np.full(len(found.at), is_minority))
         answer.culprits = culprits_of(ranks, found, np.arange(len(found.at)))
 
 

@@ -25,6 +25,7 @@ for it. Words, in any order:
     imported=0.05                a long sample of another tool, with the standard deviation of its steps
     uneven=0.1                   steps that alternate about their mean
     lost                         not measured
+    dropped                      the same, because it is decided
     hot, unknown                 held down by heat; heat unknown
     odd, seeded, unrepeated      parameters, or a seeded step, unlike the others'; repeated it gave another result
     unseeded                     a seeded step without a checksum
@@ -91,7 +92,9 @@ OPTIONS = {
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
     "imported": "no", "topology": "",
 }  # fmt: skip
-NO_FIELDS = {"slow", "net", "lost", "hot", "unknown", "odd", "seeded", "unseeded", "unrepeated", "link", "stall"}
+NO_FIELDS = {
+    "slow", "net", "lost", "dropped", "hot", "unknown", "odd", "seeded", "unseeded", "unrepeated", "link", "stall",
+}  # fmt: skip
 FORWARD_SHARE = 1 / 3  # of a step
 STUDY_ROUNDS = 16
 _ASKED = re.compile(r"(\+?)([\w-]+):([\w.]+)@(\d+)(-spread)?(,warn)?")
@@ -255,12 +258,21 @@ class Run:
             {study.id: self._seeded_steps(plan, study) for study in plan.studies},
             hosts=[f"n{node}" for node in range(self.nodes)],
             out_of_time={last} if "out-of-time" in self.flags else set(),
+            timed_arms={study.id: self._timed(study) for study in plan.studies},
             goes_on="going-on" in self.flags,
             surveys={"n0": Survey("n0", 1.0, cores=self.option["cores"])} if self.option["cores"] else {},
         )
         if "cool" in self.flags:
             evidence = replace(evidence, telemetry=self._telemetry(found))
         return self.with_pairs(evidence)
+
+    def _timed(self, study: Study) -> dict[int, tuple[str, ...]]:
+        dropped = [change for change in self.changes if change.what == "dropped"]
+        rounds = range(self.option["rounds"] if dropped else 0)
+        return {
+            number: tuple(arm.name for arm in study.arms if not any(one.is_at(number, 0, arm.name) for one in dropped))
+            for number in rounds
+        }
 
     def with_pairs(self, evidence: Evidence) -> Evidence:
         """With measurements of each pair of nodes, at 10 GB/s."""
@@ -288,7 +300,7 @@ class Run:
                     for change in changes:
                         if change.what != "net" or arm == largest:
                             one = _changed(one, change)
-                    if not any(change.what == "lost" for change in changes):
+                    if not any(change.what in ("lost", "dropped") for change in changes):
                         yield one
 
     def _changes(self, study: Study, arm: Arm, rank: int, number: int) -> Iterator[Change]:
