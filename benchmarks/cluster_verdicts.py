@@ -388,8 +388,8 @@ def alikes() -> Iterator[Scenario]:
         "all ports at half their speed": "slow-port:all:0.5", "a port at half its speed": "slow-port:{rank}:0.5",
         "a link between two nodes with 30 %": "slow-link:1-3:0.3",
     }.items():  # fmt: skip
-        nodes = replace(b200, gpus=4 * PER_NODE, at_fault="ranks" if "{rank}" in fault else "none")
-        yield replace(nodes, name=name, faults=(fault,), goals=found if "{rank}" in fault else rejected)
+        four = replace(b200, gpus=4 * PER_NODE, at_fault="ranks" if "{rank}" in fault else "none")
+        yield replace(four, name=name, faults=(fault,), goals=found if "{rank}" in fault else rejected)
     for slow in (8.0, 30.0):
         yield replace(rtx, name=f"GPU {slow:g} % slow", slow=slow)
     for nodes in (2, 4):

@@ -10,6 +10,7 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
     limit= peak=                 of peers of any kind; what the hardware can reach
     unplanned, unsupported       nobody planned what is asked, or GPUs cannot do it
     interrupted                  the study
+    lanes/3                      a slot with half of its lanes
     topology=NAME                of all nodes, by topologies.txt
     port=400                     Gbit/s of each adapter there; of a node: port=200/n1; `tcp`: they are not used
     wrong                        data
@@ -23,6 +24,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
@@ -41,7 +43,7 @@ from tests.judge.checks import TOPOLOGIES
 from tests.judge.runs import Change, Run
 
 USUAL = 120.0  # TFLOPS or GB/s
-NO_FIELDS = {"lost", "dropped", "link", "stall", "port"}
+NO_FIELDS = {"lost", "dropped", "link", "stall", "port", "lanes"}
 
 
 def run_of(line: str) -> Run:
@@ -59,7 +61,9 @@ class ProbeRun(Run):
         probes = [Arm(one[2], int(one[4])) for one in [*self.asked, *self.measured_as_well]]
         limit, bound = self.option["limit"], self.asked[0][3]
         case = probe_case(probes[0], 1.0, peak=self.option["peak"], peers=PeerLimits(*[limit] * 5))
-        asks = {"metric": "probe_uniformity", "bound": 1 + limit} if bound == "peers" else {"bound": float(bound)}
+        asks: dict[str, Any] = (
+            {"metric": "probe_uniformity", "bound": 1 + limit} if bound == "peers" else {"bound": float(bound)}
+        )
         asks["severity"] = "warn" if self.asked[0][6] else "fail"
         case = replace(case, requirement=replace(case.requirement, **asks))
         return case, self._probed(probes[0], probes["unplanned" in self.flags :])
@@ -93,7 +97,9 @@ class ProbeRun(Run):
 
     def _survey(self, node: int) -> Survey:
         topology = TOPOLOGIES[self.option["topology"]]
-        gpus = (SurveyedGpu(i, f"GPU-{i}", "A100", "", "", local_rank=i) for i in range(self.per_node))
+        few = [one for one in self.changes if one.what == "lanes"]
+        lanes = [8 if any(one.is_at(0, i) for one in few) else 16 for i in range(self.per_node)]
+        gpus = (SurveyedGpu(i, f"GPU-{i}", "", "", "", local_rank=i, pcie_width=n) for i, n in enumerate(lanes))
         of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, 0, "all", f"n{node}")]
         rates = [one.values[0] for one in of_ports][-1:]
         ports = (InfiniBandPort(f"mlx5_{i}", 1, "ACTIVE", "InfiniBand", rate) for rate in rates for i in range(8))
