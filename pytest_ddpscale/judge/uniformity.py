@@ -245,6 +245,6 @@ def fail_by_own_node(answer: Answer, case: NodeCase, values: Values[JudgedPlace]
     alike = np.unique(firsts, return_inverse=True)[1]
     own, twice = Answer(answer.blank), replace(case, requirement=replace(case.requirement, bound=1 + 2 * limit))
     is_minority = answer_probe_uniformity(own, twice, values, evidence, due, alike)
-    if own.outcome == "failed" and is_minority:
+    if own.outcome == "failed" and is_minority and (answer.outcome, answer.blank.severity) != ("failed", "fail"):
         answer.outcome, answer.reasons, answer.blank = "failed", own.reasons, replace(answer.blank, severity="fail")
         answer.culprits = [replace(one, is_certain=False) for one in own.culprits]
