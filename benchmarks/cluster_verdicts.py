@@ -36,9 +36,12 @@ from numpy.typing import NDArray
 from reporting import Share, argument_parser, keep, positive_int
 from simulated_session import conclude_all
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.verdicts import ACCEPTING, Culprit, Verdict
-from pytest_ddpscale.simulate.faults import HELD_DOWN, parse_faults
+from pytest_ddpscale.simulate.faults import HELD_DOWN, Moment, parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.performance import Performance
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
@@ -95,6 +98,7 @@ class Scenario:
         points: of efficiency above the published one.
         on_bound: sets `points` so that the efficiency on all GPUs of a node is exactly the bound.
         busy: utilization of the least busy GPU; None as published.
+        starved: utilization of the GPUs at fault, of one about 2 points more or less than of another.
         hiccups: share of blocks.
     """
 
@@ -114,6 +118,7 @@ class Scenario:
     points: float = 0.0
     on_bound: bool = False
     busy: float | None = None
+    starved: float | None = None
     hiccups: float = 0.0
     goals: tuple[Goal, ...] = ()
 
@@ -162,6 +167,20 @@ class PlacedSpread(NodeSpread):
         at = np.median(found[~is_slow]) / np.median(found[is_slow])
         found[is_slow] *= at * self.ratio / self.by_fault
         return found
+
+
+class StarvedRun(SimulatedRun):
+    """A run of which some ranks wait for their host; see `Scenario.starved`."""
+
+    starved: tuple[range, float] = range(0), 1.0
+
+    def _block(self, study: Study, arm: Arm, when: Moment) -> Block | None:
+        block, (ranks, busy) = super()._block(study, arm, when), self.starved
+        if block is not None:
+            found, are_starved = block.each("utilization").copy(), np.isin(block.each("ranks"), ranks)
+            found[are_starved] = np.round(busy + 0.02 * np.cos(block.each("ranks")[are_starved]), 4)
+            block.readings["utilization"] = found
+        return block
 
 
 @dataclass(frozen=True)
@@ -214,7 +233,9 @@ def run_of(scenario: Scenario, cluster: SimulatedCluster, number: int, seed: int
         sd, ratio = scenario.spread / 100, 1 + scenario.slow / 100
         placed = PlacedSpread(gpu_sd=sd, seed=seed, slow_ranks=tuple(ranks), ratio=ratio, by_fault=by_fault)
         performance = replace(performance, spread=placed)
-    return SimulatedRun(plan, performance, faults, seed)
+    run = StarvedRun(plan, performance, faults, seed)
+    run.starved = ranks, scenario.starved or 1.0
+    return run if scenario.starved else SimulatedRun(plan, performance, faults, seed)
 
 
 @lru_cache(maxsize=8)
@@ -364,6 +385,12 @@ def fault_classes() -> Iterator[Scenario]:
         if gpus > PER_NODE:
             yield replace(node, name="node 5 % slow", slow=5.0)
             yield replace(node, name="node 10 % slow", slow=10.0)
+        starved = replace(base, name="a host starves its GPUs: 85 % busy, 15 % slow")
+        if gpus > PER_NODE:
+            yield replace(starved, at_fault="node", slow=15.0, starved=0.85, goals=_at_least(95, "found"))
+        else:  # nobody is certain: of a single node it may be the bound, or the batch
+            goals, faults_of_node = _at_least(95, "rejected"), ("throttle:{node}:1.15",)
+            yield replace(starved, at_fault="none", busy=0.85, faults=faults_of_node, goals=goals)
         for share in (0.3, 0.5, 0.7):
             yield replace(node, name=f"links keep {share:.0%}", faults=(f"slow-link:{{node}}:{share}",))
         if gpus > PER_NODE:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.nvml_stand_in.gpus import COMPUTE_MODE_PROHIBITED, PlayedGpu
+from tests.nvml_stand_in.gpus import COMPUTE_MODE_PROHIBITED, Changing, PlayedGpu, Process
 from tests.nvml_stand_in.machine import A100, B200, V100
 
 # Of acceptance on four GPUs: as few and short rounds as can decide, but through every stage.
@@ -28,6 +29,7 @@ families:
     - {check: [gpus, processes, mig, ecc, throttling, pcie, nvlink, versions, kernels, disk, transport,
        ecc_under_load, throttling_under_load, pcie_under_load], severity: fail}
     - {throughput_per_gpu: {node: 1}, of: tiny, published: paper, bound: 0.001, because: made up}
+    - {device_utilization: {node: 0.5}, of: tiny, published: paper, bound: 0.4, because: made up}
     - {weak_scaling_efficiency: {node: 0.02}, of: tiny, published: paper, bound: 0.01, because: made up}
     - {matmul_tflops: 1, probe: matmul-fp32, published: paper, bound: 0.001, because: made up}
     - {busbw_gbps: {node: 1}, probe: all-reduce-1mib, published: paper, bound: 0.001, because: made up}
@@ -88,12 +90,25 @@ def _in_one_gang(name: str, fault: str, says: str) -> Scenario:
     return dataclasses.replace(_fault(name, fault, named=(), says=says), options=("--gpu-sku=auto", *_SOON))
 
 
+def _odd(
+    name: str, exit_codes: tuple[int, ...] = (1,), named: tuple[int, ...] = (), says: str = "", **changes: Any
+) -> Scenario:
+    """The driver says something odd of GPU 3, at work or before."""
+    work = {name: value for name, value in changes.items() if name in A100.work.__dataclass_fields__}
+    before = {name: value for name, value in changes.items() if name not in work}
+    gpu = dataclasses.replace(A100, work=dataclasses.replace(A100.work, **work), **before)
+    return Scenario(name, exit_codes, named, says, gpus=(A100, A100, A100, gpu))
+
+
 _SOON = ("--ddp-inactivity-limit=20s",)
+# Of utilization samples, 0.1 s each, from now on.
+_EVERY_SECOND = Changing(99, [(time.time() + 0.1 * number, 99 * (number % 2)) for number in range(3000)])
 _CLOSED = [A100, A100, dataclasses.replace(A100, compute_mode=COMPUTE_MODE_PROHIBITED), A100]
 _HALF = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
 FAULTS = (
     Scenario("healthy", (0,)),
     _fault("error-719", "gpu=2,launch=2000,error=719", says="dmesg"),
+    _fault("error-999", "gpu=2,launch=2000,error=999", says="dmesg"),
     _fault("ecc-error-214", "gpu=2,launch=2000,error=214", says="uncorrectable ECC error encountered"),
     _fault("lost-before", lost=[2], says="GPU is lost"),
     _fault("lost-under-load", "gpu=2,launch=3000,error=719", lost_after_fault=[2], says="GPU is lost"),
@@ -106,7 +121,7 @@ FAULTS = (
     _in_one_gang("hang-in-a-collective", "gpu=2,collective=300,hang=1000", "rank 2 on .* furthest behind"),
     _in_one_gang("hang-in-a-kernel", "gpu=2,launch=3000,hang=1000", "ranks recorded nothing for 20 s"),
     _in_one_gang("never-joins", "gpu=2,join=1", "rank 2 on .* has not begun to connect"),
-    _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "remote process exited or there was a network"),
+    _in_one_gang("nccl-remote-error", "gpu=2,collective=300,nccl=6", "DistBackendError: played failure of a link"),
     _in_one_gang("nccl-async-error", "gpu=2,collective=300,async=6", "remote process exited or there was a network"),
     _in_one_gang("rank-killed", "gpu=2,collective=300,kill=9", "rank 2 on .*SIGKILL"),
     _in_one_gang("nan", "gpu=2,launch=3000,nan=1", "rank 2"),
@@ -117,6 +132,17 @@ FAULTS = (
         "driver-too-old", named=(), says="driver 580 or later", driver_version="570.86.15", cuda_driver_version=12080
     ),
     _fault("system-not-ready-802", "not-ready=1", named=(), says="is unfit: gpus: .*802.*nvidia-fabricmanager"),
+    _odd("util-zero", says=r"GPU 3 on .*: 0 % busy, although it\s+drew 390 W of 400 W; another", utilization_pct=0),
+    _odd("util-250", says=r"GPU 3 on .*: the\s+driver\s+says\s+250\s+%", utilization_pct=250),
+    _odd("util-at-times", says=r"GPU 3 on .* % busy, although it\s+drew 390 W", utilization_pct=_EVERY_SECOND),
+    _odd("util-zero-slow-clock", says="slow_clock: GPU 3 on", utilization_pct=0, sm_clock_mhz=640, power_w=210),
+    dataclasses.replace(
+        _odd("slow-clock", says=r"640\s+of\s+1,410\s+MHz,\s+180\s+of\s+400\s+W", sm_clock_mhz=640, power_w=180),
+        named=(3,),
+        machine={"faults": ("gpu=3,slow=3",)},
+    ),
+    _odd("odd-pid", (0,), says=r"pid 4294967295,\s+which no", processes=[Process(4294967295, 1)]),
+    _odd("odd-pid-and-memory", says=r"pid 0,\s+which no", processes=[Process(0, 1)], memory_used_mib=5000),
     Scenario("no-kernels-for-v100", named=(0, 1, 2, 3), says="compute capability 7.0", gpus=(V100,) * 4),
     Scenario(
         "no-gpu-left",

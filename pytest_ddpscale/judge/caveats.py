@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import anomalies, mean_power_w
+from pytest_ddpscale.judge.devices import anomalies
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.metrics import TERA, WHOLE
 from pytest_ddpscale.judge.slow import culprits_of
@@ -127,9 +127,18 @@ def host_bound(judged: Judged) -> None:
 
 
 def stalled_devices(judged: Judged) -> None:
-    """Devices only wait: their utilization, which NVML counts as busy, proves nothing."""
+    """Devices only wait: their utilization, which NVML counts as busy, proves nothing.
+
+    Where SM activity stands in for it, which is lower, nothing fails by that.
+    """
     if not judged.case.requirement.definition.reads_utilization:
         return
+    for name, unread in judged.values.missing.items():
+        place = [*judged.values.places].index(name)
+        if judged.codes[place] == PASSED:
+            judged.note(place, because("stands-in", *unread.args[1:]))
+        else:
+            judged.codes[place] = ABSENT
     told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
     for place in np.flatnonzero(judged.codes == PASSED).tolist():
         name = str(judged.values.places[place])
@@ -140,7 +149,7 @@ def stalled_devices(judged: Judged) -> None:
         windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
         culprits = []
         for own in anomalies(windows)["stalled"]:
-            watts = float(np.nanmedian(mean_power_w(own))), float(own.power_limit_w[0])
+            watts = float(np.nanmedian(own.mean_power_w)), float(own.power_limit_w[0])
             # Not certain: it may be waiting for a peer.
             culprits.append(Culprit("gpu", (own.place_of(0),), because("waits", len(own), *watts), is_certain=False))
         if culprits:
@@ -148,7 +157,7 @@ def stalled_devices(judged: Judged) -> None:
             judged.codes[place], judged.culprits[place] = OPEN, tuple(culprits)
             judged.reasons[place] = because("only-waits", f"{gpu.number} on {gpu.host}", why)
             continue
-        known = np.unique(windows.place[~np.isnan(mean_power_w(windows)) & (windows.power_limit_w > 0)])
+        known = np.unique(windows.place[~np.isnan(windows.mean_power_w) & (windows.power_limit_w > 0)])
         ours = rounds.present[~rounds.single_sample].any(axis=0)  # not imported
         if len(known) < ours.sum() and not needs_none:
             judged.note(place, because("power-unknown"))

@@ -36,6 +36,8 @@ PREVENTING = ("few-gpus", "cuda-lacks", "old-driver", "lost-needed", "prohibited
 # load causes. `hw_slowdown` covers the two hardware reasons, and is all that older drivers report.
 THROTTLE_FAULTS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _GIB = 2**30
+_SEGMENT = 10 * 2**20  # of shared memory that NCCL makes for a connection
+_MOST_PIDS = 2**22  # PID_MAX_LIMIT of Linux
 _MAYBE = "maybe"  # a reading that hardware may lack
 _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
 _COMPARED_ON_CPU = _COMPARED[-4:]
@@ -99,6 +101,9 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
                 yield host, "gpus", "few-cores", survey.cores, asked
             continue
 
+        shared = survey.free_bytes.get("shared_memory", _SEGMENT)
+        if shared < _SEGMENT:
+            yield host, "disk", "shared-memory-full", shared / 2**20, _SEGMENT / 2**20
         # As many GPUs as requested. Counting the SKU's detects one missing from the driver's list even if the remaining
         # GPUs suffice for all ranks; a GPU withheld by a cgroup has no name.
         answer = [gpu for gpu in visible if not gpu.is_lost]  # CUDA does not list lost ones
@@ -194,7 +199,9 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
     if gpu.compute_mode == "Prohibited":
         yield "gpus", "prohibited", gpu.index
     for process in gpu.processes or ():
-        yield "processes", "foreign-process", *astuple(process)
+        is_little = gpu.memory_used_bytes is not None and gpu.memory_used_bytes < _GIB
+        odd = "note-odd-process" if is_little else "no-process"
+        yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
     if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
         yield "throttling", *throttled(slow, gpu.temperature_c)
     if is_on:
@@ -276,10 +283,8 @@ def _afterwards(evidence: Evidence) -> Facts:
         if survey is None or told.ended_unix_s[row] >= survey.unix_s:
             yield place, "gpus", "lost-under-load", why
     for place, _, then in gpus_afterwards(evidence):
-        if then is None or then.is_lost:
+        if then is None or then.is_lost or then.problem:  # while other GPUs of the node answer
             yield place, "gpus", "lost-afterwards", then.problem if then else ""
-        elif then.problem:
-            yield place, "gpus", "no-answer-afterwards", then.problem
     for place, rounds in lost_places(evidence).items():
         yield place, "gpus", "unmeasured", rounds
     for one in gpu_errors_in(evidence):
@@ -287,7 +292,8 @@ def _afterwards(evidence: Evidence) -> Facts:
     for after in evidence.post_mortems:
         if _is_silent(after):  # only a note if the node was slow, as it had little time to answer
             code = "note-slow" if after.problem and not after.driver_problem else "no-survey-afterwards"
-            yield after.host, "gpus", code, after.problem or after.driver_problem
+            why = (after.problem, after.driver_problem, *(gpu.problem for gpu in after.gpus))
+            yield after.host, "gpus", code, next(filter(None, why), "")
 
 
 def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, SurveyedGpu | None]]:
@@ -310,7 +316,9 @@ def gpus_afterwards(evidence: Evidence) -> Iterator[tuple[Place, SurveyedGpu, Su
 
 
 def _is_silent(after: Survey) -> bool:
-    return bool(after.problem or after.driver_problem) or not after.has_driver
+    """Whether nothing answers, which is no GPU's fault; that a GPU is lost is an answer."""
+    asked = [gpu.problem and not gpu.is_lost for gpu in after.gpus if gpu.is_visible]
+    return bool(after.problem or after.driver_problem) or not after.has_driver or (bool(asked) and all(asked))
 
 
 def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:

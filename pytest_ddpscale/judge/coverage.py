@@ -203,13 +203,16 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     or more (three with two ranks), in each of which peers did the same work without such an error, and in every gang
     that GPU errors ended on its node. After one gang, or if it worked alone, it is a suspect. If half of the ranks or
     more fail alike, none of them is accused; with two ranks, one may be. An error of NVLink leaves its GPU a suspect
-    however often it comes, because the other end may be at fault.
+    however often it comes, because the other end may be at fault; and one that a program may have made, until it comes
+    under another local rank or with another batch: in every other gang two ranks swap theirs.
     """
     known = _presence(evidence).known if evidence.gpu_errors else ()
     devices = {place.identity: place for place in known} | {place.of_rank: place for place in known}
     gangs_on, by_gpu = defaultdict[str, set[int]](set), defaultdict[Place, list[tuple[GpuErrors, RankGpuError]]](list)
     for gang in evidence.gpu_errors:
         for one in gang.errors:
+            if one.peer:
+                continue
             gangs_on[one.place.host].add(gang.gang)
             if len(gang.errors) == 1 or 2 * len(gang.errors) < gang.ranks:
                 place = devices.get(one.place.identity) or devices.get(one.place.of_rank, one.place)
@@ -220,8 +223,11 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
         of_link = "nvlink"  # CUDA 220 and 226
         done = ((gang, one) for gang, one in own if one.peers >= len(gang.errors))
-        shown = {gang.gang for gang, one in done if of_link not in one.error.lower()}
+        seen = [(gang.gang, one) for gang, one in done if of_link not in one.error.lower()]
+        shown, of_device = {gang for gang, _ in seen}, {gang for gang, one in seen if not one.is_program}
+        batches = {(one.place.local_rank, gang % 2 if _has_own_batch(evidence, one) else None) for gang, one in seen}
         is_certain = needed <= len(shown) == len(gangs_on[place.host])
+        is_certain &= needed <= len(of_device) or len(batches) > 1
         if study is None or any(study in gang.studies for gang, _ in own):
             errors = tuple(dict.fromkeys(one.error for _, one in own))
             why = because("gpu-errors", errors[:2], len({gang.gang for gang, _ in own}), is_certain, place.host)
@@ -229,7 +235,30 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     return sorted(found, key=lambda one: not one.is_certain)
 
 
+def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
+    """Whether it came in an arm for which each rank makes a batch of its own."""
+    study, arm = evidence.plan.study(error.study or ""), evidence.plan.arm(error.study or "", error.arm or "")
+    return study is not None and arm is not None and not arm.infers and arm.data_of(study.workload) == "synthetic"
+
+
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
     """Name the GPUs whose errors are the reason why a study has no result."""
     if answer.outcome == "error" and not answer.culprits:
-        answer.culprits = gpu_errors_in(evidence, study_id)
+        answer.culprits = gpu_errors_in(evidence, study_id) or _lost_connections(evidence, study_id)
+
+
+def _lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
+    """Links between nodes that did not answer, where nothing else ended their gang. None is certain: either end, its
+    adapter or a switch may be at fault. An address that no node has, or several, names nobody."""
+    hosts = defaultdict[str, list[str]](list)
+    for host, survey in evidence.surveys.items():
+        for address in survey.addresses:
+            hosts[address].append(host)
+    found = dict[tuple[Place, ...], Culprit]()
+    for gang in evidence.gpu_errors:
+        for one in gang.errors:
+            at = hosts.get(one.peer, [])
+            if study_id in gang.studies and len(at) == 1 and at[0] != one.place.host:
+                ends = tuple(sorted((Place(one.place.host), Place(at[0])), key=lambda place: place.host))
+                found.setdefault(ends, Culprit("link", ends, because("text", one.error), is_certain=False))
+    return list(found.values())

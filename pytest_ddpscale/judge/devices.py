@@ -7,7 +7,8 @@ peer, count as busy. Power tells the difference, and SM activity where the GPU r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,10 +25,10 @@ from pytest_ddpscale.plan.node_check import NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.telemetry import TelemetryColumns
-from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.run.telemetry import AT_WORK, HARDLY_BUSY, TelemetryColumns
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
 # A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.
 BUSY = 0.9
@@ -46,6 +47,8 @@ BUSY_UTILIZATION = 0.5
 THROTTLED = 0.1
 # A GPU under load runs at 70 % of its maximum clock or more, even at its power limit. Hardware slowdowns halve it.
 SLOW_CLOCK = 0.5
+# Of the other GPUs' clock in an arm. Sound ones differ by a few per cent at their power limit.
+LOWER_CLOCK = 0.95
 # Share of the rounds of an arm; an anomaly in fewer rounds may be a fluke, or come from a neighbour's job.
 SHARE_OF_ROUNDS = 0.5
 # Polls are about a second apart, so only windows shorter than this may have none …
@@ -172,16 +175,6 @@ def lasting_faults(reasons: Mapping[str, float] | None) -> set[str]:
     return {one for one in THROTTLE_FAULTS if (reasons or {}).get(one, 0.0) >= THROTTLED}
 
 
-def mean_power_w(told: TelemetryColumns) -> FloatArray:
-    """Mean power of the block, in watts, (rows,).
-
-    From the GPU's energy counter if it has one: from Ampere on, power samples are averages over the last second, so
-    they lag in a block of a few seconds.
-    """
-    watts: FloatArray = np.where(np.isnan(told.energy_j), told.power_w, told.energy_j / told.seconds)
-    return watts
-
-
 def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
     """By anomaly for each device that has it in most of its windows of an arm of training, those windows.
 
@@ -189,21 +182,41 @@ def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
       clock is low, either of which explains the power.
     - ``slow-clock``: SM clock under `SLOW_CLOCK` of its maximum while the GPU is not idle.
 
-    A value that could not be read raises no flag, and does not show health either.
+    Of a GPU of unknown utilization, or one that calls itself idle, power and clock alone tell whether it works. Another
+    value that could not be read raises no flag, and does not show health either.
     """
-    busy, power, limit, idle = told.utilization, mean_power_w(told), told.power_limit_w, told.idle_power_w
-    most = np.where(idle < limit, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
-    is_slow = (busy >= IDLE) & (told.sm_clock_mhz < SLOW_CLOCK * told.sm_clock_max_mhz)
-    is_working = is_slow | (told.sm_activity >= WORKING_SMS)
-    flags = {"stalled": (busy >= BUSY) & ~is_working & (power < most), "slow-clock": is_slow}
+    busy, power, limit, idle = told.utilization, told.mean_power_w, told.power_limit_w, told.idle_power_w
+    # An idle power of more was read beside a utilization that is wrong.
+    most = np.where(idle < AT_WORK * limit, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
+    clock, slowest, is_unknown = told.sm_clock_mhz, SLOW_CLOCK * told.sm_clock_max_mhz, np.isnan(busy)
+    works = (busy >= IDLE) | ((is_unknown | (busy < HARDLY_BUSY)) & (power >= most))
+    may_wait = ((busy >= BUSY) & ~(clock < slowest)) | (is_unknown & (clock >= slowest))
+    is_waiting = may_wait & (power < most) & ~(told.sm_activity >= WORKING_SMS)
+    flags = {"stalled": is_waiting, "slow-clock": works & (clock < slowest)}
     # Probes of memory and links wait by nature.
     is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
     devices, found = told.arm * len(told.places) + told.place, {}
+    known = np.bincount(devices, ~(is_unknown & np.isnan(power)))
     for name, is_raised in flags.items():
-        often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * np.bincount(devices, ~np.isnan(busy))
+        often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * known
         raised = told.of(is_training & is_raised & often[devices])
         found[name] = [raised.of(rows) for rows in raised.together(raised.place)]
     return found
+
+
+def what_shows(told: TelemetryColumns, culprits: Iterable[Culprit]) -> Iterator[Culprit]:
+    """The culprits, with what an arm's telemetry shows of GPUs that ran at a lower clock than others there."""
+    numbers = dict[object, int]()
+    device = np.array([numbers.setdefault(one.identity, len(numbers)) for one in told.places], np.int64)[told.place]
+    rows = np.array([told.sm_clock_mhz, told.sm_clock_max_mhz, told.mean_power_w, told.power_limit_w]).T
+    for one in culprits:
+        is_own = device == numbers.get(one.place.identity, -1)
+        own, others = (median_over_rounds(rows[of]) for of in (is_own, ~is_own))
+        if one.kind == "gpu" and own[0] < LOWER_CLOCK * others[0]:
+            reasons = told.throttle_reasons[is_own].different.values()
+            held = sorted({name for of in reasons for name, share in (of or {}).items() if share >= SHARE_OF_ROUNDS})
+            one = replace(one, shown=because("at-clock", *np.nan_to_num(own).tolist(), tuple(held)))
+        yield one
 
 
 def device_notes(evidence: Evidence) -> list[Reason]:

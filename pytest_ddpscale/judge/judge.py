@@ -13,6 +13,7 @@ from pytest_ddpscale.judge.answer import OUTCOMES, Answer, blank_verdict
 from pytest_ddpscale.judge.caveats import CAVEATS
 from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
+from pytest_ddpscale.judge.devices import what_shows
 from pytest_ddpscale.judge.judged import Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
@@ -27,6 +28,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import PROBES, Study
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
@@ -42,11 +44,12 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     broke. Each place is judged (`judged`): with several nodes those that fit a requirement, and all GPUs, groups or
     pairs of a probe. Wrong results fail whatever the speed.
     """
-    answer, study_id = Answer(blank_verdict(case, confidence)), ""
+    answer, study_id, arm = Answer(blank_verdict(case, confidence)), "", ""
     if isinstance(case, Case):
         study = matching_study(evidence.plan, case.question)
         study_id = study.id if study else ""
         answer = _of_training(answer, case, evidence, study)
+        arm = arms_read(case.question, study)[-1].name if study else ""
         # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
         if evidence.plan.device_type == "cpu" and answer.interval is not None:
             answer.flags.append(THIS_LAUNCH_ONLY)
@@ -55,7 +58,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             own = answer.value * reference
             answer.compared = GenerationComparison(own, reference, name, case.reference_source)
     elif case.probe is not None:
-        study_id = "" if case.probe.name in evidence.unsupported else PROBES
+        study_id, arm = "" if case.probe.name in evidence.unsupported else PROBES, case.probe.name
         answer = _of_probe(answer, case, case.probe, evidence)
         if by_ports := bound_by_ports(case, case.probe, evidence):
             other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
@@ -64,6 +67,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
         fail_by_pairs(answer, case.probe, evidence)
     elif case.requirement.definition.subject == "check":
         answer = answer_check(answer, case, evidence)
+    if answer.outcome == "failed" and answer.culprits and arm:
+        answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arm), answer.culprits)]
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.
     if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time:
         answer.remarks.append(because("budget-spent"))
@@ -88,7 +93,8 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
     peers = partial(slow_ranks, evidence, study, case.peers.computing)
     judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     _judge_places(judged, planned, study)
-    why_not = values.missing
+    absent = [values.places[place] for place in np.flatnonzero(judged.codes == ABSENT).tolist()]
+    why_not = {place: why for place, why in values.missing.items() if place in absent}
     answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
     if answer.outcome != "not_measured" or is_by_node:
         add_disagreements(answer, study, evidence)
@@ -105,6 +111,10 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
         name_slow(answer, case, study, evidence, rounds)
     if is_by_node:
         judged.name_failed_nodes(answer, planned)
+    elif answer.outcome == "failed" and not answer.culprits and (why := judged.starved(WHOLE)):
+        (host, *others) = found.merged[-1].ranks.by_host
+        # Not certain: the bound may be at fault, or the batch.
+        answer.culprits = [Culprit("node", (Place(host),), why, is_certain=False)] * (not others)
     return answer
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.agreement import name_unless_most_fail
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer
+from pytest_ddpscale.judge.devices import BUSY
 from pytest_ddpscale.judge.metrics import Groups
 from pytest_ddpscale.judge.peers import Slow, medians_of_others
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
@@ -177,6 +178,14 @@ class Judged:
             return None
         return because("nodes-missing", tuple(measured), planned, tuple(absent), tuple(why_not.values()))
 
+    def starved(self, place: str) -> Reason | None:
+        """Why a node is named for the utilization of its GPUs, most of which miss the bound and idle; None if not."""
+        requirement, is_cpu = self.case.requirement, self.evidence.plan.device_type == "cpu"
+        if not requirement.definition.reads_utilization or is_cpu:
+            return None
+        busy = float(np.nanmedian(self.rounds(place).reading("utilization")))
+        return because("starved", busy) if busy < min(requirement.bound, BUSY) else None
+
     def name_failed_nodes(self, answer: Answer, planned: int) -> None:
         """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
 
@@ -192,7 +201,8 @@ class Judged:
         for node in np.flatnonzero(self.codes == FAILED).tolist():
             numbers = float(values[node]), unit, count, float(medians[node])
             if (host := self.places[node].host) not in named:
-                culprits.append(Culprit("node", (Place(host),), because("node-alone", definition.name, *numbers)))
+                why = self.starved(host) or because("node-alone", definition.name, *numbers)
+                culprits.append(Culprit("node", (Place(host),), why))
         if definition.compares_results:
             answer.culprits += culprits
         else:

@@ -146,6 +146,12 @@ def _held(measured: ArmRounds, name: str) -> FloatArray:
     return np.where(cells > 0, cells, np.nan)
 
 
+def _utilization(measured: ArmRounds) -> FloatArray:
+    """Of each rank, at least: where it could not be read, the share of its SMs that worked."""
+    busy = measured.reading("utilization")
+    return np.where(np.isnan(busy), measured.reading("sm_activity"), busy)
+
+
 def _memory_spread(arms: Arms) -> FloatArray:
     """Maximum minus minimum memory of the ranks, relative to the maximum; NaN if any rank's is unknown, (rounds, …)."""
     held = _held(arms.measured, "peak_memory_bytes")
@@ -182,7 +188,7 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "inference_latency_p95": lambda arms: _percentile_ms(arms, 95),
     "inference_latency_p99": lambda arms: _percentile_ms(arms, 99),
     "step_time_cv": lambda arms: _step_time_cv(arms.measured),
-    "device_utilization": lambda arms: arms.measured.least(arms.measured.reading("utilization")),
+    "device_utilization": lambda arms: arms.measured.least(_utilization(arms.measured)),
     "peak_memory_gib": lambda arms: arms.measured.most(_held(arms.measured, "peak_memory_bytes")) / GIB,
     "memory_spread": _memory_spread,
     # One round below 1 is a disagreement, however many are 1: their mean says nothing.

@@ -307,7 +307,7 @@ def split_at_gap(values: FloatArray) -> tuple[IntArray, IntArray, FloatArray, Fl
 
     def median(first: IntArray, last: IntArray) -> FloatArray:
         middle = np.stack([(first + last) // 2, (first + last + 1) // 2], axis=1)
-        return np.take_along_axis(ordered, middle, axis=1).mean(axis=1)
+        return np.asarray(np.take_along_axis(ordered, middle, axis=1).mean(axis=1))
 
     distance = np.where(below > 0, median(below + 1, counts) - median(np.ones_like(below), below), np.nan)
     return order, below, distance, gaps.max(axis=1)

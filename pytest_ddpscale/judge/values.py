@@ -65,7 +65,7 @@ class Values(Generic[P]):
         places: all that were to be measured, as far as they are known.
         numbers: of the rounds, ascending, (rounds,).
         samples: in the metric's unit, or before the division by the SKU's constant; NaN if missing, (places, rounds).
-        missing: why a place has nothing.
+        missing: why a place has nothing, or its utilization only in place of what could not be read.
         broken: why nothing counts, though there may be values: it was not planned, broke or was interrupted; else None.
         errors: relative error of a place that has a single imported sample, else NaN, (places,).
         of_launch: as of `estimate`.
@@ -126,8 +126,10 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
         numbers, samples = _over_peers(question, study, evidence, found.places)
     else:
         numbers, samples = arms.measured.numbers, np.ascontiguousarray(VALUE_OF[metric.name](arms).T)
-    missing = {}
-    for at in np.flatnonzero(np.isnan(samples).all(axis=1)).tolist():
+    missing, lacking = {}, np.isnan(samples).all(axis=1)
+    if metric.reads_utilization:
+        lacking |= (np.isnan(arms.measured.reading("utilization")) & arms.measured.present).any(axis=(0, 2))
+    for at in np.flatnonzero(lacking).tolist():
         measured, compared = (found.arms[arm].present[:, at].any() for arm in (-1, 0))
         if not measured:
             why = because("no-round", question.world_size, study.id)
@@ -140,6 +142,8 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
                 if (cause := said.get("utilization") or said.get("device")) and not unread:
                     unread = [told.place_of(row).number, told.place_of(row).host, cause]
             why = because("not-read", metric.name, *unread)
+            if not unread and not np.isnan(samples[at]).all():
+                continue
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)

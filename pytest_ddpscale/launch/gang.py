@@ -12,6 +12,7 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
+from pytest_ddpscale.launch.collective_errors import lost_connections
 from pytest_ddpscale.launch.gang_failure import (
     blames_nobody,
     describe,
@@ -42,7 +43,7 @@ MISSED_BEATS = 3
 # Time for agents to end their ranks, whose stacks are written, and to report …
 FAREWELL_S = 15.0
 # … and to survey their GPUs too, if ranks have failed.
-LOOK_S = 15.0
+LOOK_S = 23.0
 # Time for a scheduler to end leftover processes after its client was killed; silent agents end after 30 s.
 STEP_END_S = 60.0
 STEP_POLL_S = 1.0
@@ -136,7 +137,8 @@ class Gang:
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
             exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
-            rank_ends=rank_ends(roll), oom_kills=oom_kills(roll), gpu_errors=gpu_errors(roll),
+            rank_ends=rank_ends(roll), oom_kills=oom_kills(roll),
+            gpu_errors=gpu_errors(roll) or (() if lost or not blames_nobody(roll) else lost_connections(roll)),
         )  # fmt: skip
 
     def _vanished(self) -> tuple[str, ...]:

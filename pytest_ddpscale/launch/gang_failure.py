@@ -9,9 +9,10 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
+from pytest_ddpscale.launch.collective_errors import OF_COLLECTIVES, cause_of
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.gpu_errors import gpu_error_of
+from pytest_ddpscale.launch.gpu_errors import OUT_OF_MEMORY, cuda_error_in
 from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.util.listing import first_few
@@ -29,8 +30,6 @@ _PARTNER_IS_GONE = re.compile(
 )
 # Errors of the rank's own GPU, although reported by NCCL.
 _OWN_GPU = re.compile(r"ncclUnhandledCudaError|unhandled cuda error|Cuda failure|CUDA error")
-# Errors that NCCL raised: by a call, or by the watchdog that aborts a rank whose collective timed out.
-_OF_NCCL = re.compile(r"NCCL|\bnccl[A-Z]|DistBackendError|[Ww]atchdog")
 _TRACEBACK = "Original Traceback (most recent call last):"  # of a worker process, whose error comes last
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
@@ -217,12 +216,33 @@ def _failed(roll: GangState) -> str:
     where = _in_brackets(first.study, first.arm, first.round)
     who = f"rank {first.rank} on {first.host}"
     error, rest = _split_error(first.message)
-    if gpu_error_of(first):
-        if first.device:
+    of_collective = OF_COLLECTIVES.search(f"{first.type}: {first.message}")
+    if of_collective and (cause := cause_of(first, roll)) != error:
+        error, rest = cause, f"\n{error}{rest}"
+    if of_cuda := cuda_error_in(first.message):
+        if first.device and not of_cuda.cause:
             who += f", {Place(first.host, first.local_rank, first.device, first.gpu_index).name},"
-        error += f"; look for an Xid: `dmesg | grep -i xid` on {first.host}"
-    nccl = _nccl(roll, first) if _OF_NCCL.search(f"{first.type}: {first.message}") else ""
+        todo = of_cuda.cause or f"look for an Xid: `dmesg | grep -i xid` on {first.host}"
+        # Before torch's long message, of which a headline has only the beginning.
+        error = f"{_foreign_memory(roll, first)}{error}" if todo == OUT_OF_MEMORY else f"{error}; {todo}"
+    nccl = _nccl(roll, first) if of_collective else ""
     return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
+
+
+def _foreign_memory(roll: GangState, report: Failed) -> str:
+    """Which memory of its GPU others held before the run; empty if nobody did."""
+    survey = roll.surveys.get(report.node)
+    gpus = [gpu for gpu in (survey.gpus if survey else ()) if gpu.local_rank == report.local_rank]
+    used = [
+        (gpu.memory_used_bytes or sum(one.memory_bytes or 0 for one in gpu.processes or ())) / 2**30 for gpu in gpus
+    ]
+    whose = [f"process {one.pid} ({one.name or 'name not visible'})" for gpu in gpus for one in gpu.processes or ()]
+    told = first_few(whose) if whose else "no process visible here"
+    return (
+        f"{used[0]:.1f} GiB of GPU {gpus[0].index} were in use before the run ({told}); "
+        if whose or sum(used) > 1
+        else ""
+    )
 
 
 def _split_error(message: str) -> tuple[str, str]:
@@ -284,7 +304,7 @@ def _quoted(roll: GangState, rank: RankSeen, *, is_stuck: bool = False) -> str:
     words = roll.last_words.get((rank.node, rank.local_rank))
     lines = words.lines if words else ()
     quoted = f"\nits last output:\n{_indented(lines)}" if lines else ""
-    return quoted + (_nccl(roll, rank) if is_stuck or any(map(_OF_NCCL.search, lines)) else "")
+    return quoted + (_nccl(roll, rank) if is_stuck or any(map(OF_COLLECTIVES.search, lines)) else "")
 
 
 def _nccl(roll: GangState, rank: RankSeen | Failed) -> str:

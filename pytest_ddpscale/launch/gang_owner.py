@@ -40,7 +40,7 @@ class GangEnd:
         post_mortems: surveys of GPUs after ranks failed, as records.
         left: a sentence about processes left on nodes that another gang would use; empty if there are none.
         rank_ends: ranks whose processes ended early and not by us, the first one first.
-        gpu_errors: ranks that an error of their own GPU ended.
+        gpu_errors: ranks that an error of their own GPU ended, or a node that did not answer.
         oom_kills: OOM kills on its nodes during the gang, of any user's processes.
     """
 

@@ -115,6 +115,11 @@ class GangState:
             for index, node in sorted(self.nodes.items())
         ]
 
+    def host_at(self, address: str) -> str:
+        """The node with an address; empty if none has it, or several, as a bridge's."""
+        found = [node.host for node in self.nodes.values() if address in node.addresses]
+        return found[0] if len(found) == 1 else ""
+
     def expect_beats(self, now_s: float) -> None:
         """Start measuring silence now; before this, agents had nothing to send."""
         for node in self.nodes.values():

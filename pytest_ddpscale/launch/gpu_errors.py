@@ -8,61 +8,98 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.node.protocol import Failed
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import RankGpuError
 
-# Errors after which a context is unusable, as cudaGetErrorString says them (CUDA Runtime API, "CUDA error types"), and
-# those of libraries whose kernels failed. Lack of memory, of a driver or of kernels is none of the GPU's.
-_TEXTS = (
-    "unspecified launch failure",  # 719
-    "an illegal memory access was encountered",  # 700
-    "device-side assert triggered",  # 710
-    "an illegal instruction was encountered",  # 715
-    "misaligned address",  # 716
-    "operation not supported on global/shared address space",  # 717
-    "invalid program counter",  # 718
-    "hardware stack error",  # 714
-    "the launch timed out and was terminated",  # 702
-    "uncorrectable ECC error encountered",  # 214
-    "uncorrectable NVLink error detected",  # 220
-    "Invalid access of peer GPU memory over nvlink or a hardware error",  # 226
-    "CUDNN_STATUS_EXECUTION_FAILED",
-    "CUBLAS_STATUS_EXECUTION_FAILED",
-)
-_OWN_ERROR = re.compile(rf"[^\n]*?((?:CUDA|Cuda|cuDNN|cuBLAS)[^\n]*?(?:{'|'.join(map(re.escape, _TEXTS))}))")
+# Whose an error is, by its text as cudaGetErrorString has it (CUDA Runtime API, "CUDA error types"), or its status of a
+# library. ``device``: after it the context is unusable. ``program``: a wrong kernel or a wrong batch is as likely as
+# the GPU. Others are none of the GPU's: what explains them. Of two that fit at one place the first counts.
+_DEVICE, _PROGRAM = "device", "program"
+_CAPTURE = "a program captured a CUDA graph wrongly"
+_NO_FEATURE = "the GPU, its driver or a virtual machine lacks a feature that the program uses"
+OUT_OF_MEMORY = "too little memory"
+_ERRORS = {
+    "uncorrectable ECC error encountered": _DEVICE,  # 214
+    "uncorrectable NVLink error detected": _DEVICE,  # 220
+    "Invalid access of peer GPU memory over nvlink or a hardware error": _DEVICE,  # 226
+    "OS call failed or operation not supported on this OS": _DEVICE,  # 304
+    "the launch timed out and was terminated": _DEVICE,  # 702
+    "hardware stack error": _DEVICE,  # 714
+    "an illegal instruction was encountered": _DEVICE,  # 715
+    "operation not supported on global/shared address space": _DEVICE,  # 717
+    "invalid program counter": _DEVICE,  # 718
+    "unspecified launch failure": _DEVICE,  # 719
+    "unknown error": _DEVICE,  # 999
+    "an illegal memory access was encountered": _PROGRAM,  # 700
+    "device-side assert triggered": _PROGRAM,  # 710
+    "misaligned address": _PROGRAM,  # 716
+    r"CU\w+_STATUS_EXECUTION_FAILED": _PROGRAM,
+    r"CU\w+_STATUS_INTERNAL_ERROR": _PROGRAM,
+    r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)": OUT_OF_MEMORY,
+    r"[^\n]*captur": _CAPTURE,  # 900 to 908
+    "invalid argument": "a program called CUDA wrongly",  # 1
+    "out of memory": OUT_OF_MEMORY,  # 2
+    "initialization error": "the driver does not start, or CUDA was used before a fork",  # 3
+    "invalid configuration argument": "a program launched a kernel that is too large for this GPU",  # 9
+    "driver version is insufficient": "install a driver for torch's CUDA, or torch for the driver's",  # 35
+    "busy or unavailable": "another process has it, in compute mode Exclusive_Process: `nvidia-smi -c 0`",  # 46
+    "no CUDA-capable device": "look at CUDA_VISIBLE_DEVICES, and at the container's GPUs",  # 100
+    "invalid device ordinal": "fewer GPUs are visible than ranks were started: look at CUDA_VISIBLE_DEVICES",  # 101
+    "no kernel image": "this torch or a library has no kernels for this GPU: install a wheel that has",  # 209
+    "unsupported toolchain": "kernels are of a newer CUDA than the driver: install a newer driver",  # 222
+    "operation not permitted": _NO_FEATURE,  # 800
+    "operation not supported": _NO_FEATURE,  # 801
+    "system not yet initialized": "start nvidia-fabricmanager, of the driver's version",  # 802
+    "unsupported display driver": "libcuda and kernel module differ: reboot, or match the container's",  # 803
+    "forward compatibility was attempted": "cuda-compat does not fit this GPU: take it off LD_LIBRARY_PATH",  # 804
+}
+_OWN_ERROR = re.compile(rf"[^\n]*?((?:CUDA|Cuda|cuDNN|cuBLAS)[^\n]*?({'|'.join(_ERRORS)}))")
 _MOST_CHARACTERS = 120
 
 
-def gpu_error_in(text: str) -> str:
-    """``CUDA error: unspecified launch failure``: the error of a rank's own GPU in a text; empty if there is none."""
-    found = _OWN_ERROR.search(text)
-    return found[1][-_MOST_CHARACTERS:] if found else ""
+class CudaError(NamedTuple):
+    """An error of CUDA or one of its libraries in a text.
+
+    Attributes:
+        text: ``CUDA error: unspecified launch failure``.
+        cause: what explains it; empty if its GPU may be at fault.
+    """
+
+    text: str
+    is_program: bool = False
+    cause: str = ""
 
 
-def gpu_error_of(report: Failed) -> str:
-    """`gpu_error_in` for a rank's report of its error."""
-    return gpu_error_in(report.message)
+def cuda_error_in(text: str) -> CudaError | None:
+    """The first one; None if there is none."""
+    if not (found := _OWN_ERROR.search(text)):
+        return None
+    whose = next(whose for error, whose in _ERRORS.items() if re.fullmatch(error, found[2]))
+    is_program = whose == _PROGRAM
+    return CudaError(found[1][-_MOST_CHARACTERS:], is_program, "" if is_program or whose == _DEVICE else whose)
 
 
 def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:
     """Ranks that an error of their own GPU ended: by their reports, or by their last words if they were aborted."""
     found: dict[tuple[int, int], RankGpuError] = {}
     for report in roll.failures:
-        if error := gpu_error_of(report):
+        if (error := cuda_error_in(report.message)) and not error.cause:
             where = Place(report.host, report.local_rank, report.device, report.gpu_index)
             found[report.node, report.local_rank] = RankGpuError(
-                place=where, error=error, study=report.study, arm=report.arm
+                place=where, error=error.text, is_program=error.is_program, study=report.study, arm=report.arm
             )
     for place in _aborted(roll):
         words, rank = roll.last_words.get(place), roll.ranks.get(place)
-        error = gpu_error_in("\n".join(words.lines)) if words else ""
-        if error and place not in found:
+        error = cuda_error_in("\n".join(words.lines)) if words else None
+        if error and not error.cause and place not in found:
             study, arm = (rank.study, rank.arm) if rank else (None, None)
             where = Place(roll.nodes[place[0]].host, place[1])
-            found[place] = RankGpuError(place=where, error=error, study=study, arm=arm)
+            found[place] = RankGpuError(
+                place=where, error=error.text, is_program=error.is_program, study=study, arm=arm
+            )
     return tuple(found[place] for place in sorted(found))
 
 

@@ -20,9 +20,14 @@ from pytest_ddpscale.util.regular_file import read_regular
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no leading hyphen, which would look like an option
 _BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_NESTED = re.compile(r"\[[^\]]*\[")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_MPICH = re.compile(r"(.*):(\d+)")
-_SLOTS = re.compile(r"slots=(\d+)")
+_MPICH = re.compile(r"([^:]*):(\d+)")
+_SLOTS = re.compile(r"(?:slots|count)=(\d+)")
+_HINTS = {
+    "@": "The user belongs into ~/.ssh/config.",
+    ":": "Ranks are given by --ddp-gpus-per-node or a host file; IPv6 addresses need a name in /etc/hosts.",
+}
 _NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
 MOST_HOSTFILE_BYTES = 2**22  # 500 bytes for each of the most nodes
 _NO_PROGRAM = (126, 127)  # exit codes of shells and compatible programs
@@ -95,24 +100,27 @@ class PerHostLauncher(Launcher):
 def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
     """Hosts in the order of a host file, and the slots of each; None if it does not give slots.
 
-    A line has a name or a list of names, and its slots as ``slots=4`` (OpenMPI) or ``:4`` (MPICH). A repeated name
-    without slots counts as one slot each time, as in OpenMPI. Other words, such as ``max_slots=8``, are ignored.
+    A line has a name or a list of names, and its slots as ``slots=4``, ``count=4`` (OpenMPI) or ``:4`` (MPICH). A
+    repeated name without slots counts as one slot each time, as in OpenMPI. Other words, such as ``max_slots=8``, are
+    ignored.
 
     Raises:
-        OptionError: the file cannot be read, a line has no valid host, or hosts have different numbers of slots.
+        OptionError: the file cannot be read, a line has no valid host or 0 slots, or hosts have different slots.
     """
     try:
-        lines = read_regular(path, MOST_HOSTFILE_BYTES).decode("utf-8").splitlines()
+        lines = read_regular(path, MOST_HOSTFILE_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OptionError("--ddp-hosts", f"{path} cannot be read ({reason})", "a file with one host per line") from None
     slots: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
             continue
         name, counted = (match[1], match[2]) if (match := _MPICH.fullmatch(words[0])) else (words[0], None)
         said = next((found[1] for word in words[1:] if (found := _SLOTS.fullmatch(word))), counted)
+        if said and not int(said):
+            raise OptionError(f"{path}, line {number}", f"found 0 slots for {name}", "at least one, or no such line")
         for host in expanded(f"{path}, line {number}", name):
             before = slots.get(host)
             again = host in slots
@@ -121,8 +129,8 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
         raise OptionError("--ddp-hosts", f"found no host in {path}", "one host per line")
     (first, of_first), *others = slots.items()
     other = next(((host, count) for host, count in others if (count or 1) != (of_first or 1)), None)
-    if other is not None or of_first == 0:
-        host, count = other or (first, of_first)
+    if other is not None:
+        host, count = other
         raise OptionError(
             str(path), f"{first} has {of_first or 1} slots, {host} has {count or 1}", "the same number on every host",
             "Every node runs the same number of ranks; test hosts with different numbers in separate runs.",
@@ -147,9 +155,10 @@ def expanded(where: str, text: str) -> tuple[str, ...]:
 
 def _expanded(where: str, part: str) -> list[str]:
     brackets = _BRACKETS.search(part)
-    if brackets is None:
+    if brackets is None or _NESTED.search(part):
         if not _NAME.fullmatch(part):
-            raise OptionError(where, f"found {part!r}", "names of hosts such as n1,n2 or n[1-8]")
+            hint = next((hint for sign, hint in _HINTS.items() if sign in part), "")
+            raise OptionError(where, f"found {part!r}", "names of hosts such as n1,n2 or n[1-8]", hint)
         return [part]
     found: list[str] = []
     for piece in brackets[1].split(","):

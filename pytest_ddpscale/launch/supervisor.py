@@ -199,8 +199,9 @@ class Supervisor:
 
     def _may_confirm(self, end: GangEnd) -> bool:
         """Whether to retry a gang that a GPU's error ended before its first study: once, as a second tells the GPU."""
-        is_first, self._has_confirmed = not self._has_confirmed, self._has_confirmed or bool(end.gpu_errors)
-        return is_first and bool(end.gpu_errors)
+        has_errors = any(not one.peer for one in end.gpu_errors)
+        is_first, self._has_confirmed = not self._has_confirmed, self._has_confirmed or has_errors
+        return is_first and has_errors
 
     def _note_gpu_errors(self, plan: Plan, first: str, end: GangEnd, gang: int, without_result: Sequence[str]) -> None:
         """Record ranks that an error of their own GPU ended, and how many others did the same work."""

@@ -64,8 +64,8 @@ def address_toward_any(hosts: Sequence[str]) -> str:
     raise problems[0]
 
 
-def outward_addresses() -> tuple[str, ...]:
-    """This machine's IPv4 addresses on all interfaces that are up, without loopback."""
+def outward_addresses(most: int | None = _MOST_ADDRESSES) -> tuple[str, ...]:
+    """This machine's IPv4 addresses on all interfaces that are up, without loopback, or the first ones of them."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = [
         address.address
@@ -73,7 +73,7 @@ def outward_addresses() -> tuple[str, ...]:
         for address in addresses
         if name in up and address.family == socket.AF_INET and not address.address.startswith("127.")
     ]
-    return tuple(found[:_MOST_ADDRESSES])
+    return tuple(found[:most])
 
 
 def interface_of(address: str) -> str | None:

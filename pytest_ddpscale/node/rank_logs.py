@@ -16,6 +16,7 @@ _LAST_LINES = 8
 _NCCL_LINES = 20
 _FRAMES = 10
 _STACK = "most recent call first"  # faulthandler's heading
+_STACK_OF_CPP = ("Exception raised from ", "frame #")  # of torch, after what an abort has to say
 _READ_BYTES = 65536
 
 
@@ -78,7 +79,8 @@ def rank_log(log_dir: Path, local_rank: int) -> Path | None:
 
 def last_words(log: Path | None) -> list[str]:
     """The last lines of a rank's standard error, including the stack it may have written when it was ended."""
-    clean = [] if log is None else _lines_at_the_end(log)
+    lines = [] if log is None else _lines_at_the_end(log)
+    clean = [line for line in lines if not line.startswith(_STACK_OF_CPP)]
     headings = [number for number, line in enumerate(clean) if _STACK in line and line.startswith("Current thread")]
     if not headings:
         return [line for line in clean if line.strip()][-_LAST_LINES:]

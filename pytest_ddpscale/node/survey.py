@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.torch_facts import ask_torch
 from pytest_ddpscale.run.record_lines import line_of
@@ -28,6 +29,7 @@ from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
 
 _TOPOLOGY_LIMIT_S = 20.0
+_SECOND_LOOK_S = 5.0
 _ADAPTERS = Path("/sys/class/infiniband")
 _AMAZON = "0x1d0f"  # vendor of a PCI device
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
@@ -40,6 +42,8 @@ def survey(host: str, *, gpus: bool) -> Survey:
     torch_answer = ask_torch(counts_gpus=gpus)
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     driver = _driver() if gpus else DriverState(is_loaded=False)
+    _about_to("read addresses")
+    addresses = outward_addresses(most=None)
     _about_to("read InfiniBand ports")
     ports = infiniband_ports()
     _about_to("read free disk space")
@@ -58,13 +62,23 @@ def survey(host: str, *, gpus: bool) -> Survey:
         cuda_problem=torch.cuda_problem,
         free_bytes=free,
         infiniband=ports,
+        addresses=addresses,
         topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",
     )
 
 
 def post_mortem(host: str) -> Survey:
-    """Survey only the GPUs after ranks have failed, because the supervisor is waiting."""
-    return _of_driver(host, _driver())
+    """Survey only the GPUs after ranks have failed, because the supervisor is waiting.
+
+    What does not answer is asked a second time; that a GPU is lost is an answer.
+    """
+    first = _of_driver(host, _driver())
+    answered = {gpu.index: gpu for gpu in first.gpus if gpu.is_lost or not gpu.problem}
+    if len(answered) == len(first.gpus) and not first.driver_problem:
+        return first
+    time.sleep(_SECOND_LOOK_S)
+    second = _of_driver(host, _driver())
+    return replace(second, gpus=tuple(answered.get(gpu.index, gpu) for gpu in second.gpus))
 
 
 def _driver() -> DriverState:

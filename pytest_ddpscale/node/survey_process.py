@@ -12,8 +12,9 @@ from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import Survey
 
 LIMIT_S = 60.0
-# Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds.
-POST_MORTEM_LIMIT_S = 12.0
+# Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds,
+# and who does not answer is asked again 5 s later.
+POST_MORTEM_LIMIT_S = 20.0
 
 
 def survey_command(host: str, *options: str) -> list[str]:

@@ -19,6 +19,7 @@ from pytest_ddpscale.report.cause_ids import category_of, drained, id_of_device,
 from pytest_ddpscale.report.cause_kinds import CAUSES
 from pytest_ddpscale.report.missing_gpus import missing_gpus
 from pytest_ddpscale.report.unmet import explained_text
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.verdicts import (
     WRONG_DATA,
     Blocker,
@@ -264,6 +265,8 @@ def _of_device(found: _Found) -> Cause:
     first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     is_slow = first.slowdown is not None and not first.computed_wrong
     sentence = _slow_text(first) if is_slow else text.culprit_text(first)
+    if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
+        sentence += f" ({said(shown)})"
     if first.computed_wrong:
         sentence = f"wrong data: {sentence}"
     if told[1:]:
@@ -378,8 +381,8 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
         alike = "all are alike, so " * any(why.code == "most-fail-alike" for why in worst.remarks)
-        nobody = f"; {alike}no device is named for it"
-        sentence += f"; look at {whom}: not certain to be the cause of it" if whom else nobody
+        told = f"look at {whom}: not certain to be the cause of it" if whom else f"{alike}no device is named for it"
+        sentence += f"; {text.culprit_text(worst.culprits[0]) if kind == 'host-bound' else told}"
         if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
             sentence = f"{text.one_line(worst.id)}: {text.reason_text(worst)}"
         if WRONG_DATA in worst.flags:

@@ -43,6 +43,8 @@ def id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> Ca
         return _id_of_check(verdict, [culprit])
     if verdict.outcome == "error":  # a GPU whose own error ended its ranks
         return "gpu-error"
+    if culprit.because.code == "starved":
+        return "host-bound"
     if culprit.kind == "link":
         return _id_of_link(culprit)
     if link := _link_of(verdict):
@@ -72,7 +74,7 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return "undecided"
     if verdict.outcome != "failed":
         if verdict.outcome == "error" and verdict.culprits:
-            return "gpu-error"
+            return "gpu-error" if verdict.culprits[0].kind == "gpu" else "slow-node-link"
         return "interrupted" if is_unfinished and verdict.outcome == "not_measured" else _UNMEASURED[verdict.outcome]
     if metric.subject == "check":
         return _id_of_check(verdict, verdict.culprits)
@@ -84,7 +86,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return links.pop() if link == "slow-gpu-link" and len(links) == 1 else named
     if metric.reads_own_pace or metric.compares_places:
         return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
-    return _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
+    is_starved = any(one.because.code == "starved" for one in verdict.culprits)
+    return "host-bound" if is_starved else _OF_SUBJECT.get(subject_of(verdict), "requirement-not-met")
 
 
 def subject_of(verdict: Verdict) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
@@ -103,6 +105,26 @@ class Evidence(Keeping):
     unread: Sequence[Unread] = ()
     gangs: Collection[GangRecord] = ()
     goes_on: bool = False
+
+    def __post_init__(self) -> None:
+        """Discard utilizations that are wrong, before anybody reads them.
+
+        Where none is left, a reading ``sm_activity`` stands beside: the GPU was at least that busy.
+        """
+        told, arms = self.telemetry.discarded(), dict(self.columns.arms)
+        unread = np.isnan(told.utilization)
+        for number in np.unique(told.arm[unread]).tolist():
+            if measured := arms.get(told.arms[number]):
+                columns = {place: column for column, place in enumerate(measured.ranks.places)}
+                column = np.array([columns.get(place.of_rank, -1) for place in told.places])[told.place]
+                rows, last = unread & (told.arm == number) & (column >= 0), max(told.round.max(), *measured.numbers)
+                sms = np.full((last + 1, len(columns)), np.inf)  # where the utilization was read, of rounds
+                sms[told.round[rows], column[rows]] = told.sm_activity[rows]
+                busy = np.where(np.isinf(sms := sms[measured.numbers]), measured.reading("utilization"), np.nan)
+                found = {"utilization": busy, "sm_activity": np.where(np.isinf(sms), np.nan, sms)}
+                arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
+        if unread.any():
+            vars(self).update(telemetry=told, columns=Columns(arms))
 
     @property
     def versions(self) -> dict[str, str]:

@@ -93,6 +93,7 @@ class Culprit:
         slow_rounds: number of rounds in `slowdown`; None without `peers`.
         rounds: number of all rounds.
         evidence: the sentence of `because`.
+        shown: the GPU's readings in the failed arm, where they tell why it is slower than others there; else None.
     """
 
     kind: Literal["gpu", "node", "link"]
@@ -105,6 +106,7 @@ class Culprit:
     slow_rounds: int | None = None
     rounds: int | None = None
     evidence: str = ""
+    shown: Reason | None = None
 
     @property
     def place(self) -> Place:

@@ -182,15 +182,19 @@ class RankGpuError(Record):
     Attributes:
         place: without UUID and index if the rank could not tell them.
         error: ``CUDA error: unspecified launch failure``.
+        is_program: whether a wrong kernel or a wrong batch is as likely as the GPU.
+        peer: address of the node that did not answer it, which is no error of the GPU; else empty.
         study: that it measured; None between studies, like `arm`.
         peers: number of other ranks that did the same work at the same time.
     """
 
     place: Place
     error: str
+    is_program: bool = False
     study: str | None = None
     arm: str | None = None
     peers: Count = 0
+    peer: str = ""
 
 
 class GpuErrors(Line, tag="gpu_errors"):
@@ -199,7 +203,7 @@ class GpuErrors(Line, tag="gpu_errors"):
     Attributes:
         gang: its number.
         ranks: of the gang.
-        errors: those that an error of their own GPU ended.
+        errors: those that an error of their own GPU ended, or without any that lost the connection to another node.
         studies: that the end of the gang left without a result.
     """
 

@@ -58,6 +58,7 @@ class SurveyedGpu(Record):
         is_lost: whether it stays so until the GPU or its node is reset.
         compute_capability: ``9.0``.
         compute_mode: who may use the GPU, one of `COMPUTE_MODES`.
+        memory_used_bytes: in use before the run began, without what the driver reserves.
         ecc_corrected: errors since the driver was loaded; `ecc_uncorrected` likewise.
         retired_pages_pending: whether a page waits for a reset to be retired (before Ampere).
         remapped_rows: from Ampere on.
@@ -85,6 +86,7 @@ class SurveyedGpu(Record):
     compute_capability: Annotated[str, Meta(pattern=r"^\d+\.\d+$")] | None = None
     compute_mode: str | None = None
     memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
     mig_enabled: bool | None = None
     ecc_enabled: bool | None = None
     ecc_corrected: int | None = None
@@ -143,6 +145,7 @@ class Survey(Line, tag="survey"):
         cuda_problem: CUDA's error, or why it did not count its GPUs; empty without one.
         free_bytes: on the file systems of ``run_directory``, ``shared_memory`` and ``temporary``.
         topology: output of ``nvidia-smi topo -m``; empty if the command is missing or fails.
+        addresses: IPv4, on all interfaces that are up, without loopback.
     """
 
     host: str
@@ -160,6 +163,7 @@ class Survey(Line, tag="survey"):
     free_bytes: dict[str, int] = field(default_factory=dict)
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""
+    addresses: tuple[str, ...] = ()
 
     @property
     def connections(self) -> dict[tuple[str, str], str]:

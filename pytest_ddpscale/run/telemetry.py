@@ -17,6 +17,7 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Joules, Ranks, Share
 from pytest_ddpscale.run.strict_json import Count, Record, UnixSeconds, column, refuse_other_lengths
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray
+from pytest_ddpscale.util.digits import percent
 
 T = TypeVar("T")
 if TYPE_CHECKING:  # most code has the readings of one GPU; columns are read with `each`
@@ -79,6 +80,31 @@ class GpuReadings(Record, kw_only=True):
 
 
 READINGS = GpuReadings.__struct_fields__
+# Some drivers say 0 % of a GPU at full load. A utilization below the first is wrong if power, as a share of its limit,
+# or SM activity reach the second …
+HARDLY_BUSY, AT_WORK = 0.1, 0.5
+# … also if that is so of a part of the readings in a window, but more than the one that began before it.
+_PART = 0.3
+
+
+def contradicts(share: Any, watts: Any, limit_w: Any, sms: Any) -> Any:
+    """Whether a utilization is wrong: the GPU worked in readings that say it did not, (rows,), or of one window.
+
+    Nothing else of a GPU makes a reading wrong: its power, clock, temperature, throttle reasons and pace stay as read.
+
+    Args:
+        share: of the readings in a window that are below `HARDLY_BUSY`; in all others it may have drawn its limit.
+        watts: mean power, and its limit; NaN if unknown, as the SM activity.
+    """
+    least = 1 - (1 - AT_WORK) * share
+    return (share >= _PART) & (((limit_w > 0) & (watts >= least * limit_w)) | (sms >= least))
+
+
+def why_not_idle(busy: float, watts: float, limit_w: float, sms: float) -> str:
+    """What contradicts a utilization."""
+    if watts >= AT_WORK * limit_w:
+        return f"{percent(busy)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
+    return f"{percent(busy)} busy, although {percent(sms)} of its SMs worked"
 
 
 class TelemetryBlock(GpuReadings, kw_only=True, tag_field="kind", tag="telemetry"):
@@ -153,8 +179,8 @@ class TelemetryColumns:
     Attributes:
         arms: study and arm, or probe, in order of first appearance.
         places: host, local rank and device of ranks.
-        columns: ``arm`` and ``place``, indices in `arms` and `places`; and each quantity of `GpuReadings`, NaN if
-            not read, texts and mappings as `Sayings`.
+        columns: ``arm`` and ``place``, indices in `arms` and `places`; ``round``, its number; and each quantity of
+            `GpuReadings`, NaN if not read, texts and mappings as `Sayings`.
     """
 
     arms: Sequence[tuple[str, str]]
@@ -194,6 +220,29 @@ class TelemetryColumns:
         """Length of the windows, in seconds."""
         seconds: FloatArray = self.ended_unix_s - self.started_unix_s
         return seconds
+
+    @property
+    def mean_power_w(self) -> FloatArray:
+        """Mean power of the block, in watts, (rows,).
+
+        From the GPU's energy counter if it has one: from Ampere on, power samples are averages over the last second, so
+        they lag in a block of a few seconds.
+        """
+        watts: FloatArray = np.where(np.isnan(self.energy_j), self.power_w, self.energy_j / self.seconds)
+        return watts
+
+    def discarded(self) -> TelemetryColumns:
+        """The same without utilizations that power or SM activity contradict, which are then unreadable, with why."""
+        readings = self.utilization, self.mean_power_w, self.power_limit_w, self.sm_activity
+        is_wrong = contradicts((readings[0] < HARDLY_BUSY).astype(np.float64), *readings[1:])
+        if not is_wrong.any():
+            return self
+        said, which = [*self.unreadable.values], self.unreadable.which.copy()
+        for row in np.flatnonzero(is_wrong).tolist():
+            said.append(said[which[row]] | {"utilization": why_not_idle(*(float(one[row]) for one in readings))})
+            which[row] = len(said) - 1
+        others = {"utilization": np.where(is_wrong, np.nan, readings[0]), "unreadable": Sayings(said, which)}
+        return replace(self, columns={**self.columns, **others})
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -237,6 +286,7 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
     columns: dict[str, Any] = {
         "arm": stacked(lambda block: arms.setdefault((block.study, block.arm), len(arms))),
         "place": stacked(lambda block: of_gangs[block.gang][list(block.ranks)]),
+        "round": stacked(attrgetter("round")),
     }
     for name in READINGS:
         of = attrgetter(name)

@@ -178,7 +178,8 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.metric not in METRICS or not any(self.bound.values()):
             raise ValueError(f"a verdict on {self.metric!r} with {self.bound}; expected a metric and a bound")
-        if self.is_waived and (self.outcome != "failed" or {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)):
+        is_known = not {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)
+        if self.is_waived and not (is_known and (self.outcome == "failed" or self.is_unreadable)):
             raise ValueError(f"{self.id} is waived; expected a fully known failure with correct data")
         units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
         object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
@@ -200,8 +201,18 @@ class Verdict:
         return self.outcome if code == "text" else code
 
     @property
+    def is_unreadable(self) -> bool:
+        """Whether it was not measured only because a driver does not give a utilization, or a wrong one."""
+        whys, lacking = (self.because,), 1
+        if self.because and self.because.code == "nodes-missing":
+            measured, planned, _, whys = self.because.args
+            lacking = planned - len(measured)
+        unread = [one for one in whys if one and one.code == "not-read" and one.args[1:]]
+        return len(unread) == len(whys) == lacking
+
+    @property
     def is_waived(self) -> bool:
-        """Whether it failed and has a waiver."""
+        """Whether it failed, or is unreadable, and has a waiver."""
         return self.waiver is not None
 
     def blocks(self, *, allows_unmeasured: bool = False) -> bool:
@@ -211,7 +222,7 @@ class Verdict:
         it only if it broke or was not measured, because a machine is accepted for what was measured; a check that only
         warns does not even then. With `allows_unmeasured`, no unmeasured requirement does.
         """
-        if self.outcome == "not_measured":
+        if self.outcome == "not_measured" and not self.is_waived:
             is_waited_for = self.severity == "fail" or METRICS[self.metric].subject != "check"
             return is_waited_for and not allows_unmeasured
         if WRONG_DATA in self.flags:

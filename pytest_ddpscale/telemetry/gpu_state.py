@@ -18,9 +18,9 @@ from pytest_ddpscale.telemetry.nvml import LOST, NvmlCalls, reasons_of
 
 _NAMES = ("uuid", "name", "pci_bus_id", "pci_device_id")
 _READINGS = (
-    "compute_capability", "compute_mode", "memory_bytes", "mig_enabled", "ecc_enabled", "ecc_corrected",
-    "ecc_uncorrected", "retired_pages_pending", "remapped_rows", "power_limit_w", "power_limit_default_w",
-    "temperature_c", "pcie_generation", "pcie_generation_max", "pcie_generation_gpu_max",
+    "compute_capability", "compute_mode", "memory_bytes", "memory_used_bytes", "mig_enabled", "ecc_enabled",
+    "ecc_corrected", "ecc_uncorrected", "retired_pages_pending", "remapped_rows", "power_limit_w",
+    "power_limit_default_w", "temperature_c", "pcie_generation", "pcie_generation_max", "pcie_generation_gpu_max",
     "pcie_width", "pcie_width_max", "processes",
 )  # fmt: skip
 

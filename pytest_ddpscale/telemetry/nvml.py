@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 
 from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows
+from pytest_ddpscale.util.digits import percent
 
 # Inode of the initial PID namespace (PROC_PID_INIT_INO, linux/proc_ns.h); only there are NVML's pids ours.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -27,6 +28,7 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
     "compute_capability": ("nvmlDeviceGetCudaComputeCapability",),
     "compute_mode": ("nvmlDeviceGetComputeMode",),
     "memory_bytes": ("nvmlDeviceGetMemoryInfo",),
+    "memory_used_bytes": ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"),  # without what the driver reserves
     "processes": ("nvmlDeviceGetComputeRunningProcesses",),
     "mig_enabled": ("nvmlDeviceGetMigMode",),
     "ecc_enabled": ("nvmlDeviceGetEccMode",),
@@ -61,10 +63,18 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "compute_capability": lambda version: "{}.{}".format(*version),
     "compute_mode": lambda mode: COMPUTE_MODES[mode] if mode < len(COMPUTE_MODES) else f"mode {mode}",
     "memory_bytes": lambda memory: int(memory.total),
+    "memory_used_bytes": lambda memory: int(possible(memory.used, 0, memory.total)),
     "processes": lambda found: tuple(GpuProcess(one.pid, command_of(one.pid), one.usedGpuMemory) for one in found),
     **dict.fromkeys(("mig_enabled", "ecc_enabled"), lambda modes: bool(modes[0])),  # the second is after a reset
     "retired_pages_pending": bool,
     "remapped_rows": lambda rows: RemappedRows(rows[1], *map(bool, rows[2:])),
+}
+# Least and largest possible value, beyond which a reading is none: a board always draws power, and none draws 100 kW.
+POSSIBLE: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("power_w", "power_limit_w", "power_limit_default_w"), (0.001, 1e5)),
+    **dict.fromkeys(("sm_clock_mhz", "sm_clock_max_mhz"), (1, 1e5)),
+    "utilization": (0, 1),
+    "temperature_c": (-50, 150),
 }
 # Permanent errors: not worth asking again.
 _FOR_GOOD = frozenset(
@@ -92,6 +102,13 @@ REASONS: dict[int, str] = {
 }
 # The GPU is lost until it or its node is reset. Other errors may come from the driver.
 LOST = frozenset([pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
+
+
+def possible(value: float, least: float, most: float) -> float:
+    """The value. Raises ValueError if it is not within these."""
+    if least <= value <= most:
+        return value
+    raise ValueError(f"the driver says {percent(value) if most == 1 else f'{value:g}'}, which is impossible")
 
 
 class NvmlCalls:
@@ -126,7 +143,7 @@ class NvmlCalls:
                 self._given_up.add(reading)
             return None
         except Exception as error:  # a failing driver may raise anything; the other readings continue
-            self.reasons[reading] = f"{type(error).__name__}: {error}"
+            self.reasons[reading] = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             return None
         self.reasons.pop(reading, None)
         return answer
@@ -141,7 +158,8 @@ def _answer(reading: str, *subject: Any) -> Any:
         if function not in _OLDER:
             raise
         answer = getattr(pynvml, _OLDER[function])(*arguments)
-    return _READ[reading](answer) if reading in _READ else answer
+    found = _READ[reading](answer) if reading in _READ else answer
+    return possible(found, *POSSIBLE[reading]) if reading in POSSIBLE else found
 
 
 def command_of(pid: int, proc: Path = Path("/proc")) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pynvml
 
-from pytest_ddpscale.telemetry.nvml import NvmlCalls
+from pytest_ddpscale.telemetry.nvml import POSSIBLE, NvmlCalls, possible
 from pytest_ddpscale.util.orphans import die_with_parent
 
 # What is asked in each poll, besides the driver's buffers: the counters first, nearest to the time of the poll.
@@ -31,12 +31,11 @@ SILENCE_S = 5.0
 MOST_BYTES = 2**24
 # Readings that the driver samples and buffers itself, so that none is lost between two polls: every 20 ms to 1 s,
 # independently of clients; it keeps the last 10 to 20 s. A sample describes the period that ends at its time stamp, in
-# system time. nvmlSamplingType_t, NVML's units in one of the reading, and its least and largest plausible value.
+# system time. nvmlSamplingType_t, and NVML's units in one of the reading.
 BUFFERS = {
-    "utilization": (pynvml.NVML_GPU_UTILIZATION_SAMPLES, 100, 0, 1),
-    # a board always draws power, and none draws 100 kW
-    "power_w": (pynvml.NVML_TOTAL_POWER_SAMPLES, 1000, 0.001, 1e5),
-    "sm_clock_mhz": (pynvml.NVML_PROCESSOR_CLK_SAMPLES, 1, 1, 1e5),
+    "utilization": (pynvml.NVML_GPU_UTILIZATION_SAMPLES, 100),
+    "power_w": (pynvml.NVML_TOTAL_POWER_SAMPLES, 1000),
+    "sm_clock_mhz": (pynvml.NVML_PROCESSOR_CLK_SAMPLES, 1),
 }
 # nvmlValueType_t → the member of nvmlValue_t that holds the value.
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -90,18 +89,18 @@ class SampledGpu:
         samples: dict[str, list[tuple[float, float]]] = {}
         if "device" not in self._calls.reasons:  # no driver, no such GPU, or one that fell off the bus
             values = {reading: value for reading in POLLED if (value := ask(reading)) is not None}
-            for reading, (_, _, least, most) in BUFFERS.items():
+            for reading in BUFFERS:
                 # A name of its own, because the current value may still be readable.
                 samples[reading] = ask(f"{reading} samples", partial(self._new_samples, reading)) or []
                 is_silent = abs(unix_s - self._seen_us[reading] / 1e6) > SILENCE_S
-                if is_silent and (value := ask(reading)) is not None and least <= value <= most:
+                if is_silent and (value := ask(reading)) is not None:
                     values[reading] = value
             samples["sm_activity"] = ask("sm_activity", self._sm_activity) or []
         return GpuPoll(unix_s, values, samples, self._calls.reasons, self._calls.lost)
 
     def _new_samples(self, reading: str, handle: Any) -> list[tuple[float, float]]:
-        """(time, value) of the plausible samples in the driver's buffer that are new."""
-        kind, unit, least, most = BUFFERS[reading]
+        """(time, value) of the possible samples in the driver's buffer that are new. Raises ValueError if none is."""
+        (kind, unit), (least, most) = BUFFERS[reading], POSSIBLE[reading]
         try:
             type_of_value, found = pynvml.nvmlDeviceGetSamples(handle, kind, self._seen_us[reading])
         except pynvml.NVMLError_NotFound:
@@ -109,6 +108,8 @@ class SampledGpu:
         told = [(one.timeStamp, getattr(one.sampleValue, _VALUE_MEMBERS[type_of_value]) / unit) for one in found]
         sound = sorted((time_us, value) for time_us, value in told if least <= value <= most)
         self._seen_us[reading] = max([self._seen_us[reading], *(time_us for time_us, _ in sound)])
+        if told and not sound:
+            possible(told[-1][1], least, most)
         return [(time_us / 1e6, value) for time_us, value in sound]
 
     def _sm_activity(self, handle: Any) -> list[tuple[float, float]]:

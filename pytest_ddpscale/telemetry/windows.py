@@ -17,10 +17,9 @@ from typing import Any
 
 import msgspec
 
-from pytest_ddpscale.run.telemetry import GpuReadings
+from pytest_ddpscale.run.telemetry import HARDLY_BUSY, GpuReadings, contradicts, why_not_idle
 from pytest_ddpscale.telemetry.nvml import reasons_of
 from pytest_ddpscale.telemetry.sampler import GpuPoll
-from pytest_ddpscale.util.digits import percent
 
 POLL_S = 0.25
 # A window is not known if nothing was read in its last part, of this length.
@@ -31,8 +30,6 @@ KEEP_S = 60.0
 SETTLED_S = 2.0
 # … and this long after it, as a utilization sample describes up to a second.
 SAMPLE_S = 1.0
-# A utilization below the first is wrong if power, as a share of its limit, or SM activity reach the second.
-HARDLY_BUSY, AT_WORK = 0.1, 0.5
 _LINES = msgspec.json.Decoder(tuple[GpuPoll, ...])
 
 
@@ -181,8 +178,12 @@ class GpuLog:
         why = {"idle_power_w": "the GPU was never idle before the first window"} | newest.reasons
         missing = [reading for reading, value in found.items() if value is None]
         unreadable = {name: why.get(name) or why.get(f"{name} samples", "no sample in the window") for name in missing}
-        if not_idle := _why_not_idle(found, end_s - start_s):
-            found["utilization"], unreadable["utilization"] = None, not_idle
+        low = [value < HARDLY_BUSY for _, value in self._within("utilization", start_s, end_s)]
+        power_w = found["power_w"] if found["energy_j"] is None else found["energy_j"] / (end_s - start_s)
+        drawn = [math.nan if one is None else one for one in (power_w, found["power_limit_w"], found["sm_activity"])]
+        if low and contradicts(sum(low) / len(low), *drawn):
+            unreadable["utilization"] = why_not_idle(found["utilization"], *drawn)
+            found["utilization"] = None
         polls = len(self._within("polls", start_s, end_s))
         for series in self._series.values():
             del series[: bisect_left(series, (start_s - KEEP_S,))]
@@ -207,17 +208,3 @@ class GpuLog:
             if busy and not any(share for _, share in busy):
                 idle.append(value)
         return statistics.median(idle) if idle else None
-
-
-def _why_not_idle(found: Mapping[str, Any], seconds: float) -> str:
-    """Why a low utilization is wrong: some drivers say 0 % of a GPU at full load. Empty if nothing contradicts it."""
-    busy, power, joules, limit_w = (found[name] for name in ("utilization", "power_w", "energy_j", "power_limit_w"))
-    if busy is None or busy >= HARDLY_BUSY:
-        return ""
-    watts = joules / seconds if joules is not None else power or 0.0
-    if limit_w and watts >= AT_WORK * limit_w:
-        return f"{percent(busy)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
-    sms = found["sm_activity"]
-    if sms and sms >= AT_WORK:
-        return f"{percent(busy)} busy, although {percent(sms)} of its SMs worked"
-    return ""

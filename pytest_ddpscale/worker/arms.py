@@ -44,7 +44,7 @@ class StudyArms:
 
     def __init__(
         self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta,
-        ranges: Ranges = profiler_range, images: StudyImages | None = None,
+        ranges: Ranges = profiler_range, images: StudyImages | None = None, gang: int = 0,
     ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
@@ -55,6 +55,7 @@ class StudyArms:
         self._study = study
         self._device = device
         self._rank = rank
+        self._swapped = gang % 2
         self._layout = layout
         self._ranges = ranges
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
@@ -158,8 +159,9 @@ class StudyArms:
     def _batch(self, workload: Workload, batch_size: int) -> Batch:
         key = batch_size, workload.family.memory_format
         if key not in self._batches:
-            # Ranks train on different images, because equal gradients would not need averaging.
-            seed = 1000 * self._rank + batch_size
+            # Ranks train on different images, because equal gradients would not need averaging. In every other gang
+            # two ranks swap them, which tells an error of a GPU from that of a batch.
+            seed = 1000 * (self._rank ^ self._swapped) + batch_size
             self._batches[key] = Batch(workload, batch_size, self._device.torch_device, seed)
         return self._batches[key]
 

@@ -140,7 +140,9 @@ class GangMember:
         ranges = nvtx_range if context.nvtx and torch.version.cuda else profiler_range
         images = self._read_images(study)
         self._progress.phase = "preparation"
-        arms = StudyArms(study, context.device, self._control.rank, self._layout, context.timeout, ranges, images)
+        arms = StudyArms(
+            study, context.device, self._control.rank, self._layout, context.timeout, ranges, images, context.gang
+        )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)

@@ -63,6 +63,8 @@ class RankProgress:
         """Report an error and its place to the node's agent, if there is one; a killed rank's log may lack it."""
         # File names that are not UTF-8 have characters that JSON cannot represent.
         message = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+        if "socket interface" in message or "find address" in message:
+            message += "".join(f"\n{name}={value}" for name, value in os.environ.items() if "SOCKET_IFNAME" in name)
         failure = RankFailure(
             local_rank=self._local_rank, rank=self.rank if self.rank >= 0 else rank_of(os.environ), study=self.study,
             arm=self.arm, round=self.round, phase=self.phase, type=type(error).__name__,

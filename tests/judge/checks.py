@@ -86,7 +86,8 @@ def value_of(name: str, text: str, before: Any) -> Any:
     if name == "remapped_rows":
         return RemappedRows(2, pending=text == "pending", failed=text == "failed")
     if name == "processes":
-        return tuple(GpuProcess(4711, name, 3 * GIB if name else None) for name in text.split(","))
+        found = (re.fullmatch(r"(\d*)(.*)", name) for name in text.split(","))
+        return tuple(GpuProcess(int(one[1] or 4711), one[2], 3 * GIB if one[0] else None) for one in found if one)
     if name == "infiniband":
         ports = [word.rpartition("|") for word in words]
         return tuple(InfiniBandPort(f"mlx5_{i}", 1, s, layer or "InfiniBand") for i, (layer, _, s) in enumerate(ports))
@@ -318,7 +319,8 @@ class Checked:
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
             found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}"
+        shown = f" ({said(one.shown)})" if one.shown else ""
+        return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}{shown}"
 
     def short(self, reason: Reason) -> str:
         """The sentence or the codes of a reason, these behind the GPU or node."""

@@ -339,7 +339,7 @@ class Run:
                 at = {change.what for change in self.changes if change.is_at(number, one.rank, *names)}
                 reasons = None if "unknown" in at else {"hw_thermal_slowdown": 0.5} if "hot" in at else {}
                 ends: dict[str, Any] = {"started_unix_s": one.started_unix_s, "ended_unix_s": one.started_unix_s + 1}
-                readings.append(GpuReadings(**ends, throttle_reasons=reasons))
+                readings.append(GpuReadings(**ends, throttle_reasons=reasons, utilization=one.utilization))
                 ranks.append(one.rank)
             place = {"study": study, "arm": arm, "round": number, "gang": 0, "ranks": tuple(ranks)}
             blocks.append(joined_readings(readings, **place))

@@ -180,9 +180,14 @@ class Run(runs.Run):
     def _gang(self, number: int, studies: list[str], ranks: str, how: str = "") -> GpuErrors:
         errors = []
         for rank in map(int, ranks.split(",")):
-            (host, local_rank), device = self.places[rank], {"early": "", "moved": "GPU-0"}.get(how, f"GPU-{rank}")
+            other = {"early": "", "moved": "GPU-0", "moved-kernel": "GPU-0"}
+            (host, local_rank), device = self.places[rank], other.get(how, f"GPU-{rank}")
             peers = int(how) if how.isdigit() else len(self.places) - 1
-            errors.append(RankGpuError(place=Place(host, local_rank, device), error=f"CUDA error: {how}", peers=peers))
+            ran = (studies[0], f"ddp@{len(self.places)}") if how == "kernel" else ("probes", "matmul-bf16")
+            is_program = how in ("kernel", "probe", "moved-kernel")
+            peer = how.partition("peer-")[2]
+            error = RankGpuError(Place(host, local_rank, device), f"CUDA error: {how}", is_program, *ran, peers, peer)
+            errors.append(error)
         gang = number - (how == "again")  # the errors of one gang, told twice
         return GpuErrors(gang=gang, ranks=len(self.places), errors=tuple(errors), studies=tuple(studies))
 
@@ -195,7 +200,8 @@ class Run(runs.Run):
             known = index, "" if is_unseen else uuid, "A100", f"{index:02X}", "20b2"
             problem = "GPU is lost" if local_rank is None else ""
             gpus.append(SurveyedGpu(*known, local_rank=local_rank, problem=problem, is_lost=is_unseen))
-        return Survey(host, 1.7e9, has_driver=True, gpus=tuple(gpus))
+        addresses = "172.17.0.1", f"10.0.0.{host[1:]}"  # that of a bridge, which every node has
+        return Survey(host, 1.7e9, has_driver=True, gpus=tuple(gpus), addresses=addresses)
 
     def _judged(self, case: AnyCase, result: Any, flags: str) -> Verdict:
         verdict = judge(case, self.evidence, CONFIDENCE)

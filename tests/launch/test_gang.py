@@ -301,6 +301,27 @@ for node in range(2):
     assert log_of(tmp_path).splitlines()[-1] == 'was told {"say": "stop", "failed": true}'
 
 
+@pytest.mark.parametrize(
+    ("also", "peers"),
+    [
+        ("", ["10.0.0.2"]),
+        ('say("gone", local_rank=1, rank=1, steps=3, **{**RANK, "state": ""})', []),  # left early
+    ],
+)
+def test_a_link_without_answer_is_noted_where_nothing_else_ended_the_gang(
+    run: Run, also: str, peers: list[str]
+) -> None:
+    last = "Got completion from peer 10.0.0.2<5> with status=IBV_WC_RETRY_EXC_ERR(12) hca mlx5_3"
+    source = f"""serve(2)
+rank(1)
+say("failed", 0, local_rank=0, rank=0, phase="timed block", type="DistBackendError", message="NCCL error: {last}")
+{also}
+order()
+for node in range(2):
+    say("exit", node, code=1, exits=[])"""
+    assert [one.peer for one in run(source, nodes=2).gpu_errors] == peers
+
+
 SLURM_SAYS = "slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-21T19:37:39{} ***"
 
 

@@ -7,6 +7,7 @@ import pytest
 from pytest_ddpscale.launch.gang_failure import describe, describe_standstill, oom_kills, rank_ends
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from tests.builders.launches import News
+from tests.rows import rows
 
 PLACE = "timed block (study weak/r, arm ddp@2, round 3)"
 
@@ -292,7 +293,7 @@ class TestFirstLine:
     @pytest.mark.parametrize(
         ("message", "said", "more"),
         [
-            ("CUDA error: no kernel image\nCompile with TORCH_USE_CUDA_DSA", "CUDA error: no kernel image", 1),
+            ("CUDA error: shape mismatch\nCompile with TORCH_USE_CUDA_DSA", "CUDA error: shape mismatch", 1),
             ("backend='inductor' raised:\nTypeError: no\nSet TORCHDYNAMO_VERBOSE=1",
              "backend='inductor' raised: TypeError: no", 1),
             ("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
@@ -307,6 +308,54 @@ class TestFirstLine:
         first, *rest = describe(two.roll, 1, []).split("\n")
         assert first == f"rank 0 on n1 failed in {PLACE}: RuntimeError: {said}; 1 more rank failed after it"
         assert rest == (message.rstrip().split("\n")[-more:] if more else [])
+
+
+NCCL_SAYS = (
+    "NCCL error in: /pytorch/ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.27.7\n"
+    "ncclSystemError: System call failed.\nLast error:\n"
+)
+NO_ANSWER = "NET/IB : Got completion from peer 10.0.0.{}<55921> with {} opcode=0 localGid fe80::1 hca mlx5_3"
+LOOK = "did not answer over mlx5_3 (status 12): look at adapter, cable and switch"
+
+
+class TestCollective:
+    """The first line of a failed collective is what NCCL or gloo say last, in words where the kind is known."""
+
+    @rows(
+        ("last", "said"),
+        [
+            ("Error while creating segment /dev/shm/nccl-A (size 9637888), error: No space left on device (28)",
+             "/dev/shm is full: `df -h /dev/shm`; a container gets more by --shm-size"),
+            ("Call to ibv_x failed, Cannot allocate memory",
+             "Call to ibv_x failed, Cannot allocate memory: raise the limit of locked memory (`ulimit -l unlimited`)"),
+            ("Bootstrap : no socket interface found\nNCCL_SOCKET_IFNAME=eth9",
+             "no socket interface found: NCCL_SOCKET_IFNAME=eth9 names none of this node's"),
+            ("Bootstrap : no socket interface found\nGLOO_SOCKET_IFNAME=lo",
+             "no socket interface found: does /etc/nccl.conf or ~/.nccl.conf set NCCL_SOCKET_IFNAME?"),
+            ("rv != -1. Unable to find address for: eth9", "no socket interface eth9: GLOO_SOCKET_IFNAME names it"),
+            (NO_ANSWER.format(2, "status=IBV_WC_RETRY_EXC_ERR(12)"), f"n2 (10.0.0.2) {LOOK}"),
+            (NO_ANSWER.format(9, "error 12,"), f"10.0.0.9 {LOOK}"),
+            (NO_ANSWER.format(1, "error 12,"), f"10.0.0.1 {LOOK}"),  # a bridge's
+            (NO_ANSWER.format(2, "status=5"), NO_ANSWER.format(2, "status=5")),
+            ("", "NCCL error, unhandled system error"),
+            ("x" * 161, "x" * 159 + "…"),
+        ],
+    )  # fmt: skip
+    def test_the_first_line_is_the_cause(self, last: str, said: str) -> None:
+        news = News("n1", "n2")
+        for node in range(2):
+            news.say("up", node, version="1", addresses=["10.0.0.1", "10.0.0.2"][: node + 1])
+        news.failed(0, "DistBackendError", NCCL_SAYS + last)
+        first, _, rest = describe(news.roll, 1, []).partition("\n")
+        assert first == f"rank 0 on n1 failed in {PLACE}: DistBackendError: {said}"
+        assert rest == (NCCL_SAYS + last).rstrip()
+
+    def test_gloo_says_it_without_its_source(self, one: News) -> None:
+        one.failed(
+            0, "RuntimeError", "[/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer [fe80::1]:34"
+        )
+        first = describe(one.roll, 1, []).splitlines()[0]
+        assert first.endswith(": RuntimeError: Connection closed by peer [fe80::1]:34")
 
 
 class TestRankEnds:

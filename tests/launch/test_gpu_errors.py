@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pytest_ddpscale.launch.gang_failure import describe
-from pytest_ddpscale.launch.gpu_errors import gpu_error_in, gpu_errors
+from pytest_ddpscale.launch.gpu_errors import cuda_error_in, gpu_errors
 from pytest_ddpscale.run.place import Place
 from tests.builders.launches import News
 from tests.rows import rows
@@ -24,29 +26,31 @@ PARTNER = "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or th
 
 
 @rows(
-    ("text", "error"),
+    ("text", "whose"),
     [
-        (LAUNCH_FAILURE, "CUDA error: unspecified launch failure"),
-        ("CUDA error: device-side assert triggered", "CUDA error: device-side assert triggered"),
-        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-        (
-            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle …)`",
-            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",
-        ),
-        (
-            "unhandled cuda error\nLast error:\nCuda failure 700 'an illegal memory access was encountered'",
-            "Cuda failure 700 'an illegal memory access was encountered",
-        ),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", ""),
-        ("CUDA error: out of memory", ""),
-        ("CUDA error: no kernel image is available for execution on the device", ""),
-        ("CUDA error: invalid device ordinal", ""),
-        (PARTNER, ""),
-        ("list index out of range", ""),
+        (LAUNCH_FAILURE, "device"),
+        ("CUDA error: unknown error\nSearch for `cudaErrorUnknown'", "device"),
+        ("CUDA error: operation not supported on global/shared address space", "device"),
+        ("unhandled cuda error\nLast error:\nCuda failure 'uncorrectable ECC error encountered'", "device"),
+        ("CUDA error: device-side assert triggered", "program"),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "program"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle …)`", "program"),
+        ("unhandled cuda error\nLast error:\nCuda failure 700 'an illegal memory access was encountered'", "program"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "too little memory"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "nvidia-smi -c 0"),
+        ("CUDA error: operation not supported", "lacks a feature"),
+        ("CUDA error: operation not permitted when stream is capturing", "CUDA graph"),
+        (PARTNER, "none"),
+        ("list index out of range", "none"),
+        ("unknown error", "none"),
     ],
-)
-def test_the_error_of_a_gpu_is_told_from_others(text: str, error: str) -> None:
-    assert gpu_error_in(text) == error
+)  # fmt: skip
+def test_the_error_of_a_gpu_is_told_from_those_of_a_program_and_of_a_machine(text: str, whose: str) -> None:
+    found = cuda_error_in(text)
+    if found is None or found.cause:
+        assert whose in (found.cause if found else "none")
+    else:
+        assert whose == ("program" if found.is_program else "device")
 
 
 @pytest.fixture
@@ -82,3 +86,20 @@ def test_the_first_line_names_the_gpu_and_what_to_do(gang: News) -> None:
         "AcceleratorError: CUDA error: unspecified launch failure; look for an Xid: `dmesg | grep -i xid` on n1"
     )
     assert second.startswith("Search for")
+
+
+@rows(
+    ("readings", "told"),
+    [
+        ({"processes": [{"pid": 4711, "name": "python", "memory_bytes": 70 * 2**30}]}, "process 4711 (python)"),
+        ({"memory_used_bytes": 70 * 2**30}, "no process visible here"),
+        ({"memory_used_bytes": 2**29}, ""),
+    ],
+)
+def test_of_a_gpu_without_memory_left_what_others_held_is_told(readings: dict[str, Any], told: str) -> None:
+    gang, gpu = News("n1"), {"index": 7, "uuid": "", "name": "", "pci_bus_id": "", "pci_device_id": "", **readings}
+    gang.say("survey", 0, survey={"host": "n1", "unix_s": 1.0, "gpus": [gpu, gpu | {"local_rank": 1}]})
+    gang.failed(1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", device="GPU-7", gpu_index=7)
+    said = describe(gang.roll, 1, []).partition("OutOfMemoryError: ")[2].partition("CUDA")[0]
+    assert said == (f"70.0 GiB of GPU 7 were in use before the run ({told}); " if told else "")
+    assert not gpu_errors(gang.roll)

@@ -258,6 +258,12 @@ def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage
     assert [(error.place.uuid, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
 
 
+def test_a_gang_that_a_link_ends_before_its_first_study_is_not_tried_again(stage: Stage) -> None:
+    lost = RankGpuError(Place("n1", 0), "n2 did not answer", peer="10.0.0.2")
+    stage.supervise(Act((), GangEnd(None, "n2 did not answer", gpu_errors=(lost,))))
+    assert len(stage.started) == 1
+
+
 def test_a_gang_that_a_gpu_ends_before_its_first_study_is_tried_once_more(stage: Stage) -> None:
     ends = stage.supervise(Act((), gpu_error(None)), Act((), gpu_error(None)))
     assert {reason for reason, _ in ends.values()} == {"error"}

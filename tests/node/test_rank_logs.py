@@ -39,6 +39,12 @@ def test_the_stack_that_a_rank_leaves_when_it_is_ended_and_what_came_before(log:
     assert len(words) == 15
 
 
+def test_an_abort_leaves_what_it_says_and_not_its_stacks(log: Path) -> None:
+    stack = "Exception raised from run at p.cpp:2 (most recent call first):\n" + "frame #0: c10::Error + 0x9d\n" * 9
+    log.write_text(f"  what():  CUDA error: unspecified launch failure\n{stack}\n{stack}", encoding="utf-8")
+    assert last_words(log) == ["  what():  CUDA error: unspecified launch failure"]
+
+
 def test_of_several_threads_the_one_that_was_interrupted(log: Path) -> None:
     other = 'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in a\n\n'
     log.write_text(

@@ -17,12 +17,15 @@ import pytest
 from msgspec import structs
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.node import survey as survey_module
+from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, with_visibility
+from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, post_mortem, with_visibility
 from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
+from pytest_ddpscale.telemetry.gpu_state import DriverState
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
@@ -71,6 +74,7 @@ def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyP
     assert (found.torch_gpus, found.cuda_problem) == (8, "")
     assert found.cores == len(os.sched_getaffinity(0))
     assert found.topology == TOPOLOGY.strip()
+    assert found.addresses == outward_addresses(most=None)
     assert set(found.free_bytes) == {"shared_memory", "temporary"}
 
 
@@ -82,6 +86,27 @@ def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -
         (uuid_of(0), 0, ""), ("", None, "GPU is lost"),
     ]  # fmt: skip
     assert found.versions == {"driver": "570.86.15", "cuda_driver": "12.8"}
+
+
+@rows(
+    ("looks", "found"),
+    [
+        ([",", "Unknown Error,"], ","),
+        (["Unknown Error,", ",Timeout"], ","),
+        (["Unknown Error,", "Timeout,"], "Timeout,"),
+        (["GPU is lost,", ","], "GPU is lost,"),  # for good
+    ],
+)
+def test_after_ranks_have_failed_who_does_not_answer_is_asked_again(looks: list[str], found: str) -> None:
+    def gpus(look: str) -> tuple[SurveyedGpu, ...]:
+        told = enumerate(look.split(","))
+        return tuple(SurveyedGpu(i, "", "", "", "", problem=why, is_lost="lost" in why) for i, why in told)
+
+    states = (DriverState(True, gpus=gpus(look)) for look in looks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survey_module, "_driver", lambda: next(states))
+        patch.setattr(time, "sleep", lambda _: None)
+        assert ",".join(gpu.problem for gpu in post_mortem("n1").gpus) == found
 
 
 def test_a_driver_that_hangs_after_ranks_have_failed_is_not_waited_for(node: PlayedMachine) -> None:

@@ -148,7 +148,7 @@ class Work:
     temperature_c: float
     pcie_generation: int
     clock_event_reasons: int = 0
-    utilization_pct: float = 99
+    utilization_pct: Number = 99
     memory_utilization_pct: float = 60
     gpm: Gpm = Gpm(85)
 

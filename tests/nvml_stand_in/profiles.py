@@ -64,10 +64,11 @@ def at_work(gpu: PlayedGpu, *windows: tuple[float, float]) -> PlayedGpu:
         windows: (start, end) in seconds since the epoch, in the order of time; none: always.
     """
 
-    def busy(rest: Number, working: float) -> Number:
+    def busy(rest: Number, working: Number) -> Number:
         assert not isinstance(rest, Changing), "at_work takes a GPU that does not change by itself"
         if not windows:
             return working
+        assert not isinstance(working, Changing)
         return Changing(rest, [change for start, end in windows for change in ((start, working), (end, rest))])
 
     def busy_if_known(rest: Number | None, working: float | Changing | None) -> Number | None:

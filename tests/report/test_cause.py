@@ -9,8 +9,10 @@ from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.terminal import table_lines
+from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import (
     WRONG_DATA,
     Blocker,
@@ -81,6 +83,23 @@ def test_a_failure_that_is_not_certain_of_a_device_is_a_cause_of_its_own() -> No
     assert first.explains == {"one"}
     assert second.explains == {"two"}
     assert second.sentence.endswith("; look at GPU 3 (GPU-4f1c0b7a…) on node7: not certain to be the cause of it")
+
+
+def test_a_node_whose_host_starves_its_gpus_is_told_with_what_to_look_at() -> None:
+    starved = replace(node("node7", said(because("starved", 0.85)), is_certain=False), because=because("starved", 0.85))
+    [single] = causes(_judged(_failed("one", starved, metric="device_utilization", bound={"at_least": 0.95})))
+    [certain] = causes(_judged(_failed("one", replace(starved, is_certain=True))))
+    told = "node node7: all GPUs wait for the host: 85 % busy; look at CPU clocks, NUMA binding and data loaders"
+    assert (single.sentence, single.id) == (f"one is 80.0 %, bound ≥ 95.0 %; {told}", "host-bound")
+    assert (certain.sentence, certain.id) == (told, "host-bound")
+
+
+def test_a_slow_gpu_is_told_with_the_reading_that_shows_it() -> None:
+    shown = because("at-clock", 640.0, 1410.0, 180.0, 400.0, ("sw_power_cap",))
+    other = gpu(index=4, slowdown=1.1, shown=because("at-clock", 700.0, 1410.0, None, None, ()))
+    first, second = causes(_judged(_failed("one", GPU), _failed("two", replace(GPU, shown=shown)), _failed("x", other)))
+    assert first.sentence == f"{SLOW_GPU} (640 of 1,410 MHz, 180 of 400 W, sw_power_cap)"
+    assert second.sentence.endswith(" (700 of 1,410 MHz)")
 
 
 def test_a_slow_gpu_explains_its_node_where_one_slow_rank_can() -> None:

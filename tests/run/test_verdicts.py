@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.verdicts import (
     AgainstSlowest,
@@ -85,6 +86,27 @@ def test_json_says_unit_and_margin_which_is_positive_on_the_good_side(
 ) -> None:
     data = as_json(replace(PASSED, value=value, bound=bound))
     assert (data["unit"], data["value"], data["bound"], data["margin"]) == ("img/s", value, bound, margin)
+
+
+NOT_READ = because("not-read", "device_utilization", "GPU 3", "n1", "0 % busy, although it drew 390 W of 400 W")
+
+
+@rows(
+    ("why", "is_waivable"),
+    [
+        (NOT_READ, True),
+        (because("not-read", "device_utilization"), False),
+        (because("no-round", 8, "weak"), False),
+        (because("nodes-missing", ("n0",), 2, ("n1",), (NOT_READ,)), True),
+        (because("nodes-missing", ("n0",), 3, ("n1", "n2"), (NOT_READ,)), False),
+        (because("nodes-missing", ("n0",), 3, ("n1", "n2"), (NOT_READ, because("no-round", 8, "weak"))), False),
+    ],
+)
+def test_what_a_driver_does_not_give_can_be_waived(why: Reason, is_waivable: bool) -> None:
+    unread = replace(UNMEASURED, because=why)
+    assert (unread.is_unreadable, unread.blocks()) == (is_waivable, True)
+    with pytest.raises(ValueError, match=KNOWN) if not is_waivable else nullcontext():
+        assert not replace(unread, waiver=WAIVED.waiver).blocks()
 
 
 NOTHING, KNOWN = "expected a metric and a bound", "is waived; expected a fully known failure"

@@ -71,6 +71,10 @@ GPUS: list[tuple[PlayedGpu, dict[str, Any]]] = [
     (failing(V100, CurrentClocksEventReasons=FUNCTION_NOT_FOUND), {"throttle_reasons": ("gpu_idle",)}),  # an old driver
     (failing(TotalEccErrors=NOT_SUPPORTED, EccMode=NOT_SUPPORTED),
      {"ecc_enabled": "Not Supported", "ecc_uncorrected": "Not Supported"}),
+    (replace(A100, temperature_c=255, power_limit_w=0, memory_used_mib=90000),
+     {"temperature_c": "the driver says 255, which is impossible", "power_limit_default_w": 400,
+      "power_limit_w": "the driver says 0, which is impossible", "memory_bytes": 81251 * MIB,
+      "memory_used_bytes": "the driver says 9.43718e+10, which is impossible"}),
     (failing(NvLinkState=UNKNOWN_ERROR), {"nvlinks": "Unknown Error", "nvlinks_active": None}),
     (failing(NvLinkState=FUNCTION_NOT_FOUND), {"nvlinks": "Function Not Found"}),
 ]  # fmt: skip
@@ -96,8 +100,8 @@ def test_a_healthy_gpu_is_read_completely(machine: PlayedMachine) -> None:
     assert state == {"is_loaded": True, "problem": "", "versions": {"driver": "570.86.15", "cuda_driver": "12.9"}}
     assert gpu == SurveyedGpu(
         index=0, uuid=uuid_of(0), name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:10:00.0", pci_device_id="20b2",
-        compute_capability="8.0", compute_mode="Default", memory_bytes=81251 * MIB, mig_enabled=False,
-        ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, retired_pages_pending=None,
+        compute_capability="8.0", compute_mode="Default", memory_bytes=81251 * MIB, memory_used_bytes=4 * MIB,
+        mig_enabled=False, ecc_enabled=True, ecc_corrected=0, ecc_uncorrected=0, retired_pages_pending=None,
         remapped_rows=RemappedRows(0, pending=False, failed=False), throttle_reasons=("gpu_idle",),
         power_limit_w=400.0, power_limit_default_w=400.0, temperature_c=32,
         pcie_generation=4, pcie_generation_max=4, pcie_generation_gpu_max=4, pcie_width=16, pcie_width_max=16,

@@ -59,7 +59,7 @@ def node(start: float) -> list[tuple[PlayedGpu, dict[str, Any]]]:
         (replace(at_work(V100), failures=OLD_DRIVER, sample_buffers=(0, 5)),
          {"utilization": NO, "sm_activity": NO, "energy_j": NO, "power_w": 265, "throttle_reasons": {}}),
         (replace(at_work(RTX_PRO_6000_SERVER), utilization_pct=1000),
-         {"utilization": "no sample in the window", "sm_clock_mhz": 2200, "power_limit_w": 600}),
+         {"utilization": "the driver says 1000 %, which is impossible", "sm_clock_mhz": 2200, "power_limit_w": 600}),
         (replace(busy, clock_event_reasons=hot, ecc=errors, pcie=replace(busy.pcie, width=8, generation=5)),
          {"throttle_reasons": {"hw_thermal_slowdown": 1}, "ecc_corrected": 3, "ecc_uncorrected": 1,
           "pcie_width": 8, "pcie_generation": 5}),

@@ -102,6 +102,9 @@ def test_of_a_window_after_the_last_poll_nothing_is_known(end_s: float, problem:
         (["utilization 11:0.09", "power_w 11:200", LIMIT], "9 % busy, although it drew 200 W of 400 W"),
         (["utilization 11:0", "sm_activity 11:0.5"], "0 % busy, although 50 % of its SMs worked"),
         (["utilization 11:0", "energy_j 10.5:0 11.5:300", LIMIT], "0 % busy, although it drew 300 W of 400 W"),
+        (["utilization 11:0 12:1", "power_w 11:300", LIMIT], "50 % busy, although it drew 300 W of 400 W"),
+        (["utilization 11:0 12:1", "power_w 11:299", LIMIT], None),  # as much as the other half may draw
+        (["utilization 10.5:0 11:1 11.5:1 12:1", "power_w 11:399", LIMIT], None),  # began before the window
         # samples still show the second before the window
         (["utilization 11:0", "energy_j 10.5:0 11.5:60", "power_w 11:390", LIMIT], None),
         (["utilization 11:0", "power_w 11:199", "sm_activity 11:0.49", LIMIT], None),

@@ -152,6 +152,17 @@ def test_only_ddp_arms_have_a_checksum_of_their_parameters(gloo_of_one: None) ->
     arms.close()
 
 
+def test_in_every_other_gang_two_ranks_swap_their_batches(gloo_of_one: None) -> None:
+    def trained(rank: int, gang: int) -> str:
+        arms = StudyArms(study(*ONE_RANK), CpuDevice(), rank, Layout(1, 1), TIMEOUT, gang=gang)
+        arms.time_block(ONE_RANK[2], 3)
+        trained = checksum(arms.model.parameters())
+        arms.close()
+        return trained
+
+    assert trained(0, gang=1) == trained(1, gang=4) != trained(0, gang=2) == trained(1, gang=3)
+
+
 def test_a_block_that_ends_with_a_loss_of_nan_is_no_measurement(gloo_of_one: None) -> None:
     arms = StudyArms(study(*ARMS), CpuDevice(), rank=0, layout=Layout(1, 1), timeout=TIMEOUT)
     for weights in arms.model.parameters():

@@ -24,7 +24,7 @@ from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, wi
 from tests.builders.records import gang_at
 from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
-from tests.nvml_stand_in.machine import A100, PlayedMachine, at_work, uuid_of
+from tests.nvml_stand_in.machine import A100, Changing, PlayedMachine, at_work, uuid_of
 from tests.telemetry.sampled import GENEROUS_S, wait_until
 
 __all__ = ["machine", "nvml_library_directory"]
@@ -286,9 +286,10 @@ def test_the_real_sampler_finds_the_gpus_of_its_ranks(
     gang.all(lambda rank: rank.telemetry.close())
     found = gpus_of(written, uuids)
     assert list(found[3].unreadable) == ["device"]
-    busy = A100.work.utilization_pct / 100
+    busy = A100.work.utilization_pct
+    assert not isinstance(busy, Changing)
     parts = with_telemetry([part(rank) for rank in RANKS], written[0])
-    assert [essence(one)[0] for one in parts] == [0.0, 0.0, pytest.approx(busy), None]
+    assert [essence(one)[0] for one in parts] == [0.0, 0.0, pytest.approx(busy / 100), None]
 
 
 def test_errors_of_the_first_block_are_counted_however_long_the_sampler_takes_to_start(

@@ -92,3 +92,14 @@ def test_a_failure_is_told_whatever_characters_its_message_has(here: RankProgres
     found = left(tmp_path, RankFailure, 1)
     assert found is not None
     assert found.message == "no such file: /data/\\udcff.pt"
+
+
+def test_of_an_interface_that_is_not_there_the_variables_that_name_one_are_told(
+    here: RankProgress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth9")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    here.tell_failure(RuntimeError("Bootstrap : no socket interface found"))
+    found = left(tmp_path, RankFailure, 1)
+    assert found is not None
+    assert found.message == "Bootstrap : no socket interface found\nNCCL_SOCKET_IFNAME=eth9"

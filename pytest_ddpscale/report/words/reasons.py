@@ -135,7 +135,7 @@ def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
 
 
 def _not_read(metric: str, *first: str) -> str:
-    where = ": {} on {}: {}".format(*first) if first else ""
+    where = ": {} on {}: {}; another driver, or a waiver, ends this".format(*first) if first else ""
     return f"{metric} could not be read on every rank{where}"
 
 
@@ -151,6 +151,16 @@ def _first_of(told: Listed, count: int) -> str:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _odd_process(pid: int) -> str:
+    return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
+
+
+def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown
+    ran = f"{mhz:,.0f}{f' of {most_mhz:,.0f}' if most_mhz else ''} MHz"
+    drew = f"{watts:.0f}{f' of {limit_w:.0f}' if limit_w else ''} W" if watts else ""
+    return ", ".join(filter(None, (ran, drew, *held)))
 
 
 def _throttled(reasons: Listed, where: Any) -> str:
@@ -293,6 +303,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
     "no pass",
+    "stands-in": "SM activity, which is no higher, stands in for the utilization of {} on {}: {}",
     "waits": "stalled in {} rounds: {:.0f} W of {:.0f} W",
     "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
@@ -330,6 +341,9 @@ _SLOW: Mapping[str, Entry] = {
         "two groups of ranks: {} and {}, {:.2f}× apart even without communication".format(
             *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
         )
+    ),
+    "starved": lambda busy: (
+        f"all GPUs wait for the host: {percent(busy)} busy; look at CPU clocks, NUMA binding and data loaders"
     ),
     "less-busy": lambda own, peers, median: f"{percent(own)} busy; the median of {peers} peers is {percent(median)}",
     "on-host": "{} on {}, {}",
@@ -442,6 +456,7 @@ _DEVICES: Mapping[str, Entry] = {
         f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
     ),
     "stalled": "stalled: {}: busy at nearly idle power: it waits inside a kernel",
+    "at-clock": _at_clock,
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
     "power-limits": "power limit below the default: {}",
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
@@ -508,6 +523,7 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "no-reading": lambda name, why="": f"{name} cannot be read ({why or 'the driver gives no reason'})",
     "no-expectation": "the SKU's `node:` does not set {}",
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
+    "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
     "few-cores": "{} CPU cores for {} ranks",
     "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
@@ -546,6 +562,8 @@ _CHECK_RULES: Mapping[str, Entry] = {
         f"foreign process {pid} ({name or 'name not visible'}) holds "
         f"{'unknown memory' if memory is None else f'{memory / 2**30:.1f} GiB'}"
     ),
+    "no-process": lambda pid, *_: f"its processes cannot be read: {_odd_process(pid)}",
+    "note-odd-process": lambda pid, *_: f"{_odd_process(pid)}; hardly any of its memory is in use",
     "throttled": _throttled,
     "power-brake": _throttled,
     "uncorrected": "{} uncorrectable memory errors since the driver was loaded",
@@ -566,9 +584,13 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
     "ended-ranks": "{}",
     "note-suspect": "{}",
-    "no-answer-afterwards": "did not answer after ranks failed: {}",
     "note-slow": "after ranks failed: {}",
-    "no-survey-afterwards": lambda why: f"after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}",
+    "no-survey-afterwards": lambda why: (
+        f"NVML after ranks failed: {why or 'the NVIDIA driver is no longer loaded'}" + (
+            "; a container loses its GPUs by `systemctl daemon-reload` on the host: start it anew"
+            if "Unknown Error" in why else ""
+        )
+    ),
     "no-logs": "NCCL logged connections of {} of {} ranks",
     "no-log": lambda problem, lines: problem or f"unknown line in NCCL's log: {lines[0]}",
     "no-connections": "NCCL did not connect it to any other rank",
