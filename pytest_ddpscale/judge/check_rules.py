@@ -246,10 +246,8 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
         for host, survey in known.items():
             one = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
-                rows = [words for line in survey.topology.splitlines() if (words := line.split())] or [[]]
-                devices = [word for word in rows[0] if word[:3] in ("GPU", "NIC") and word[3:].isdecimal()]
-                cells = str([row[: len(devices) + 1] for row in rows[1:] if row[0] in devices])
-                one = first_with.setdefault(cells, host) if devices else None
+                cells = survey.connections
+                one = first_with.setdefault(str(cells), host) if cells else None
             if one:
                 if name == "torch" and not counted[one] and (why := why_untried(one)):
                     yield host, check, "note-untried", why

@@ -382,7 +382,8 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
-        told = f"look at {whom}: not certain to be the cause of it" if whom else "no device is named for it"
+        alike = "all are alike, so " * any(why.code == "most-fail-alike" for why in worst.remarks)
+        told = f"look at {whom}: not certain to be the cause of it" if whom else f"{alike}no device is named for it"
         sentence += f"; {text.culprit_text(worst.culprits[0]) if kind == 'host-bound' else told}"
         if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
             sentence = f"{text.one_line(worst.id)}: {text.reason_text(worst)}"

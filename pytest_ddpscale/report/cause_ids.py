@@ -85,7 +85,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return "regression"
     if link := _link_of(verdict):
         links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
-        return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
+        named = link if verdict.culprits else "slow-communication"  # within a node or between some
+        return links.pop() if link == "slow-gpu-link" and len(links) == 1 else named
     if metric.reads_own_pace or metric.compares_places:
         return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
     is_starved = any(one.because.code == "starved" for one in verdict.culprits)

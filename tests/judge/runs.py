@@ -91,7 +91,7 @@ from tests.judge.told import codes, told
 OPTIONS = {
     "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "limit": 0.05, "nodelimit": None,
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
-    "imported": "no",
+    "imported": "no", "topology": "",
 }  # fmt: skip
 NO_FIELDS = {
     "slow", "net", "lost", "dropped", "hot", "unknown", "odd", "seeded", "unseeded", "unrepeated", "link", "stall",

@@ -329,7 +329,7 @@ def _whom(peers: int) -> str:
 
 
 def _doubt(is_odd: bool, explains: bool) -> str:
-    odd = "" if is_odd else "; either may be the odd one"
+    odd = "" if is_odd else "; either may be the odd one: more nodes, or a bound of the site's own, would tell"
     return odd if explains else f"{odd}; too little to explain the failure"
 
 
@@ -384,6 +384,10 @@ _UNIFORMITY: Mapping[str, Entry] = {
         f"{worst}{f' (so are {others})' if others else ''}, certainly more than {percent(limit)} slower"
     ),
     "within-peers": lambda count, noun, limit: f"each of {count} {noun} is within {percent(limit)} of its peers",
+    "few-peers": lambda whom, limit, fewest: (
+        f"{whom}, more than {percent(limit)} slower, but fewer than {fewest} are too few to tell which is the odd one: "
+        "measure with more nodes, whose GPUs are peers too, or set a bound of the site's own"
+    ),
     "perhaps-beyond": lambda limit, places, worst: (
         f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
     ),
