@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.coverage import measured_for
-from pytest_ddpscale.plan.variables import Variable, variable_of
+from pytest_ddpscale.plan.variables import Variable, is_selected, variable_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import Reason, because
@@ -59,8 +59,7 @@ def _selects_all(value: str, survey: Survey | None) -> bool:
     """Whether NCCL_IB_HCA selects all active ports; of Ethernet only where there are no others."""
     ports = [one for one in survey.infiniband if "ACTIVE" in one.state.upper()] if survey else []
     ports = [one for one in ports if one.link_layer != "Ethernet"] or ports
-    names = tuple(name.partition(":")[0] for name in value.lstrip("^=").split(","))
-    return bool(ports) and all(one.device.startswith(names) != value.startswith("^") for one in ports)
+    return bool(ports) and all(is_selected(one.device, value) for one in ports)
 
 
 def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator[Reason]:
