@@ -67,7 +67,7 @@ def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator
     on_purpose = dict(cases[0].environment) if cases else {}
     for one, name, value, hosts in _variables(evidence):
         where = tuple(hosts) if len(hosts) < len({*evidence.hosts}) else ()
-        yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(name, ""))
+        yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(one.name, ""))
 
 
 def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
@@ -79,7 +79,7 @@ def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
         seen = [one for one in seen if any(map(one.explains, answer.culprits))]
         left = [one for one in answer.culprits if not any(each.explains(one) for each in seen)]
     else:
-        seen = [one for one in seen if one.name not in on_purpose and one.concerns(case, evidence)]
+        seen = [one for one in seen if one.variable.name not in on_purpose and one.concerns(case, evidence)]
         seen = [one for one in seen if one.variable.effect == "slows" or not (passed or one.variable.effect == "noted")]
         # A GPU that computes slowly does so whatever its links do.
         left = [one for one in answer.culprits if one.slowdown and all(each.variable.where for each in seen)]
