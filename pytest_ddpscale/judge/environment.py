@@ -31,6 +31,14 @@ class _Seen(NamedTuple):
         is_there = self.variable.where == "net" or culprit.host in self.hosts
         return is_there and culprit.because is not None and culprit.because.code in self.variable.explains
 
+    def spares(self, culprit: Culprit, evidence: Evidence, spans_nodes: bool) -> bool:
+        """Whether somebody is slow whatever it does: it is set for others alone, or for all pairs of nodes alike."""
+        if culprit.slowdown and self.variable.where:
+            return True  # a GPU that computes slowly does so whatever its links do
+        if culprit.because and culprit.because.code == "slow-pairs":
+            return self.variable.effect == "reroutes" and self.hosts.keys() >= {*evidence.hosts}
+        return not spans_nodes and culprit.host not in self.hosts
+
     def concerns(self, case: AnyCase, evidence: Evidence) -> bool:
         """Whether it changes what a requirement on speed measures."""
         definition, where = case.requirement.definition, self.variable.where
@@ -81,8 +89,8 @@ def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
     else:
         seen = [one for one in seen if one.variable.name not in on_purpose and one.concerns(case, evidence)]
         seen = [one for one in seen if one.variable.effect == "slows" or not (passed or one.variable.effect == "noted")]
-        # A GPU that computes slowly does so whatever its links do.
-        left = [one for one in answer.culprits if one.slowdown and all(each.variable.where for each in seen)]
+        spans_nodes = measured_for(case, evidence)[2]
+        left = [one for one in answer.culprits if all(each.spares(one, evidence, spans_nodes) for each in seen)]
     if not seen:
         return
     answer.culprits = left
