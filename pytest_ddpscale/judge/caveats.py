@@ -129,14 +129,18 @@ def host_bound(judged: Judged) -> None:
 def stalled_devices(judged: Judged) -> None:
     """Devices only wait: their utilization, which NVML counts as busy, proves nothing.
 
-    Where SM activity stands in for it, which is lower, nothing fails by that.
+    Where SM activity stands in for it, which is lower, no GPU fails by that.
     """
     if not judged.case.requirement.definition.reads_utilization:
         return
     for name, unread in judged.values.missing.items():
         place = [*judged.values.places].index(name)
-        if judged.codes[place] == PASSED:
+        rounds = judged.rounds(str(name))
+        busy, sms = rounds.reading("utilization"), rounds.reading("sm_activity")
+        if judged.codes[place] == PASSED and not (rounds.present & np.isnan(busy) & np.isnan(sms)).any():
             judged.note(place, because("stands-in", *unread.args[1:]))
+        elif judged.codes[place] == FAILED and (busy.max(axis=0) < judged.case.requirement.bound).any():
+            judged.note(place, unread)  # another GPU fails by itself
         else:
             judged.codes[place] = ABSENT
     told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
@@ -145,7 +149,7 @@ def stalled_devices(judged: Judged) -> None:
         if name != WHOLE and name not in told.hosts:
             judged.note(place, None if needs_none else because("power-unknown"))
             continue
-        rounds = judged.rounds(name)
+        rounds = judged.rounds(str(name))
         windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
         culprits = []
         for own in anomalies(windows)["stalled"]:
