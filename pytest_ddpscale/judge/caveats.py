@@ -144,7 +144,8 @@ def stalled_devices(judged: Judged) -> None:
         else:
             judged.codes[place] = ABSENT
     told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
-    for place in np.flatnonzero(judged.codes == PASSED).tolist():
+    seen = np.isin(judged.codes, (PASSED, ABSENT)) & (judged.found.rounds > 0)
+    for place in np.flatnonzero(seen).tolist():
         name = str(judged.values.places[place])
         if name != WHOLE and name not in told.hosts:
             judged.note(place, None if needs_none else because("power-unknown"))
