@@ -118,7 +118,8 @@ def host_bound(judged: Judged) -> None:
     case, is_cuda = judged.case, judged.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return
-    total, count = judged.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
+    # Of those that were read: a wrong reading of one GPU does not make the others busy.
+    total, count = judged.sums(lambda rounds: np.fmin.reduce(rounds.reading("utilization"), axis=-1))
     busy, least = total / np.where(count > 0, count, np.nan), HOST_BOUND_UTILIZATION
     of = case.workload.global_batch_size, case.world_size
     judged.open(
