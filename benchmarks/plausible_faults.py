@@ -62,7 +62,6 @@ class Fault:
         share: of a sound device's speed that is left.
         metrics: that see it.
         crosses: whether it is seen between nodes only; None where both.
-        peers: the limit of `peers:` that compares the places; empty without one, or if all devices are alike.
     """
 
     name: str
@@ -70,7 +69,6 @@ class Fault:
     share: float
     metrics: tuple[str, ...]
     crosses: bool = False
-    peers: str = ""
 
     @property
     def is_of_all(self) -> bool:
@@ -85,15 +83,13 @@ def _both_ways(rank: str, share: float) -> tuple[str, str]:
 BANDWIDTHS = ("busbw_gbps", "pair_bandwidth_gbps")
 FAULTS = (
     Fault("sound", (), 1.0, ()),
-    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
-    Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",),
-          peers="memory"),
-    Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",), peers="host"),
+    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED),
+    Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",)),
+    Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",)),
     Fault("a GPU's PCIe, a quarter of its lanes", ("bad-gpu:{rank}:lanes",), LANES_LEFT, ("host_bandwidth_gbps",)),
     Fault("an NVLink of a GPU, down", ("bad-gpu:{rank}:nvlink",), HALF, ()),
-    Fault("the link of a pair", (f"slow-pair:{{rank}}:{{other}}:{HALF}",), HALF, ("pair_bandwidth_gbps",),
-          peers="pairs"),
-    Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS, peers="pairs"),
+    Fault("the link of a pair", (f"slow-pair:{{rank}}:{{other}}:{HALF}",), HALF, ("pair_bandwidth_gbps",)),
+    Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS),
     Fault("a port to other nodes", (f"slow-port:{{rank}}:{HALF}",), HALF, BANDWIDTHS, crosses=True),
     Fault("all computing", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
     Fault("all memories", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
