@@ -405,9 +405,18 @@ def alikes() -> Iterator[Scenario]:
     rtx = replace(b200, sku=RTX, workloads=ONE)
     memory, host = "slow-probe:{rank}:memory-copy:0.5", "slow-probe:{rank}:host-to-device:0.3"
     yield replace(b200, name="GPU with 50 % of its memory bandwidth", faults=(memory,))
-    # Of one node no host link is known to be like another; on four nodes each has three peers.
-    for gpus in (8, 4 * PER_NODE):
-        yield replace(b200, name="GPU with 30 % of its host link", faults=(host,), gpus=gpus)
+    # On one node those that the survey shows alike are peers, but not certain; on four nodes each has three more.
+    rejected, pair = _at_least(95, "rejected"), "slow-pair:2:5:0.3"
+    for gpus, goals in ((8, rejected), (4 * PER_NODE, found)):
+        yield replace(b200, name="GPU with 30 % of its host link", faults=(host,), gpus=gpus, goals=goals)
+    for one in (b200, rtx):
+        yield replace(one, name="a pair with 30 %", faults=(pair,), at_fault="none", goals=rejected)
+    for name, fault in {
+        "all ports at half their speed": "slow-port:all:0.5", "a port at half its speed": "slow-port:{rank}:0.5",
+        "a link between two nodes with 30 %": "slow-link:1-3:0.3",
+    }.items():  # fmt: skip
+        four = replace(b200, gpus=4 * PER_NODE, at_fault="ranks" if "{rank}" in fault else "none")
+        yield replace(four, name=name, faults=(fault,), goals=found if "{rank}" in fault else rejected)
     for slow in (8.0, 30.0):
         yield replace(rtx, name=f"GPU {slow:g} % slow", slow=slow)
     for nodes in (2, 4):

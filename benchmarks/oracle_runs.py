@@ -90,7 +90,8 @@ def measure_as_sessions_do(looks_file: Path) -> None:
         yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
 
     def all_records(run: Any, cluster: Any, decider: Any) -> Iterator[Any]:
-        yield from surveys(cluster.expectation(run.plan), run.faults) if run.plan.survey else ()
+        ports = cluster.port_gbps(run.plan)
+        yield from surveys(cluster.expectation(run.plan), run.faults, ports) if run.plan.survey else ()
         yield gang_of(run.plan, f"simulated {cluster.sku}")
         for study in (*([run.plan.probes] if run.plan.probes else []), *run.plan.studies):
             yield from in_rounds(run, cluster, decider, study)

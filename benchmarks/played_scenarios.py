@@ -105,8 +105,12 @@ _SOON = ("--ddp-inactivity-limit=20s",)
 _EVERY_SECOND = Changing(99, [(time.time() + 0.1 * number, 99 * (number % 2)) for number in range(3000)])
 _CLOSED = [A100, A100, dataclasses.replace(A100, compute_mode=COMPUTE_MODE_PROHIBITED), A100]
 _HALF = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 FAULTS = (
     Scenario("healthy", (0,)),
+    Scenario("rerouted", (0,), says="PARTIAL: (.|\\n)*NCCL_P2P_DISABLE=1: ", environ={"NCCL_P2P_DISABLE": "1"}),
+    Scenario("launch-blocking", says="INCOMPLETE: (.|\\n)*CUDA_LAUNCH_BLOCKING=1: ", environ=_BLOCKING),
+    Scenario("threads", (0,), says="ACCEPTED: (.|\\n)*OMP_NUM_THREADS=2: ", environ={"OMP_NUM_THREADS": "2"}),
     _fault("error-719", "gpu=2,launch=2000,error=719", says="dmesg"),
     _fault("error-999", "gpu=2,launch=2000,error=999", says="dmesg"),
     _fault("ecc-error-214", "gpu=2,launch=2000,error=214", says="uncorrectable ECC error encountered"),

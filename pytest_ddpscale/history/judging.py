@@ -11,9 +11,10 @@ from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_val
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.judge.answer import blank_verdict
+from pytest_ddpscale.judge.environment import notes_on_variables
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, Culprit, Flag, Verdict
+from pytest_ddpscale.run.verdicts import BY_VARIABLE, PARTLY_KNOWN, Culprit, Flag, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
@@ -41,7 +42,11 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
         reason = f"none of its {len(current)} values has {FEWEST_VALUES} earlier runs to compare with"
         return replace(blank, outcome="inconclusive", reason=reason)
     missing = missing_gpus(baseline.places, [one.series for one in current])
-    return _against_bound(blank, case.requirement.bound, found, missing)
+    verdict = _against_bound(blank, case.requirement.bound, found, missing)
+    is_slowed = any(one.args[3:] == ("slows", "") for one in notes_on_variables(evidence, [case]))
+    if verdict.outcome == "failed" and is_slowed:
+        return replace(verdict, culprits=(), flags=(*verdict.flags, BY_VARIABLE))
+    return verdict
 
 
 def _why_nothing(evidence: Evidence) -> str:

@@ -1,7 +1,8 @@
 """Widens the interval of a single launch by the deviation between launches in a site's history.
 
 Every earlier run of the same places was a launch. Their values vary by noise of rounds, which is small with many
-rounds, and by differences between launches. The history has throughput only, so ratios cannot be widened.
+rounds, and by differences between launches. The history has throughput only, so ratios cannot be widened. Where
+earlier runs differ by more than `OF_LAUNCH`, which intervals on GPUs have anyway, their deviation takes its place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import LEAST_SPREAD, Reference
-from pytest_ddpscale.judge.stats import t_quantile
+from pytest_ddpscale.judge.stats import OF_LAUNCH, t_quantile
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.run.evidence import Evidence
@@ -55,7 +56,8 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
     deviation = launch_deviation_of(case.question, evidence, dict(baseline.past))
     if deviation is None or verdict.value is None or verdict.interval is None:
         return verdict
-    reach = deviation.reach(verdict.confidence)
+    reach, known = deviation.reach(verdict.confidence), OF_LAUNCH * (evidence.plan.device_type == "cuda")
+    reach = math.sqrt(max(0.0, reach**2 - known**2))  # the interval has a part of it
     low, high = verdict.interval
     interval = (
         verdict.value * _farther(low / verdict.value, -reach),

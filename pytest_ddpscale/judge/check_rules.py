@@ -6,6 +6,7 @@ give is missing data, which no check passes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -25,7 +26,7 @@ from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 # data begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
 Facts: TypeAlias = Iterator[tuple[Any, ...]]
 # Who decides whether a fault is certain, where most nodes or GPUs do not: see `Finding.kind`.
-_BLAME = {"power-brake": "outside", "unclear": "unclear"} | dict.fromkeys((
+_BLAME = {"power-brake": "outside", "unclear": "unclear", "unmanaged-ports": "unclear"} | dict.fromkeys((
     "lost", "lost-needed", "lost-under-load", "lost-afterwards", "unmeasured", "ended-ranks", "prohibited", "throttled",
     "uncorrected", "page-pending", "row-failed", "row-pending", "new-uncorrected", "afterwards",
 ), "nobody")  # fmt: skip
@@ -42,6 +43,7 @@ _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "pyth
 _COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
 _NETWORKS = ("NET/", "COLLNET/")
+_FAST = ("InfiniBand", "EFA")  # link layers of networks for nothing but RDMA
 
 
 class Finding(NamedTuple):
@@ -244,10 +246,8 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
         for host, survey in known.items():
             one = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
-                rows = [words for line in survey.topology.splitlines() if (words := line.split())] or [[]]
-                devices = [word for word in rows[0] if word[:3] in ("GPU", "NIC") and word[3:].isdecimal()]
-                cells = str([row[: len(devices) + 1] for row in rows[1:] if row[0] in devices])
-                one = first_with.setdefault(cells, host) if devices else None
+                cells = survey.connections
+                one = first_with.setdefault(str(cells), host) if cells else None
             if one:
                 if name == "torch" and not counted[one] and (why := why_untried(one)):
                     yield host, check, "note-untried", why
@@ -329,8 +329,9 @@ def _is_silent(after: Survey) -> bool:
 def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     """Ranks use the fastest available links.
 
-    Between nodes: no TCP if any node has active InfiniBand, or RoCE that some rank uses; and as many active InfiniBand
-    ports as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
+    Between nodes: no TCP if any node has active InfiniBand or EFA, or RoCE that some rank uses, or if its InfiniBand
+    waits for a subnet manager; GPUDirect RDMA if most other nodes have it; and as many active ports of InfiniBand or
+    EFA as most other nodes. Within a node: NVLink or P2P if the SKU has NVLinks.
     """
     transports, known, asked = evidence.transports, surveyed(evidence), expected.gpus_per_node
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
@@ -359,32 +360,46 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
         return
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
     uses_rdma = any(name.startswith("NET/IB") for one in transports.values() for name in one.channels)
-    active = {  # names of active ports and whether they are InfiniBand; sysfs writes ``4: ACTIVE``
-        host: {
-            f"{one.device}:{one.port} ({one.link_layer})": one.link_layer == "InfiniBand"
-            for one in survey.infiniband
-            if one.state.rpartition(":")[2].strip().upper() == "ACTIVE"
-        }
-        for host, survey in known.items()
-    }
+    active, waiting = dict[str, dict[str, bool]](), dict[str, tuple[str, ...]]()
+    for host, node in known.items():
+        state_of = {one: one.state.rpartition(":")[2].strip().upper() for one in node.infiniband}  # ``4: ACTIVE``
+        names = {one: f"{one.device}:{one.port} ({one.link_layer})" for one in state_of}
+        active[host] = {names[one]: one.link_layer in _FAST for one in state_of if state_of[one] == "ACTIVE"}
+        # Linked up; a subnet manager, which Ethernet does not need, makes it active.
+        waiting[host] = tuple(
+            names[one] for one in state_of if state_of[one] == "INIT" and one.link_layer == "InfiniBand"
+        )
+    are_down = all(one.infiniband for one in known.values()) and not any((*active.values(), *waiting.values()))
     fast = {host: tuple(one for one in ports if ports[one] or uses_rdma) for host, ports in active.items()}
     counts = {host: sum(ports.values()) for host, ports in active.items()}
+    # RDMA through the host's memory, and nodes of which some connection reaches the GPUs' memory.
+    by_host = {
+        host: tuple(sorted(name for name in used if name[:4] == "NET/" and not re.search("Socket|GDRDMA", name)))
+        for host, used in between.items()
+    }
+    direct = {host for host, used in between.items() if any("GDRDMA" in name for name in used)}
     for host, used in between.items():
         survey, uses_tcp = known.get(host), any(name.startswith("NET/Socket") for name in used)
         if not any(between.values()):
             yield host, "transport", "no-nodes-joined"
             continue
-        if by_host := sorted(name for name in used if name.startswith("NET/IB") and "GDRDMA" not in name):
-            yield host, "transport", "note-host-memory", tuple(by_host)
+        if by_host[host]:
+            is_odd = host not in direct and 2 * sum(not by_host[one] for one in direct) > len(between) - 1
+            code = "host-memory" if is_odd and len(between) >= _FEWEST_TO_COMPARE else "note-host-memory"
+            yield host, "transport", code, by_host[host]
         if survey is None:  # other checks report that, too
             if uses_tcp:
                 yield host, "transport", "no-ports"
             continue
-        states = tuple(map(astuple, survey.infiniband))
-        if uses_tcp and any(fast.values()):
+        states = tuple(astuple(port)[:4] for port in survey.infiniband)
+        if uses_tcp and waiting[host] and not fast[host]:
+            yield host, "transport", "unmanaged-ports", waiting[host]
+        elif uses_tcp and any(fast.values()):
             yield host, "transport", "tcp", fast[host], states
         elif uses_tcp and active[host]:
             yield host, "transport", "note-roce", tuple(active[host])
+        elif uses_tcp and are_down:
+            yield host, "transport", "note-ports-down", states
         # NCCL silently uses fewer ports than most others have.
         more, others = [count for count in counts.values() if count > counts[host]], len(counts) - 1
         if 2 * len(more) > others:

@@ -14,13 +14,15 @@ from pytest_ddpscale.judge.caveats import CAVEATS
 from pytest_ddpscale.judge.checks import answer_check
 from pytest_ddpscale.judge.coverage import name_gpu_errors
 from pytest_ddpscale.judge.devices import what_shows
+from pytest_ddpscale.judge.environment import doubt_variables
 from pytest_ddpscale.judge.judged import Judged
-from pytest_ddpscale.judge.links import add_wrong_data, name_probe_culprits
+from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
+from pytest_ddpscale.judge.ports import bound_by_ports
 from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
 from pytest_ddpscale.judge.spread import excuse_spread
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
-from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity
+from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, fail_by_own_node
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
@@ -59,8 +61,14 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     elif case.probe is not None:
         study_id, arm = "" if case.probe.name in evidence.unsupported else PROBES, case.probe.name
         answer = _of_probe(answer, case, case.probe, evidence)
+        if by_ports := bound_by_ports(case, case.probe, evidence):
+            other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
+            is_above = by_ports.requirement.bound > case.requirement.bound
+            answer = other if is_above or other.outcome == "failed" else answer
+        fail_by_pairs(answer, case.probe, evidence)
     elif case.requirement.definition.subject == "check":
         answer = answer_check(answer, case, evidence)
+    doubt_variables(answer, case, evidence)
     if answer.outcome == "failed" and answer.culprits and arm:
         answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arm), answer.culprits)]
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.
@@ -131,6 +139,7 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
             there = np.flatnonzero(judged.codes != ABSENT)
             places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
             name_probe_culprits(answer, probe, places, judged.codes[there], found, evidence, limit)
+            fail_by_own_node(answer, case, values, evidence, due)
     measured = evidence.probed(probe)
     if measured is not None:
         add_wrong_data(answer, probe, measured)

@@ -11,7 +11,8 @@ within the limit of its peers is not certain: all may be slow, and it the worst 
 Between nodes the search among pairs of them says who is slow, by `plan.pairing.Standings`, which also chose the pairs.
 A pair counts with the fastest message of its slowest rail (equal local ranks of both nodes); if only one rail is slow,
 that is named. A node whose messages stall is named, but never for certain, because a host that is busy with something
-else delays messages too. A failed pair in which the search finds nobody accuses its link, but not for certain.
+else delays messages too. A failed pair in which the search finds nobody accuses its link, but not for certain; if most
+fail alike nobody is accused.
 
 Wrong results fail whatever the speed, because they are not random.
 """
@@ -28,7 +29,7 @@ import numpy as np
 from pytest_ddpscale.judge.agreement import name_unless_most_fail
 from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.metrics import GIGA
-from pytest_ddpscale.judge.peers import medians_of_others
+from pytest_ddpscale.judge.peers import FEWEST_PEERS, medians_of_others
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PAIRS, SLOW_SHARES, PairResult, Standings, are_stalled
@@ -105,6 +106,23 @@ def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence
         answer.culprits += faults
 
 
+def fail_by_pairs(answer: Answer, probe: Arm, evidence: Evidence) -> None:
+    """Let the answer on messages between all nodes fail, whatever its bound, where a node or link is slow for certain.
+
+    Of fewer than `FEWEST_PEERS` nodes it only keeps the run from being accepted, and on CPUs.
+    """
+    faults, plan = [one for one in slow_links(evidence) if one.is_certain], evidence.plan
+    if probe.operation.kind != "send-recv" or probe.world_size < plan.layout.world_size or plan.device_type == "cpu":
+        return
+    if not faults or len(rails_of(evidence).hosts) < FEWEST_PEERS or answer.value is None:
+        return
+    if answer.outcome != "failed":
+        told = (because("slow-between", one.hosts, one.because) for one in faults[:2])
+        answer.outcome, answer.reasons = "failed", [because("slow-at", tuple(told))]
+    answer.blank, known = replace(answer.blank, severity="fail"), {one.identity for one in answer.culprits}
+    answer.culprits = [*(one for one in faults if one.identity not in known), *answer.culprits]
+
+
 @once
 def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> list[Culprit]:
     """Nodes and links that communicate slowly: slow nodes before slow links, slowest first, then stalls.
@@ -174,6 +192,9 @@ def name_probe_culprits(
     if answer.outcome != "failed" or kind == "gang":
         return
     culprits, noun, others = list[Culprit](), places[0].noun, medians_of_others(values[np.newaxis])[0]
+    are_unlike = values < SLOW_SHARES[evidence.plan.device_type] * others
+    if not is_between or evidence.plan.nodes == 2 or 2 * is_failed.sum() <= len(places):
+        are_unlike[:] = True  # else what they share is at fault, or the bound
 
     def failure(mine: Sequence[int]) -> Reason:
         """Why those of some places that fail do: by the worst, beside the median of all others."""
@@ -184,7 +205,7 @@ def name_probe_culprits(
         return because("misses", answer.blank.id, *counts, float(values[worst]), probe.operation.kind, beside)
 
     for hosts, mine in on_hosts.items():
-        failed, where = [i for i in mine if is_failed[i]], tuple(map(Place, hosts))
+        failed, where = [i for i in mine if is_failed[i] and are_unlike[i]], tuple(map(Place, hosts))
         if is_between or len(on_hosts) > 1 < len(failed) == len(mine):
             if failed and not any(set(one.hosts).issubset(hosts) for one in answer.culprits):
                 where = places[failed[0]].ends if len(failed) == 1 else where

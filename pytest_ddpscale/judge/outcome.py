@@ -8,6 +8,8 @@ from datetime import date
 from typing import Any, Final
 
 from pytest_ddpscale.judge.coverage import measured_for
+from pytest_ddpscale.judge.peers import median_over_rounds
+from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
@@ -22,7 +24,7 @@ from pytest_ddpscale.run.verdicts import (
     UniformLoss,
     Verdict,
 )
-from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
 
 LARGEST_UNREMARKED = 0.1
@@ -43,6 +45,7 @@ class RunFacts:
         silent: description of each GPU that does not answer and was not measured.
         lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
+        variables: notes on environment variables (`judge.environment`).
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.links`).
         allows_unmeasured: whether requirements may stay unmeasured.
         calibrate: command that computes bounds of the site from this run.
@@ -58,6 +61,7 @@ class RunFacts:
     silent: Sequence[str] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     slow_links: Sequence[str] = ()
+    variables: Sequence[Reason] = ()
     allows_unmeasured: bool = False
     wrong_data: Sequence[str] = ()
     calibrate: str = "ddpscale calibrate RUN_DIR"
@@ -141,6 +145,8 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     missing, why_missing = coverage.paths_planned - len(coverage.paths), coverage.why_paths_are_missing
     if missing > 0 or why_missing:  # or slow pairs were not measured again
         return stopped("pairs-missing", met, max(missing, 0), coverage.paths_planned, why_missing)
+    if rerouted := tuple(one.args[0] for one in run.variables if one.args[3:] == ("reroutes", "")):
+        return "partial", because("rerouted", met, rerouted), _NOT_ACCEPTED
     return "accepted_with_waivers" if waived else "accepted", met, _NOT_ACCEPTED
 
 
@@ -173,7 +179,7 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
         (verdict.outcome != "failed" and not verdict.is_unreadable, "waives-failures-only"),
         (not waiver.holds_on(day), "waiver-ended"),
         (WRONG_DATA in verdict.flags, "never-waives-wrong-data"),
-        (PARTLY_KNOWN in verdict.flags, "never-waives-unknown"),
+        (PARTLY_KNOWN in verdict.flags or _hides_a_failure(verdict, case, evidence), "never-waives-unknown"),
         (measured_for(case, evidence)[2], "never-waives-between-nodes"),
     )
     for holds, code in rules:
@@ -181,6 +187,15 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
             args = (waiver.who, str(waiver.until)) if code == "waiver-ended" else (str(waiver),)
             return replace(verdict, remarks=(*verdict.remarks, because(code, *args)))
     return replace(verdict, waiver=waiver)
+
+
+def _hides_a_failure(verdict: Verdict, case: AnyCase, evidence: Evidence) -> bool:
+    """Whether a GPU whose utilization was read misses the bound, beside one of which it could not be read."""
+    study = matching_study(evidence.plan, case.question) if verdict.is_unreadable and isinstance(case, Case) else None
+    if study is None or not isinstance(case, Case):
+        return False
+    measured = evidence.columns.arms[study.id, case.question.measured.name]
+    return bool((median_over_rounds(measured.reading("utilization")) < case.requirement.bound).any())
 
 
 def uniform_loss(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.stats import Estimated, estimate
+from pytest_ddpscale.judge.stats import OF_LAUNCH, Estimated, estimate
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.arm import USUAL, Arm
@@ -89,7 +89,8 @@ def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
             # Only synthetic data: a slow disk does not make a GPU slower.
             is_own = arm.variant == USUAL and arm.data_of(study.workload) == "synthetic"
             if measured is not None and is_own and arm.kind in ("alone", "each"):
-                found = estimate(measured.per_second.T, "factors", confidence)
+                of_launch = OF_LAUNCH * (plan.device_type == "cuda")
+                found = estimate(measured.per_second.T, "factors", confidence, of_launch=of_launch)
                 what = "", THROUGHPUT_PER_GPU.name, study.workload.name, arm.world_size, arm.name
                 yield from _rows(what, measured.ranks.rank_places, found, unit, digest_of(plan, study, arm))
     for arm in plan.probes.arms if plan.probes and plan.probes.id not in evidence.errors else ():

@@ -21,6 +21,7 @@ import numpy as np
 from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.links import name_probe_culprits
 from pytest_ddpscale.judge.peers import (
+    FEWEST_PEERS,
     FEWEST_PEERS_OF_FAR,
     Compared,
     compare,
@@ -117,6 +118,9 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             found = found.of(beyond[found.at])._replace(slowdown=found.ratio[beyond[found.at]])
         elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
             answer.outcome, found = "inconclusive", group
+        elif answer.outcome == "inconclusive":
+            found = find_slow(times_s, compared, limit)
+            found = found.of(compared.low[found.at] > 1 + limit)  # with too few peers to be certain of it
         else:
             return
         is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
@@ -161,15 +165,18 @@ def _answer_on_places(
     elif undecided:
         names = tuple(names[at] for at in undecided)
         answer.outcome, answer.reasons = "inconclusive", [because("perhaps-beyond", limit, names, whom)]
+        if low > 1 + limit and peers < FEWEST_PEERS:
+            answer.reasons = [because("few-peers", whom, limit, FEWEST_PEERS)]
     else:
         answer.outcome, answer.reasons = "passed", [because("within-peers", len(names), noun, limit)]
     return codes
 
 
 def answer_probe_uniformity(
-    answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int
-) -> None:
-    """The answer on the places of a probe.
+    answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int,
+    alike: IntArray | None = None,
+) -> bool:  # fmt: skip
+    """The answer on the places of a probe. Returns whether those beyond are a minority of those alike.
 
     Culprits are found as for a bound (`links`).
 
@@ -179,15 +186,20 @@ def answer_probe_uniformity(
         values: of its probe, in the unit of the probe's own metric; larger is faster.
         evidence: of the run.
         due: number of rounds that were begun and timed the probe.
+        alike: equal numbers for places that should be alike, (places,); by their position on their nodes without it.
     """
     assert case.probe is not None
     missing, there = why_incomplete(case.probe, values, evidence), np.flatnonzero(values.rounds() > 0)
     if missing and not len(there):
         answer.reasons = [missing]
-        return
+        return False
     places, bandwidths = [values.places[at] for at in there.tolist()], values.samples[there]
-    alike, limit = np.zeros(len(places), np.int64), case.requirement.bound - 1  # numbers of places that should be
-    if KINDS[case.probe.operation.kind].peers != "memory":
+    limit, is_memory = case.requirement.bound - 1, KINDS[case.probe.operation.kind].peers == "memory"
+    if alike is not None:
+        alike = alike[there]
+    elif is_memory:
+        alike = np.zeros(len(places), np.int64)
+    else:
         ends = [[end.of_rank[1] for end in one.ends] or [0] for one in places]
         alike = np.unique(ends, axis=0, return_inverse=True)[1].reshape(-1)
     compared = compare(1 / np.where(bandwidths > 0, bandwidths, np.nan).T, limit, alike)
@@ -197,5 +209,42 @@ def answer_probe_uniformity(
         answer.reasons.append(because("incomplete-rounds", answer.rounds, due))
     if answer.outcome == "failed":
         name_probe_culprits(answer, case.probe, places, codes, np.nanmedian(bandwidths, axis=1), evidence)
-        if not (2 * np.bincount(alike, compared.beyond) < np.bincount(alike)).all():
-            answer.culprits = [replace(one, is_certain=False) for one in answer.culprits]
+    is_minority = bool((2 * np.bincount(alike, compared.beyond) < np.bincount(alike)).all())
+    if not is_minority:
+        answer.culprits = [replace(one, is_certain=False) for one in answer.culprits]
+    return is_minority
+
+
+def fail_by_own_node(answer: Answer, case: NodeCase, values: Values[JudgedPlace], evidence: Evidence, due: int) -> None:
+    """Let the answer on host links or pairs fail, whatever its bound, where some are far slower than those alike.
+
+    That is for fewer nodes than uniformity needs. It takes twice the limit and `FEWEST_PEERS` on the node, and nobody
+    is certain, because a survey does not show all that places share. Alike are host links with the same lanes and
+    connections to all else, and pairs that are connected alike, as are those that take turns with them. Without a
+    matrix of connections no place has peers.
+    """
+    assert case.probe is not None
+    probe, layout, keys = case.probe, evidence.plan.layout, list[object]()
+    limit = {"host": case.peers.host, "pairs": case.peers.pairs}.get(KINDS[probe.operation.kind].peers)
+    if limit is None or layout.nodes >= FEWEST_PEERS or not layout.fits_node(probe):
+        return
+    turns = [layout.groups(probe, turn) for turn in range(layout.turns(probe))]
+    for place in values.places:
+        survey = evidence.surveys.get(place.host)
+        cells, gpus = (survey.connections, survey.gpus) if survey else ({}, ())
+
+        def ways(one: JudgedPlace) -> list[str]:
+            ends = {f"GPU{end.index}" for end in one.ends}
+            return sorted(cell for pair, cell in cells.items() if ends <= {*pair})  # noqa: B023
+
+        turn, index = next(turn for turn in turns if place.ranks in turn), [end.index for end in place.ends]
+        beside = sorted(ways(one) for one in values.places if one.host == place.host and one.ranks in turn)
+        lanes = [(gpu.pcie_generation_max, gpu.pcie_width) for gpu in gpus if gpu.index in index]
+        keys.append(str((place.host, ways(place), beside, lanes)) if ways(place) else place)
+    firsts = [keys.index(key) if keys.count(key) > FEWEST_PEERS else at for at, key in enumerate(keys)]
+    alike = np.unique(firsts, return_inverse=True)[1]
+    own, twice = Answer(answer.blank), replace(case, requirement=replace(case.requirement, bound=1 + 2 * limit))
+    is_minority = answer_probe_uniformity(own, twice, values, evidence, due, alike)
+    if own.outcome == "failed" and is_minority and (answer.outcome, answer.blank.severity) != ("failed", "fail"):
+        answer.outcome, answer.reasons, answer.blank = "failed", own.reasons, replace(answer.blank, severity="fail")
+        answer.culprits = [replace(one, is_certain=False) for one in own.culprits]

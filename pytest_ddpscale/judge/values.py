@@ -38,7 +38,7 @@ from pytest_ddpscale.judge.metrics import (
 )
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, columns_in, of_nodes_s, own_pace_of, own_pace_s, pace_in, slow_ranks
-from pytest_ddpscale.judge.stats import Estimated, estimate
+from pytest_ddpscale.judge.stats import OF_LAUNCH, Estimated, estimate
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
@@ -68,6 +68,7 @@ class Values(Generic[P]):
         missing: why a place has nothing, or its utilization only in place of what could not be read.
         broken: why nothing counts, though there may be values: it was not planned, broke or was interrupted; else None.
         errors: relative error of a place that has a single imported sample, else NaN, (places,).
+        of_launch: as of `estimate`.
     """
 
     scale: Scale
@@ -77,6 +78,7 @@ class Values(Generic[P]):
     missing: Mapping[P, Reason] = field(default_factory=dict)
     broken: Reason | None = None
     errors: FloatArray | float = math.nan
+    of_launch: float = 0.0
     _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
 
     def __truediv__(self, constant: float) -> Values[P]:
@@ -96,7 +98,9 @@ class Values(Generic[P]):
         """Values and intervals of all places; the arguments are those of `estimate`."""
         key = np.asarray(confidence).tobytes(), limit
         if key not in self._kept:
-            self._kept[key] = estimate(self.samples, self.scale, confidence, limit, self.errors)
+            self._kept[key] = estimate(
+                self.samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch
+            )  # fmt: skip
         return self._kept[key]
 
 
@@ -146,7 +150,8 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)
-    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors_of(metric, arms))
+    errors, of_launch = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
+    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_launch)
 
 
 def _over_peers(
@@ -270,7 +275,8 @@ def values_of_probe(probe: Arm, evidence: Evidence) -> Values[JudgedPlace]:
     if study is None or probe not in study.arms:
         return replace(_NOTHING, broken=because("not-probed", probe.name))
     found = probed_values(evidence.probed(probe), probe, evidence.plan.layout)
-    return replace(found, broken=why_broken(study.id, evidence))
+    of_launch = OF_LAUNCH * (evidence.plan.device_type == "cuda")
+    return replace(found, broken=why_broken(study.id, evidence), of_launch=of_launch)
 
 
 def probed_values(probed: ArmRounds | None, probe: Arm, layout: Layout) -> Values[JudgedPlace]:

@@ -31,6 +31,7 @@ from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
 _TOPOLOGY_LIMIT_S = 20.0
 _SECOND_LOOK_S = 5.0
 _ADAPTERS = Path("/sys/class/infiniband")
+_AMAZON = "0x1d0f"  # vendor of a PCI device
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -119,13 +120,18 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
 
 
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
-    """Ports of InfiniBand and RoCE adapters, from sysfs."""
-    ports = sorted(adapters.glob("*/ports/[0-9]*"))
-    states = [_read(port / "state").rpartition(":")[2].strip() for port in ports]  # "4: ACTIVE"
-    return tuple(
-        InfiniBandPort(port.parent.parent.name, int(port.name), state, _read(port / "link_layer"))
-        for port, state in zip(ports, states, strict=True)
-    )
+    """Ports of InfiniBand, RoCE and EFA adapters, from sysfs."""
+    return tuple(map(_port, sorted(adapters.glob("*/ports/[0-9]*"))))
+
+
+def _port(port: Path) -> InfiniBandPort:
+    adapter = port.parent.parent
+    state = _read(port / "state").rpartition(":")[2].strip()  # "4: ACTIVE"
+    # The kernel has no link layer for EFA ("Unknown"), a device of Amazon's with a driver of its own.
+    is_efa = (adapter / "device/driver").resolve().name == "efa" or _read(adapter / "device/vendor") == _AMAZON
+    rate = re.match(r"[\d.]+(?= Gb/sec)", _read(port / "rate"))  # "400 Gb/sec (4X NDR)"
+    layer = "EFA" if is_efa else _read(port / "link_layer")
+    return InfiniBandPort(adapter.name, int(port.name), state, layer, float(rate[0]) if rate else None)
 
 
 def _read(file: Path) -> str:

@@ -137,6 +137,11 @@ class Metric:
         is_of_speed = self.carries_acceptance or (self.subject == "probe" and not self.compares_places)
         return self.scale == "factors" and is_of_speed
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is a speed or time of one arm, so that nothing cancels the differences between launches."""
+        return self.scale == "factors" and self.baseline is None and not self.reads_own_pace
+
     def times_one_gpu(self, *, is_of_one: bool) -> bool:
         """Whether it times one GPU, alone or under DDP depending on the source of the bound.
 

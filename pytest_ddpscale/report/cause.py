@@ -330,7 +330,7 @@ def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]
             continue
         kind = id_of_verdict(one, is_unfinished=judgement.unfinished)
         is_measured = one.outcome in ("failed", "inconclusive")
-        same_reason = "" if kind == "interrupted" else subject_of(one) if is_measured else one.reason
+        same_reason = "" if kind in ("interrupted", "environment") else subject_of(one) if is_measured else one.reason
         others[kind, one.outcome if same_reason else "", same_reason].append(one)
     found = [_uniform_loss(uniform, frozenset(same), judgement)] if uniform else []
     return found + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
@@ -372,6 +372,8 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         counts = [f"{text.count_text(len(verdicts) - undecided, 'requirement')} not measured"]
         counts += [f"{undecided} undecided"] if undecided else []
         sentence = f"measuring was interrupted: {', '.join(counts)}"
+    elif kind == "environment":
+        sentence = text.reason_text(first)
     elif first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = f"{text.one_line(worst.id)} is {digits.point_text(worst)}, bound {digits.bound_text(worst)}"
@@ -380,7 +382,8 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
         sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
         whom = first_few([text.culprit_name(one) for one in suspects], 2)
-        told = f"look at {whom}: not certain to be the cause of it" if whom else "no device is named for it"
+        alike = "all are alike, so " * any(why.code == "most-fail-alike" for why in worst.remarks)
+        told = f"look at {whom}: not certain to be the cause of it" if whom else f"{alike}no device is named for it"
         sentence += f"; {text.culprit_text(worst.culprits[0]) if kind == 'host-bound' else told}"
         if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
             sentence = f"{text.one_line(worst.id)}: {text.reason_text(worst)}"

@@ -16,6 +16,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.verdicts import (
+    BY_VARIABLE,
     WRONG_DATA,
     Category,
     CauseId,
@@ -64,6 +65,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return "wrong-data"
     if "interrupted" in verdict.flags:
         return "interrupted"
+    if BY_VARIABLE in verdict.flags:
+        return "environment"
     if verdict.outcome == "inconclusive":
         if "host-bound" in verdict.flags:
             return "host-bound"
@@ -82,7 +85,8 @@ def id_of_verdict(verdict: Verdict, *, is_unfinished: bool) -> CauseId:
         return "regression"
     if link := _link_of(verdict):
         links = {_id_of_link(one) for one in verdict.culprits if one.kind == "link"}
-        return links.pop() if link == "slow-gpu-link" and len(links) == 1 else link
+        named = link if verdict.culprits else "slow-communication"  # within a node or between some
+        return links.pop() if link == "slow-gpu-link" and len(links) == 1 else named
     if metric.reads_own_pace or metric.compares_places:
         return "slow-node" if metric is NODE_UNIFORMITY else "slow-gpu"
     is_starved = any(one.because.code == "starved" for one in verdict.culprits)

@@ -53,6 +53,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "foreign-processes": CauseKind(6, "ISOLATE", "end the processes on the GPUs (nvidia-smi)"),
     "mig": CauseKind(6, "ISOLATE", "turn MIG off (nvidia-smi -mig 0)"),
     "requirement-not-met": CauseKind(6, "ISOLATE", "compare the value with its bound's source"),
+    "environment": CauseKind(6, "CHECK", "unset the variable, or name it in `environment:` of the thresholds"),
     "host-bound": CauseKind(6, "ISOLATE", "give each rank more CPU cores, or a larger batch"),
     "implausible-value": CauseKind(6, "CHECK", "check clocks and the thresholds file"),
     "undecided": CauseKind(6, "CHECK", "measure longer"),

@@ -196,7 +196,10 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
 
 
 def reservations(judgement: Judgement) -> Iterator[str]:
-    """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
+    """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
+    was not selected.
+    """
+    yield from judgement.variables
     for one in judgement.waived:
         yield f"{one.id}: {text.waiver_text(one)}"
     yield from text.changes_by_site(judgement)

@@ -32,6 +32,9 @@ def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tup
     first = _look_or_drain(cause, judgement, run)
     if run is None or not can_measure:
         return (first,)
+    found = [one for one in judgement.verdicts if one.id in cause.explains]
+    if found and all(one.code == "few-peers" for one in found):
+        return (NextStep("measure with more nodes, or set a bound of the site's own"),)
     if cause.id == "undecided":
         return (NextStep(first.action, _measure_longer(cause, judgement, run)),)
     return (first, NextStep("then measure again", _measure_again(run.command_again, cause, judgement)))

@@ -46,7 +46,8 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome_lines(judgement, columns), *((line, "") for line in cause_lines(judgement, columns, run))]
+    lines = [*_outcome_lines(judgement, columns), *_plain(map(text.one_line, judgement.variables), columns)]
+    lines += [(line, "") for line in cause_lines(judgement, columns, run)]
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     shown = sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0))[:_MOST_ROWS]
     if shown:

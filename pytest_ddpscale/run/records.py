@@ -257,6 +257,7 @@ class RankTransport(Record):
         channels: all connections of this rank, by transport; the other two count those known to be within its node
             or between nodes.
         nvls: whether it has channels that reduce in the NVLink switch.
+        variables: environment variables of `plan.variables` that it saw set, once NCCL had begun.
         process_group: class of torch's backend, ``ProcessGroupNCCL`` or ``ProcessGroupNCCL2``; empty if unknown.
         problem: why nothing is known; empty if something is.
         unreadable: lines about connections that could not be parsed.
@@ -269,6 +270,7 @@ class RankTransport(Record):
     channels_between_nodes: Channels = field(default_factory=dict)
     nvls: bool = False
     process_group: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
     problem: str = ""
     unreadable: Texts = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Annotated
 
 from msgspec import Meta, field
@@ -112,12 +113,18 @@ class SurveyedGpu(Record):
 
 
 class InfiniBandPort(Record):
-    """One port of an adapter under /sys/class/infiniband; the link layer is ``InfiniBand`` or ``Ethernet`` (RoCE)."""
+    """One port of an adapter under /sys/class/infiniband.
+
+    Attributes:
+        link_layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``EFA``.
+        rate_gbps: line rate in Gb/s, of a port that is down the slowest one; None if unknown.
+    """
 
     device: str
     port: int
     state: str
     link_layer: str
+    rate_gbps: float | None = None
 
 
 class Survey(Line, tag="survey"):
@@ -157,6 +164,16 @@ class Survey(Line, tag="survey"):
     infiniband: tuple[InfiniBandPort, ...] = ()
     topology: str = ""
     addresses: tuple[str, ...] = ()
+
+    @property
+    def connections(self) -> dict[tuple[str, str], str]:
+        """How each GPU and adapter of `topology` is connected with each other one: ``{("GPU0", "NIC0"): "PXB"}``."""
+        rows = [words for line in self.topology.splitlines() if (words := line.split())] or [[]]
+        devices = [*takewhile(lambda word: word != "CPU", rows[0])]  # then affinities
+        return {
+            (row[0], other): cell for row in rows[1:] if row[0] in devices
+            for other, cell in zip(devices, row[1:], strict=False)
+        }  # fmt: skip
 
 
 class PostMortem(Line, tag="post_mortem"):

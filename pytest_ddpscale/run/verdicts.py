@@ -31,6 +31,7 @@ Flag = Literal[
     "wrong-data",  # results were wrong, whatever the speed; cannot be waived
     "this-launch-only",  # launches differ by more than the interval of a single one
     "interrupted",  # its study was interrupted, so that --ddp-resume measures it
+    "by-variable",  # an environment variable, not hardware, decides it, so more rounds decide nothing
     "partly-known",  # it fails at some places and is undecided or not measured at others; cannot be waived
 ]
 CauseId = Literal[
@@ -59,6 +60,7 @@ CauseId = Literal[
     "foreign-processes",
     "mig",
     "requirement-not-met",
+    "environment",
     "host-bound",
     "implausible-value",
     "undecided",
@@ -71,6 +73,7 @@ CauseId = Literal[
 Category = Literal["ISOLATE", "CHECK", "MONITOR"]
 WRONG_DATA: Final = "wrong-data"
 THIS_LAUNCH_ONLY: Final = "this-launch-only"
+BY_VARIABLE: Final = "by-variable"
 PARTLY_KNOWN: Final = "partly-known"
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION = 8
@@ -248,12 +251,13 @@ class Verdict:
     def is_uniform_loss(self) -> bool:
         """Whether throughput is below the value that its bound comes from, and no device is named as slow for it."""
         is_alike = all(culprit.slowdown is None for culprit in self.culprits)
-        return self.outcome == "failed" and self.shows_uniform_loss and is_alike and WRONG_DATA not in self.flags
+        is_other = not {WRONG_DATA, BY_VARIABLE}.isdisjoint(self.flags)
+        return self.outcome == "failed" and self.shows_uniform_loss and is_alike and not is_other
 
     @property
     def is_open(self) -> bool:
         """Whether further rounds may decide it, or fail further places."""
-        may_be_decided = {"host-bound", "implausible"}.isdisjoint(self.flags)
+        may_be_decided = {"host-bound", "implausible", BY_VARIABLE}.isdisjoint(self.flags)
         return (self.outcome == "inconclusive" and may_be_decided) or "undecided" in self.flags
 
     @property
@@ -421,9 +425,14 @@ class Judgement:
         )
 
     @property
+    def variables(self) -> list[str]:
+        """The notes on environment variables (`judge.environment`)."""
+        return [note for note, why in zip(self.notes, self.remarks, strict=False) if why.code == "variable"]
+
+    @property
     def other_notes(self) -> tuple[str, ...]:
-        """The run's notes without that one, which reports show elsewhere."""
-        return tuple(note for note in self.notes if note != self.unseen_loss)
+        """The run's notes without those, which reports show elsewhere."""
+        return tuple(note for note in self.notes if note not in (self.unseen_loss, *self.variables))
 
     @property
     def waived(self) -> list[Verdict]:

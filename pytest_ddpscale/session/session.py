@@ -15,6 +15,7 @@ from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch
 from pytest_ddpscale.history.recording import history_sku
 from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.judge.coverage import coverage_of
+from pytest_ddpscale.judge.environment import notes_on_variables
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import (
@@ -141,6 +142,7 @@ class AcceptanceSession:
             {said(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)},
         )
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
+        variables = [*notes_on_variables(evidence, source.cases)]
         run = RunFacts(
             verdicts, len(source.cases), interrupted=interrupted, coverage=coverage, spoiled=spoiled,
             not_one_machine=why_not_one_machine(source.measured_run.read_records()),
@@ -148,6 +150,7 @@ class AcceptanceSession:
             lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
             wrong_data=[said(why) for why in unasked_wrong_data(evidence, probes_asked)],
+            variables=variables,
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
         outcome, why, cause = conclude(run)
@@ -166,7 +169,7 @@ class AcceptanceSession:
         sku = history_sku(self.sku, is_simulated=source.is_simulated)
         recent = recent_runs(source.measured_run, self.history_file, sku, evidence)
         further = (because("text", one) for one in (*of_links, *unprofiled, *filter(None, [recent])))
-        remarks = (*(because("text", one) for one in wrong), *source.notes(verdicts), *further)
+        remarks = (*(because("text", one) for one in wrong), *variables, *source.notes(verdicts), *further)
         by_id, confidence = (
             {case.id: case for case in (*source.cases, *source.selected)},
             self.subject.settings.confidence,
@@ -191,7 +194,7 @@ class AcceptanceSession:
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
-        remarks = self.source.notes(verdicts)
+        remarks = (*notes_on_variables(evidence, self.source.cases), *self.source.notes(verdicts))
         return Judgement(
             self.sku, "incomplete", reason, verdicts, tuple(map(said, remarks)), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,

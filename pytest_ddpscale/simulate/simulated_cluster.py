@@ -128,6 +128,14 @@ class SimulatedCluster:
                 asked[case.probe] = max(asked.get(case.probe, 0.0), value)
         return {probe: asked.get(probe) or self._unasked(probe) for probe in probes}
 
+    def port_gbps(self, plan: Plan) -> float | None:
+        """Line rate of each GPU's port in Gb/s, of which sound nodes reach 0.92 or more; None if they send nothing."""
+        whole, layout = {"send-recv": 1, "all-reduce": plan.ranks_per_node or 1}, plan.layout
+        values = self.probe_values(plan.probes.arms if plan.probes else ())
+        kinds = {one: one.operation.kind for one in values if not layout.fits_node(one)}
+        gbps = (values[one] / whole[kind] for one, kind in kinds.items() if kind in whole)
+        return round(8 / 0.92 * min(gbps, default=0.0), 1) or None
+
     def _unasked(self, probe: Arm) -> float:
         """Rough value of a probe without a requirement."""
         peak, topology = self.thresholds.thresholds.skus[self.sku].peak, self.performance.topology

@@ -48,8 +48,8 @@ def device_id(rank: int, device_type: DeviceType) -> str:
     return f"{SIMULATED_DEVICE}{rank}" if device_type == "cuda" else "cpu"
 
 
-def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
-    """The survey of each node, before anything is launched."""
+def surveys(expectation: NodeExpectation, faults: Faults, port_gbps: float | None = None) -> Iterator[Survey]:
+    """The survey of each node, before anything is launched; `port_gbps` is the line rate of a port in Gb/s."""
     per_node = faults.layout.ranks_per_node
     name, has_gpus = name_of_pattern(expectation.name_pattern or ""), expectation.device_type == "cuda"
     for node in range(faults.layout.nodes):
@@ -63,16 +63,24 @@ def surveys(expectation: NodeExpectation, faults: Faults) -> Iterator[Survey]:
             versions=VERSIONS,
             arch_list=(_ARCHITECTURE,),
             free_bytes=dict.fromkeys(("run_directory", "shared_memory", "temporary"), _PLENTY_BYTES),
-            infiniband=tuple(InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand") for i in range(per_node)),
-            topology=_topology(per_node) if has_gpus else "",
+            infiniband=tuple(
+                InfiniBandPort(f"mlx5_{i}", 1, "4: ACTIVE", "InfiniBand", port_gbps) for i in range(per_node)
+            ),
+            topology=_topology(per_node, expectation.nvlinks or 0) if has_gpus else "",
         )
 
 
-def _topology(gpus: int) -> str:
-    """``nvidia-smi topo -m`` of GPUs that are all connected alike."""
-    names = [f"GPU{i}" for i in range(gpus)]
-    rows = ["\t".join([one, *(" X" if one == other else "SYS" for other in names)]) for one in names]
-    return "\n".join(["\t" + "\t".join(names), *rows])
+def _topology(gpus: int, nvlinks: int) -> str:
+    """``nvidia-smi topo -m`` of GPUs that are all joined by NVLink, or else are in two sockets, with a port each."""
+    names = [f"{kind}{i}" for kind in ("GPU", "NIC") for i in range(gpus)]
+
+    def cell(one: int, other: int) -> str:
+        near = "NODE" if (one % gpus < gpus / 2) == (other % gpus < gpus / 2) else "SYS"
+        near = "PIX" if one % gpus == other % gpus else f"NV{nvlinks}" if nvlinks and max(one, other) < gpus else near
+        return "X" if one == other else near
+
+    rows = ["\t".join([name, *(cell(one, other) for other in range(2 * gpus))]) for one, name in enumerate(names)]
+    return "\n".join(["\t" + "\t".join(names), *rows, *(f"NIC{i}: mlx5_{i}" for i in range(gpus))])
 
 
 def _gpu(rank: int, name: str, expected: NodeExpectation, faults: Faults) -> SurveyedGpu:

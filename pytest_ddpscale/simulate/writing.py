@@ -98,7 +98,7 @@ def before_training(run: SimulatedRun, cluster: SimulatedCluster) -> Iterator[An
     """Surveys, the gang, and probes."""
     plan = run.plan
     if plan.survey:
-        yield from surveys(cluster.expectation(plan), run.faults)
+        yield from surveys(cluster.expectation(plan), run.faults, cluster.port_gbps(plan))
     yield gang_of(plan, f"simulated {cluster.sku}")
     if plan.probes is not None:
         yield from _probes(run, plan.probes, cluster.probe_values(plan.probes.arms))

@@ -40,6 +40,7 @@ class Case:
         reference_samples_per_s: throughput per GPU of the reference generation; None without `versus`.
         reference_source: its source; empty without one.
         peers: by how much ranks and nodes may be slower than their peers.
+        environment: environment variables that the site sets on purpose, with its reasons.
         peak_tflops: dense peak of one GPU in the workload's precision; None if unknown.
         floor_samples_per_s: required throughput of one GPU alone; None without a requirement.
         missing: why these nodes cannot measure it; empty if they can.
@@ -56,6 +57,7 @@ class Case:
     missing: str = ""
     reference_source: str = ""
     peers: PeerLimits = NO_LIMITS
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def id(self) -> str:
@@ -94,7 +96,7 @@ class NodeCase:
         name: ``all-reduce-32mib-8gpu``, ``ecc``: the bracketed part of the test's name, unique within a metric.
         where: its ``file:line``.
         expected: the SKU's nodes, for checks.
-        peers: as in `Case`.
+        peers: as in `Case`; `environment` too.
         probe: the probe; None for a metric that no probe measures.
         peak: data-sheet value of the probe's metric, in its unit; None if unknown.
         missing: why these nodes cannot measure it; empty if they can.
@@ -108,6 +110,7 @@ class NodeCase:
     probe: Arm | None = None
     peak: float | None = None
     missing: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def unit(self) -> str:
@@ -163,7 +166,7 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         missing = requirement.missing or _why_missing(sku, requirement, layout)
         of_training = requirement.definition.subject == "workload"
         case = _training_case(file, sku, requirement, ranks) if of_training else _node_case(sku, requirement, ranks)
-        found.append(replace(case, missing=missing))
+        found.append(replace(case, missing=missing, environment=sku.environment))
     return found
 
 

@@ -14,7 +14,7 @@ from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
 Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
 # Parts of a SKU besides requirements that change how it is found, measured or judged.
-_OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node")
+_OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node", "environment")
 _COUNTED: dict[Kind, tuple[str, str]] = {
     "raised": ("bound raised", "bounds raised"),
     "lowered": ("bound lowered", "bounds lowered"),

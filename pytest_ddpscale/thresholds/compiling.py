@@ -40,7 +40,7 @@ from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 Rows: TypeAlias = dict[RequirementKey, Requirement]
-_MERGED = ("detect", "peak", "peers", "node", "batch")
+_MERGED = ("detect", "peak", "peers", "node", "batch", "environment")
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
 MOST_MARGIN_PCT = 50.0  # beyond it a row has to say why
@@ -97,7 +97,7 @@ class Compiler:
         by_peers = requirements_by_peers(limits, rows, self._peer_lines(data, mark))
         return Sku(
             form.description, form.detect, tuple(form.aliases), form.peak, form.node, batches, form.beyond_node,
-            (*rows, *by_peers), limits,
+            (*rows, *by_peers), limits, tuple(form.environment.items()),
         )  # fmt: skip
 
     def _peer_lines(self, data: MarkedMapping, mark: Mark) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.layout import WorldSize
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, Metric
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
+from pytest_ddpscale.plan.variables import VARIABLES
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.thresholds.model import BeyondNode, Severity
 from pytest_ddpscale.thresholds.parts import (
@@ -103,8 +104,10 @@ PerCent = Annotated[
 ]
 if TYPE_CHECKING:
     MetricName: TypeAlias = str
+    VariableName: TypeAlias = str
 else:
     MetricName = Literal[ROW_METRICS]  # one of the catalogue's names, in the schema too
+    VariableName = Literal[tuple(dict.fromkeys(one.name for one in VARIABLES))]
 
 
 class CheckRow(Strict):
@@ -399,6 +402,9 @@ class SkuForm(Strict):
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
     peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
     node: Node | None = Field(None, description="Expected state of a node with these GPUs.")
+    environment: dict[VariableName, Text] = Field(
+        {}, description="Environment variables that the site sets on purpose, each with the reason."
+    )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
     batch: dict[str, OneBatch] = Field(
         {}, description="Batch size of each workload: images per GPU, or {per_gpu: …, global: …}."

@@ -305,6 +305,7 @@ class Sku:
         beyond_node: what to do with a world size larger than a node, given as a number: ``missing`` (never measured) or
             ``dropped`` (no requirement).
         peers: by how much places may be slower than their peers.
+        environment: environment variables that the site sets on purpose, with its reasons.
         requirements: node checks first, as their results come first; then in the order of the file.
     """
 
@@ -317,6 +318,7 @@ class Sku:
     beyond_node: BeyondNode = "missing"
     requirements: tuple[Requirement, ...] = ()
     peers: PeerLimits = NO_LIMITS
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def checks(self) -> dict[str, Severity]:

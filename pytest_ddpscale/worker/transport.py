@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.variables import variable_of
 from pytest_ddpscale.run.records import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
@@ -23,6 +24,8 @@ _MOST_UNREADABLE, _LONGEST_UNREADABLE = 5, 200
 
 _LINE = re.compile(r":\d+:\d+ \[\d+\] NCCL INFO (.*)")
 _NETWORK = re.compile(r"Using network (\S.*)")
+# Also of a configuration file, /etc/nccl.conf or ~/.nccl.conf, which NCCL reads into its own environment.
+_VARIABLE = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.+?)\.?")
 _NVLS = re.compile(r"\b([1-9]\d*) nvls channels\b")
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? : (?P<sender>\d+)(?:\[[0-9a-f]+\])? -> (?P<receiver>\d+)(?:\[[0-9a-f]+\])? "
@@ -47,9 +50,9 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
     path = str((kept if is_asked else directory) / f"nccl-rank-{rank}.log").replace("%", "%%")
     found = {_LEVEL: "INFO", _FILE: path}
     if not is_asked:
-        found[_SUBSYSTEMS] = "INIT"
+        found[_SUBSYSTEMS] = "INIT,ENV"
     elif _SUBSYSTEMS in environ:
-        found[_SUBSYSTEMS] = f"INIT,{environ[_SUBSYSTEMS]}"
+        found[_SUBSYSTEMS] = f"INIT,ENV,{environ[_SUBSYSTEMS]}"
     return found
 
 
@@ -68,6 +71,7 @@ def read_transport(
     if backend != "nccl":
         return RankTransport(rank=rank, network=backend)
     heard = _Heard(rank, layout, (range(layout.world_size), *groups))
+    heard.variables.update(environ)
     problem = _read(environ, heard)
     return RankTransport(
         rank=rank,
@@ -76,6 +80,11 @@ def read_transport(
         channels_within_node=dict(heard.within_node),
         channels_between_nodes=dict(heard.between_nodes),
         nvls=heard.nvls,
+        variables={
+            name: value[:_LONGEST_UNREADABLE]
+            for name, value in sorted(heard.variables.items())
+            if variable_of(name, value)
+        },
         problem=problem,
         unreadable=tuple(heard.unreadable),
     )
@@ -94,11 +103,14 @@ class _Heard:
     within_node: Counter[str] = field(default_factory=Counter)
     between_nodes: Counter[str] = field(default_factory=Counter)
     unreadable: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def hear(self, text: str) -> None:
         """Parse one message, without its prefix."""
         if match := _NETWORK.match(text):
             self.network = match[1].strip()
+        elif match := _VARIABLE.fullmatch(text):
+            self.variables[match[1]] = match[2]
         elif _NVLS.search(text):
             self.nvls = True
         elif _CONNECTION.match(text):

@@ -13,9 +13,11 @@ from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.key_values import KeyValue, key_values_of
 from pytest_ddpscale.history.prediction import reference_of
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import BY_VARIABLE, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.nights import GPUS, SKU, at, judged_run
@@ -82,6 +84,13 @@ def test_a_gpu_that_fell_fails_and_is_named_without_being_certain(folder: Path) 
     assert [culprit.place.index for culprit in verdict.culprits if culprit.kind == "gpu"] == [1]
     assert "GPU 1 on n1: throughput_per_gpu r (2 at once, batch 4) is 70.0 % of its past" in verdict.reason
     assert verdict.reason.startswith("fell below 0.95 of earlier runs: ")
+
+
+def test_what_fell_by_a_variable_names_nobody(folder: Path) -> None:
+    found = evidence(folder, 100.0, 90.0)
+    slowed = RankTransport(rank=0, variables={"CUDA_LAUNCH_BLOCKING": "1"})
+    verdict = judged(replace(found, transports={Place("n1", 0): slowed}), past(found))
+    assert (verdict.outcome, verdict.culprits, verdict.flags) == ("failed", (), (BY_VARIABLE,))
 
 
 def test_of_many_that_fell_some_are_told_and_all_are_named(folder: Path) -> None:

@@ -55,6 +55,11 @@ def test_the_interval_is_wider_and_says_by_what(evidence: Evidence) -> None:
     assert verdict.flags == (), "it is about more than this launch"
 
 
+def test_launches_that_hardly_differ_add_nothing_to_what_all_intervals_have(evidence: Evidence) -> None:
+    own = judge(WIDE, evidence, CONFIDENCE).interval
+    assert widened(evidence, WIDE, (100.0, 100.1) * 3).interval == pytest.approx(own, rel=1e-9)
+
+
 def test_a_bound_that_another_launch_might_miss_is_open(evidence: Evidence) -> None:
     assert judge(NARROW, evidence, CONFIDENCE).passed
     verdict = widened(evidence, NARROW, RESTLESS)

@@ -83,6 +83,8 @@ def value_of(name: str, text: str, before: Any) -> Any:
     words = [word for word in text.split(",") if word]
     if text == "none":
         return None
+    if name == "variables":
+        return text
     if name == "remapped_rows":
         return RemappedRows(2, pending=text == "pending", failed=text == "failed")
     if name == "processes":

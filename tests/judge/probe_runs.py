@@ -10,6 +10,9 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
     limit= peak=                 of peers of any kind; what the hardware can reach
     unplanned, unsupported       nobody planned what is asked, or GPUs cannot do it
     interrupted                  the study
+    lanes/3                      a slot with half of its lanes
+    topology=NAME                of all nodes, by topologies.txt
+    port=400                     Gbit/s of each adapter there; of a node: port=200/n1; `tcp`: they are not used
     wrong                        data
     dropped                      a round without what is asked, because that is decided
     FIELD=VALUE FIELD=*FACTOR    of what was measured, such as seconds=0.01, of 10 iterations, or work=6e7
@@ -21,21 +24,26 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
+from pytest_ddpscale.run.records import RankTransport
+from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import PeerLimits
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import measure_probe, probe_case, probe_evidence, probe_plan, steady
+from tests.judge.checks import TOPOLOGIES
 from tests.judge.runs import Change, Run
 
 USUAL = 120.0  # TFLOPS or GB/s
-NO_FIELDS = {"lost", "dropped", "link", "stall"}
+NO_FIELDS = {"lost", "dropped", "link", "stall", "port", "lanes"}
 
 
 def run_of(line: str) -> Run:
@@ -46,14 +54,17 @@ def run_of(line: str) -> Run:
 class ProbeRun(Run):
     """What a line says."""
 
-    FLAGS = Run.FLAGS | {"unplanned", "unsupported", "interrupted"}
+    FLAGS = Run.FLAGS | {"unplanned", "unsupported", "interrupted", "tcp"}
 
     def judged(self) -> tuple[NodeCase, Evidence]:
         """What is asked first, and what was measured."""
         probes = [Arm(one[2], int(one[4])) for one in [*self.asked, *self.measured_as_well]]
         limit, bound = self.option["limit"], self.asked[0][3]
         case = probe_case(probes[0], 1.0, peak=self.option["peak"], peers=PeerLimits(*[limit] * 5))
-        asks = {"metric": "probe_uniformity", "bound": 1 + limit} if bound == "peers" else {"bound": float(bound)}
+        asks: dict[str, Any] = (
+            {"metric": "probe_uniformity", "bound": 1 + limit} if bound == "peers" else {"bound": float(bound)}
+        )
+        asks["severity"] = "warn" if self.asked[0][6] else "fail"
         case = replace(case, requirement=replace(case.requirement, **asks))
         return case, self._probed(probes[0], probes["unplanned" in self.flags :])
 
@@ -75,8 +86,24 @@ class ProbeRun(Run):
             out_of_time={PROBES} if "out-of-time" in self.flags else set(),
             hosts=[f"n{node}" for node in range(self.nodes)],
             timed_arms={PROBES: timed},
+            surveys={f"n{node}": self._survey(node) for node in range(self.nodes)},
+            transports={Place("n0"): RankTransport(0, channels_between_nodes={self._network: 1})},
         )
         return self.with_pairs(evidence)
+
+    @property
+    def _network(self) -> str:
+        return "NET/Socket" if "tcp" in self.flags else "NET/IB/GDRDMA"
+
+    def _survey(self, node: int) -> Survey:
+        topology = TOPOLOGIES[self.option["topology"]]
+        few = [one for one in self.changes if one.what == "lanes"]
+        lanes = [8 if any(one.is_at(0, i) for one in few) else 16 for i in range(self.per_node)]
+        gpus = (SurveyedGpu(i, f"GPU-{i}", "", "", "", local_rank=i, pcie_width=n) for i, n in enumerate(lanes))
+        of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, 0, "all", f"n{node}")]
+        rates = [one.values[0] for one in of_ports][-1:]
+        ports = (InfiniBandPort(f"mlx5_{i}", 1, "ACTIVE", "InfiniBand", rate) for rate in rates for i in range(8))
+        return Survey(f"n{node}", 0.0, gpus=(*gpus,), infiniband=(*ports,), topology=topology)
 
     def _reported(self, plan: Plan, probe: Arm) -> Iterator[ProbeMeasurement]:
         for one in measure_probe(plan, probe, steady(USUAL), self.option["rounds"]):

@@ -34,6 +34,7 @@ for it. Words, in any order:
     error, out-of-time           of the study
     notes                        told are notes of the run beside the verdict's, too
     before                       a study of another workload ran before
+    set=NAME=VALUE/n1            an environment variable of the ranks of a node; purpose=NAME: which the site sets
     samples                      told are the rounds' values that a test of a site's own gets, too
     …/WHO:WHEN                   GPUs 3, 3-5 or 1,6, those of a node n1, an arm ddp@2, a study strong, or what
                                  n1.ddp@2 has in common; rounds 3, 4-, 2-5, 1,6, or %3, each third one
@@ -60,7 +61,7 @@ from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
-from pytest_ddpscale.run.records import SeededStep
+from pytest_ddpscale.run.records import RankTransport, SeededStep
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.telemetry import (
     GpuReadings,
@@ -90,7 +91,7 @@ from tests.judge.told import codes, told
 OPTIONS = {
     "rounds": 9, "noise": 0.0, "seed": 1, "sd": 0.0, "limit": 0.05, "nodelimit": None,
     "peak": None, "one_gpu": None, "precision": None, "cores": None, "flops": FLOPS_PER_IMAGE, "pairs": 0,
-    "imported": "no",
+    "imported": "no", "topology": "",
 }  # fmt: skip
 NO_FIELDS = {
     "slow", "net", "lost", "dropped", "hot", "unknown", "odd", "seeded", "unseeded", "unrepeated", "link", "stall",
@@ -156,7 +157,8 @@ class Run:
         self.asked, self.measured_as_well = list[re.Match[str]](), list[re.Match[str]]()
         self.changes, self.flags, self.trained = list[Change](), set[str](), dict[str, Any]()
         self.option: dict[str, Any] = dict(OPTIONS)
-        self.nodes, self.per_node = 1, 0
+        self.nodes, self.per_node, self.variables = 1, 0, list[list[str]]()
+        self.purpose = tuple((name, "a reason") for name in re.findall(r"\bpurpose=(\w+)", line))
         for word in line.split():
             self._take(word)
         if not self.per_node:
@@ -173,6 +175,10 @@ class Run:
             (self.measured_as_well if asked[1] else self.asked).append(asked)
         elif key in OPTIONS:
             self.option[key] = _value(value)
+        elif key == "set":
+            self.variables.append(re.split("[=/]", f"{value}/"))
+        elif key == "purpose":
+            pass
         elif word in self.FLAGS:
             self.flags.add(word)
         elif key.startswith("trained."):
@@ -242,7 +248,18 @@ class Run:
         case = make_case(asked[2], float(asked[3]), int(asked[4]), workload, **keys)
         peers = replace(case.peers, computing=self.option["limit"], nodes=self.option["nodelimit"])
         peak = self.option["peak"] or case.peak_tflops
-        return replace(case, peers=peers, peak_tflops=peak)
+        return replace(case, peers=peers, peak_tflops=peak, environment=self.purpose)
+
+    def transports(self) -> dict[Place, RankTransport]:
+        """What ranks saw."""
+        ranks = [(node, rank) for node in range(self.nodes) for rank in range(self.per_node)]
+        return {
+            Place(f"n{node}", rank): RankTransport(
+                rank=node * self.per_node + rank,
+                variables={name: value for name, value, at, *_ in self.variables if at in ("", f"n{node}")},
+            )
+            for node, rank in ranks
+        }
 
     def _evidence(self, plan: Plan) -> Evidence:
         found = [one for study in plan.studies for one in self._measured(plan, study)]
@@ -260,6 +277,7 @@ class Run:
             out_of_time={last} if "out-of-time" in self.flags else set(),
             timed_arms={study.id: self._timed(study) for study in plan.studies},
             goes_on="going-on" in self.flags,
+            transports=self.transports() if self.variables else {},
             surveys={"n0": Survey("n0", 1.0, cores=self.option["cores"])} if self.option["cores"] else {},
         )
         if "cool" in self.flags:

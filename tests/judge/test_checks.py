@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.outcome import with_waiver
 from pytest_ddpscale.run.survey_record import SurveyedGpu
+from pytest_ddpscale.thresholds.waiver import Waiver
+from tests.builders.judged import CONFIDENCE
 from tests.judge import checks
 from tests.judge.checks import tell
 from tests.nvml_stand_in.gpus import PlayedGpu, RetiredPages
 from tests.nvml_stand_in.machine import A100, ANY_FUNCTION, GPU_IS_LOST, PROFILES, UNKNOWN_ERROR, V100, PlayedMachine
+from tests.rows import rows
 from tests.tables import assert_approved, each_block
 
 CHECKS = Path(__file__).with_name("checks.txt")
@@ -23,6 +28,26 @@ CHECKS = Path(__file__).with_name("checks.txt")
 @each_block(CHECKS)
 def test_checks(block: str) -> None:
     assert_approved(CHECKS, block, tell)
+
+
+@rows(
+    ("line", "codes"),
+    [
+        (" 1x3 rounds=8 load utilization=0/.1", []),
+        (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2", ["never-waives-unknown"]),
+        ("@2 3x2 rounds=9 load utilization=0/n2.1", []),
+        ("@2 3x2 rounds=9 load utilization=0/n2", []),
+        ("@2 3x2 rounds=9 load utilization=0/n2.1 utilization=0.5/n2.0", ["never-waives-unknown"]),
+    ],
+)
+def test_a_waiver_of_a_utilization_that_is_not_read_hides_no_other_gpu(line: str, codes: list[str]) -> None:
+    checked = checks.Checked(f"device_utilization:0.9{line}")
+    case, evidence = checked.training, checked.evidence()
+    waiver = Waiver("A. Name", "a driver is ordered", checks.DAY)
+    waived = replace(case, requirement=replace(case.requirement, waiver=waiver))
+    verdict = with_waiver(judge(case, evidence, CONFIDENCE), waived, evidence, checks.DAY)
+    assert [one.code for one in verdict.remarks if "waive" in one.code] == codes
+    assert verdict.is_waived == (not codes)
 
 
 @given(answers=st.lists(st.sampled_from(["hw_slowdown", "", "none"]), min_size=1, max_size=12))

@@ -54,6 +54,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.judge.coverage import coverage_of
+from pytest_ddpscale.judge.environment import notes_on_variables
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.outcome import RunFacts, conclude, uniform_loss, with_waiver
 from pytest_ddpscale.plan.arm import Arm
@@ -102,7 +103,7 @@ ONE_ROUND = "17.2 in 1"  # GB/s of a path
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 10, 1))
 WORDS = {
     "allowed", "cut", "errors", "gang", "gpus", "imported", "interrupted", "late", "launched",
-    "left-out", "lost-host", "only", "pairs", "silent", "silent-gpu", "simulated",
+    "left-out", "lost-host", "only", "pairs", "purpose", "set", "silent", "silent-gpu", "simulated",
     "skipped", "sku", "slow-link", "surveyed", "two-machines", "unheard", "unpaired", "unseen",
     "unselected", "unsupported", "wrong-data",
 }  # fmt: skip
@@ -118,7 +119,7 @@ class Run(runs.Run):
         super().__init__(line if has_machine else f"0x1 {line.partition(' + ')[0]}")
         words, asked = self.words, [found.groups() for word in line.split() if (found := ASKED.fullmatch(word))]
         self.places = [(f"n{node}", rank) for node in range(self.nodes) for rank in range(self.per_node)]
-        self.cases = {one[0]: _case(*one) for one in asked}
+        self.cases = {one[0]: replace(_case(*one), environment=self.purpose) for one in asked}
         self.evidence = self._whole_evidence() if has_machine else Evidence(Plan("a100", "cuda", ()), Columns(), {})
         self.verdicts = {(case := self.cases[name]).id: self._judged(case, *of) for name, _, _, *of in asked}
         left_out, known = dict.fromkeys(words["left-out"], "disk: full"), list(self.cases.values())
@@ -132,10 +133,11 @@ class Run(runs.Run):
             not_one_machine=next((because("text", one) for one in words["two-machines"]), None),
             lost=dict.fromkeys(words["lost-host"], "silence\nrank 3"),
             spoiled=[Blocker("test", name, "was skipped") for name in words["skipped"]],
+            variables=[*notes_on_variables(self.evidence, known)],
         )  # fmt: skip
 
     def _take(self, word: str) -> None:
-        if "/" in word or re.match(r"\d+x\d+|imported=", word):
+        if "/" in word or re.match(r"\d+x\d+|imported=|set=", word):
             super()._take(word)
         key, _, value = word.partition("=")
         assert re.search(r"/|^\d+x\d+$", word) or ASKED.fullmatch(word) or key in WORDS, f"{word}: not a word"
@@ -173,7 +175,7 @@ class Run(runs.Run):
             unsupported=dict.fromkeys(words["unsupported"], "n0: out of memory"),
             hosts=[host for host, _ in self.places if host not in words["unheard"]],
             surveys={host: self._survey(host) for host in words["surveyed"]},
-            gangs=[gang_at(launched)],
+            gangs=[gang_at(launched)], transports=self.transports() if words["set"] else {},
             gpu_errors=[self._gang(i, [*errors][:1], *gang.split(":")) for i, gang in enumerate(words["gang"])],
         )  # fmt: skip
 
@@ -267,6 +269,7 @@ def told(line: str) -> Iterator[str]:
         "a100", outcome, said(why), verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
         blockers=other_blockers(facts),
     )  # fmt: skip
+    yield from (f"~ {codes(one, every=True)}" for one in facts.variables)
     found = [f"{cause.id}: {_names(sorted(cause.explains))}{_listed(cause.culprits)}" for cause in causes(judgement)]
     yield from (f"! {cause}" for cause in found if cause != JUST_SO)
     if not judgement.accepts and outcome != "partial" and not found:

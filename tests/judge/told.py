@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pytest_ddpscale.report.text import only_warns
 from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason
@@ -66,7 +67,7 @@ def told(verdict: Verdict, rounds: int, per_node: int) -> Iterator[str]:
         numbers += f" r={verdict.correlation:.2g}"
     numbers += f" {verdict.one_gpu}" if verdict.one_gpu else ""
     flags = "".join(f" [{flag}]" for flag in verdict.flags)
-    outcome = f"{verdict.outcome}{' open' * verdict.is_open}"
+    outcome = f"{verdict.outcome}{' open' * verdict.is_open}{' warns' * only_warns(verdict)}"
     yield f"{outcome} {_number(verdict)}{place}{numbers}{flags}: {codes(verdict.because)}"
     if (slowest := verdict.against_slowest) is not None:
         yield f"= {_number(slowest)} against {slowest.place}, {slowest.behind:.3f} behind"

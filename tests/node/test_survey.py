@@ -260,11 +260,24 @@ def test_ports_of_adapters_are_read_as_the_kernel_writes_them(tmp_path: Path) ->
 
     port("mlx5_0", "1", state="4: ACTIVE", link_layer="InfiniBand", rate="200 Gb/sec (4X HDR)")
     port("mlx5_1", "1", state="1: DOWN", link_layer="Ethernet", rate="2.5 Gb/sec (1X SDR)")
-    port("mlx5_1", "2", state="4: ACTIVE")
+    port("mlx5_1", "2", state="4: ACTIVE", rate="unknown")
+    for device, driver, vendor in [
+        ("rdmap0s6", "efa", "0x0000"),
+        ("rdmap0s7", "", "0x1d0f"),
+        ("rxe0", "e1000", "0x8086"),
+    ]:
+        port(device, "1", state="4: ACTIVE", link_layer="Unknown", rate="100 Gb/sec (4X EDR)")
+        (tmp_path / device / "device").mkdir()
+        (tmp_path / device / "device" / "vendor").write_text(f"{vendor}\n")
+        if driver:
+            (tmp_path / device / "device" / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
     assert infiniband_ports(tmp_path) == (
-        InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),
-        InfiniBandPort("mlx5_1", 1, "DOWN", "Ethernet"),
+        InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand", 200.0),
+        InfiniBandPort("mlx5_1", 1, "DOWN", "Ethernet", 2.5),
         InfiniBandPort("mlx5_1", 2, "ACTIVE", ""),
+        InfiniBandPort("rdmap0s6", 1, "ACTIVE", "EFA", 100.0),
+        InfiniBandPort("rdmap0s7", 1, "ACTIVE", "EFA", 100.0),
+        InfiniBandPort("rxe0", 1, "ACTIVE", "Unknown", 100.0),
     )
     assert infiniband_ports(tmp_path / "none") == ()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.cause import headline
+from pytest_ddpscale.report.first_page import reservations
 from pytest_ddpscale.report.requirement_table import Line
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines
 from pytest_ddpscale.report.words.reasons import said, worded
@@ -86,6 +87,19 @@ def test_notes_name_their_requirement_and_those_on_sound_machines_need_verbose()
         note in _text(judgement, 200)
         for note in (*map(said, ROUTINE), "the clock was set", "power limit 300 W on node7")
     )
+
+
+def test_environment_variables_stand_beside_the_outcome_each_with_what_it_does() -> None:
+    seen = ("slows", ("n3",), ""), ("reroutes", (), "it hangs"), ("noted", (), "")
+    remarks = [because("variable", "A=1", hosts, "a clause", kind, why) for kind, hosts, why in seen]
+    judgement = replace(JUDGEMENT, notes=("other", *map(said, remarks)), remarks=(because("text", "other"), *remarks))
+    lines = [line for line, _ in brief_lines(judgement, 300)]
+    assert lines[1:4] == judgement.variables == [*reservations(judgement)][:3]
+    assert lines[1:4] == [
+        "A=1 on n3: a clause; speeds are not the hardware's, so none passes and none accuses a device",
+        "A=1: a clause; on purpose: it hangs", "A=1: a clause",
+    ]  # fmt: skip
+    assert not any("A=1" in line for line in lines[4:])
 
 
 @pytest.mark.parametrize("lines_of", [brief_lines, table_lines])

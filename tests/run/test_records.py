@@ -82,7 +82,8 @@ GPU = SurveyedGpu(
 )  # fmt: skip
 SURVEY = Survey(
     "n1", 1.5, has_driver=True, gpus=(GPU, SurveyedGpu(4, "", "", "", "", problem="GPU is lost")),
-    versions={"driver": "570.86.15", "nccl": None}, infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),),
+    versions={"driver": "570.86.15", "nccl": None},
+    infiniband=(InfiniBandPort("mlx5_0", 1, "ACTIVE", "InfiniBand", 400.0),),
 )  # fmt: skip
 END: dict[str, Any] = {"kind": "study_end", "study": "weak/r", "reason": "budget"}
 NODE: dict[str, Any] = json.loads(line_of(SURVEY))

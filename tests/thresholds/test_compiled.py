@@ -102,7 +102,7 @@ def _of_case(case: AnyCase) -> Iterator[str]:
     one = case.requirement
     yield from _facts(one, without=("workload", "probe", "" if one.source.is_site else "source"))
     yield f"ranks={case.world_size}"
-    yield from _facts(case, without=("workload", "where", "name"))
+    yield from _facts(case, without=("workload", "where", "name", "environment"))
     if one.smallest_fault is not None:
         yield f"fault={one.smallest_fault:.3g}"
     yield from ("arms=" + "+".join(arm.name for arm in one.question.arms) for one in training_cases([case]))

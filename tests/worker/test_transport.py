@@ -5,6 +5,7 @@ The excerpts are lines of real logs, as people posted them, of NCCL up to 2.27 a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -171,6 +172,21 @@ def test_a_log_that_says_nothing_is_a_problem_in_words(tmp_path: Path, name: str
     assert transport.channels == {}
 
 
+def test_variables_are_those_of_the_process_and_of_what_nccl_says_that_it_read(tmp_path: Path) -> None:
+    lines = (
+        "NCCL_IB_DISABLE set by environment to 1.",
+        "NCCL_P2P_LEVEL set by environment to SYS",
+        "NCCL_IB_HCA set to mlx5_0",
+    )
+    log = "\n".join(["Using network Socket", *lines, "NCCL_ALGO set by environment to ring,tree"])
+    path = tmp_path / "nccl.log"
+    path.write_text(re.sub("^", "n1:7:9 [0] NCCL INFO ", log, flags=re.MULTILINE), encoding="utf-8")
+    seen = {"NCCL_DEBUG_FILE": str(path), "CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "0", "HOME": "/root"}
+    assert read_transport(0, Layout(2, 1), "nccl", seen).variables == {
+        "CUDA_LAUNCH_BLOCKING": "1", "NCCL_ALGO": "ring,tree", "NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5_0"
+    }  # fmt: skip
+
+
 def test_gloo_has_no_channels(tmp_path: Path) -> None:
     transport = read_transport(1, Layout(1, 2), "gloo", {})
     assert transport == RankTransport(rank=1, network="gloo")
@@ -180,7 +196,7 @@ def test_gloo_has_no_channels(tmp_path: Path) -> None:
     ("asked", "given"),
     [
         ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/var/log/nccl.%h"}, {}),
-        ({"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_SUBSYS": "NET"}, {"NCCL_DEBUG_SUBSYS": "INIT,NET"}),
+        ({"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_SUBSYS": "NET"}, {"NCCL_DEBUG_SUBSYS": "INIT,ENV,NET"}),
     ],
 )
 def test_messages_that_the_user_asked_for_are_kept_with_the_run(asked: dict[str, str], given: dict[str, str]) -> None:
@@ -191,7 +207,7 @@ def test_messages_that_the_user_asked_for_are_kept_with_the_run(asked: dict[str,
 def test_nccl_is_asked_for_its_start_only_in_a_file_for_each_rank() -> None:
     found = transport_environment(Path("/run/100%"), Path("/run/logs"), 11, {"NCCL_IB_HCA": "mlx5"})
     assert found == {
-        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": "/run/100%%/nccl-rank-11.log"
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV", "NCCL_DEBUG_FILE": "/run/100%%/nccl-rank-11.log"
     }  # fmt: skip
 
 

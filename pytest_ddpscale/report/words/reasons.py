@@ -53,6 +53,18 @@ def worded(verdict: Verdict) -> Verdict:
     return replace(verdict, reason=reason, notes=tuple(notes), culprits=tuple(culprits))
 
 
+_VARIABLES = {
+    "reroutes": "; what stays unused is not tested",
+    "slows": "; speeds are not the hardware's, so none passes and none accuses a device",
+    "noted": "",
+}
+
+
+def _variable(text: str, hosts: Listed, what: str, effect: str, why: str) -> str:
+    where = f" on {hosts}" if hosts else ""
+    return f"{text}{where}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
+
+
 def _drift(change: float, is_share: bool, rounds: int) -> str:
     text = percent(change, 1, signed=True) if is_share else f"{change:+.3g}"
     return f"not steady: {text} from the first to the last third of {rounds} rounds; judged as if this continued"
@@ -215,7 +227,8 @@ def _ports(ports: Listed) -> str:
 
 def _fewer_ports(active: int, more: int, others: int, least: int, most: int, ports: Listed) -> str:
     have = f"{more} of {others} other nodes have {least}{' or more' if most > least else ''}"
-    return f"{active} InfiniBand ports are active; {have}; here: {_ports(ports)}"
+    kind = "EFA" if any(layer == "EFA" for *_, layer in ports) else "InfiniBand"
+    return f"{active} {kind} ports are active; {have}; here: {_ports(ports)}"
 
 
 # By major version of CUDA; the oldest drivers are from table 3 of the CUDA Toolkit release notes.
@@ -236,6 +249,8 @@ _ANY: Mapping[str, Entry] = {
     "budget-spent": "--ddp-budget ran out before this was decided",
     "host-bound": "host-bound",
     "implausible": "implausible",
+    "by-variable": "{} set ({}), so this says nothing of the hardware",
+    "variable": _variable,
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
 }
@@ -314,7 +329,7 @@ def _whom(peers: int) -> str:
 
 
 def _doubt(is_odd: bool, explains: bool) -> str:
-    odd = "" if is_odd else "; either may be the odd one"
+    odd = "" if is_odd else "; either may be the odd one: more nodes, or a bound of the site's own, would tell"
     return odd if explains else f"{odd}; too little to explain the failure"
 
 
@@ -369,6 +384,10 @@ _UNIFORMITY: Mapping[str, Entry] = {
         f"{worst}{f' (so are {others})' if others else ''}, certainly more than {percent(limit)} slower"
     ),
     "within-peers": lambda count, noun, limit: f"each of {count} {noun} is within {percent(limit)} of its peers",
+    "few-peers": lambda whom, limit, fewest: (
+        f"{whom}, more than {percent(limit)} slower, but fewer than {fewest} are too few to tell which is the odd one: "
+        "measure with more nodes, whose GPUs are peers too, or set a bound of the site's own"
+    ),
     "perhaps-beyond": lambda limit, places, worst: (
         f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
     ),
@@ -493,6 +512,7 @@ _OUTCOME: Mapping[str, Entry] = {
     "nodes-absent": lambda met, absent, nodes: f"{met}, but {len(absent)} of {nodes} nodes not tested: {absent}",
     "slow-link": "{}, but communication is slow at {}",
     "simulated": "simulated: no machine was measured ({})",
+    "rerouted": "{}, but paths stay unused and are not tested: {}",
     "idle-gpus": lambda met, idle, gpus: f"{met}, but none of them tested {len(idle)} of {gpus} GPUs: {idle}",
     "pairs-missing": _pairs_missing,
     "waiver-not-needed": "{}: not needed",
@@ -592,11 +612,18 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "detour": lambda names: f"reaches GPUs of its own node through {', '.join(names)}; expected NVLink or P2P",
     "no-nodes-joined": "no rank communicated with another node",
     "note-host-memory": lambda names: f"{', '.join(names)} goes through host memory: no GPUDirect RDMA",
+    "host-memory": lambda names: (
+        f"{', '.join(names)} goes through host memory: no GPUDirect RDMA, which most other nodes have"
+    ),
     "no-ports": "it uses TCP to other nodes, and its ports were not surveyed",
     "tcp": lambda fast, ports: (
         f"uses TCP to other nodes although {', '.join(fast)} {'is' if len(fast) == 1 else 'are'} active"
         if fast else f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {_ports(ports)}"
     ),
+    "unmanaged-ports": lambda ports: (
+        f"uses TCP to other nodes; {', '.join(ports)} in state INIT: a cable, but no subnet manager"
+    ),
+    "note-ports-down": lambda ports: f"uses TCP to other nodes; here: {_ports(ports)}",
     "note-roce": lambda ports: f"uses TCP to other nodes; could {', '.join(ports)} do RoCE?",
     "fewer-ports": _fewer_ports,
     "note-fewer-ports": _fewer_ports,
