@@ -24,6 +24,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -142,6 +143,7 @@ def stalled_devices(judged: Judged) -> None:
             judged.note(place, because("stands-in", *unread.args[1:]))
         elif judged.codes[place] == FAILED and (busy.max(axis=0) < judged.case.requirement.bound).any():
             judged.note(place, unread)  # another GPU fails by itself
+            judged.flags[place] = (PARTLY_KNOWN,)
         else:
             judged.codes[place] = ABSENT
     told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"

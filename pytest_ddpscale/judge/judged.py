@@ -162,7 +162,7 @@ class Judged:
             for note, of in self.notes.items()
         ] + ([missing] if missing else []) + answer.remarks  # fmt: skip
         shared = [flag for flag in self.flags.get(worst, ()) if all(flag in self.flags.get(one, ()) for one in at)]
-        answer.flags = [*shared, *answer.flags]
+        answer.flags = [*dict.fromkeys([*shared, *answer.flags])]
         answer.culprits = [*dict.fromkeys(culprit for one in at for culprit in self.culprits.get(one, ()))]
         answer.against_slowest = self.against.get(worst)
         return answer
