@@ -40,7 +40,6 @@ from pytest_ddpscale.simulate.simulated_nodes import host_name
 from pytest_ddpscale.simulate.spread import NodeSpread
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.peer_limits import FEWEST_PLACES
 from pytest_ddpscale.util.packaged import packaged
 
 NODES, PER_NODE, CONFIDENCE, GPU_SD = (1, 4), 8, 0.95, 0.01
@@ -63,8 +62,6 @@ class Fault:
         share: of a sound device's speed that is left.
         metrics: that see it.
         crosses: whether it is seen between nodes only; None where both.
-        peers: the limit of `peers:` that compares the places; empty without one, or if all devices are alike.
-        needs: nodes that peers need.
     """
 
     name: str
@@ -72,8 +69,6 @@ class Fault:
     share: float
     metrics: tuple[str, ...]
     crosses: bool = False
-    peers: str = ""
-    needs: int = 1
 
     @property
     def is_of_all(self) -> bool:
@@ -88,17 +83,13 @@ def _both_ways(rank: str, share: float) -> tuple[str, str]:
 BANDWIDTHS = ("busbw_gbps", "pair_bandwidth_gbps")
 FAULTS = (
     Fault("sound", (), 1.0, ()),
-    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED, peers="computing"),
-    Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",),
-          peers="memory"),
-    Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",), peers="host",
-          needs=FEWEST_PLACES),
+    Fault("a GPU's computing", (f"slow-gpu:{{rank}}:{1 / HALF}",), HALF, SPEED),
+    Fault("a GPU's memory", (f"slow-probe:{{rank}}:memory-copy:{HALF}",), HALF, ("memory_bandwidth_gbps",)),
+    Fault("a GPU's host path", _both_ways("{rank}", HALF), HALF, ("host_bandwidth_gbps",)),
     Fault("a GPU's PCIe, a quarter of its lanes", ("bad-gpu:{rank}:lanes",), LANES_LEFT, ("host_bandwidth_gbps",)),
     Fault("an NVLink of a GPU, down", ("bad-gpu:{rank}:nvlink",), HALF, ()),
-    Fault("the link of a pair", (f"slow-pair:{{rank}}:{{other}}:{HALF}",), HALF, ("pair_bandwidth_gbps",),
-          peers="pairs", needs=FEWEST_PLACES),
-    Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS, peers="pairs",
-          needs=FEWEST_PLACES),
+    Fault("the link of a pair", (f"slow-pair:{{rank}}:{{other}}:{HALF}",), HALF, ("pair_bandwidth_gbps",)),
+    Fault("a GPU's links in its node", (f"slow-gpu-link:{{rank}}:{HALF}",), HALF, BANDWIDTHS),
     Fault("a port to other nodes", (f"slow-port:{{rank}}:{HALF}",), HALF, BANDWIDTHS, crosses=True),
     Fault("all computing", (f"slow-gpu:all:{1 / ALIKE:.4f}",), ALIKE, SPEED),
     Fault("all memories", (f"slow-probe:all:memory-copy:{ALIKE}",), ALIKE, ("memory_bandwidth_gbps",)),
@@ -245,11 +236,9 @@ def summary(names: Sequence[str]) -> str:
 
 
 def why_not(row: Row, file: ThresholdsFile) -> str:
-    """Why a fault is not rejected: the nearest bound that it does not reach, or that only warns, and missing peers."""
+    """Why a fault is not rejected: the nearest bound that it does not reach, or that only warns."""
     layout, fault = Layout(row.nodes, PER_NODE), row.fault
     said = []
-    if fault.peers and row.nodes < fault.needs:
-        said.append(f"too few peers ({fault.needs} nodes needed)")
     lines = [one for one in file.thresholds.skus[row.sku].requirements if is_asked(one, fault, layout)]
     for severity, does in (("fail", "rejects"), ("warn", "warns")):
         known = [one for one in lines if one.severity == severity and one.smallest_fault is not None]

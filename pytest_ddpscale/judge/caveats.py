@@ -24,6 +24,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import Case, NodeCase
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
@@ -118,7 +119,8 @@ def host_bound(judged: Judged) -> None:
     case, is_cuda = judged.case, judged.evidence.plan.device_type == "cuda"
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return
-    total, count = judged.sums(lambda rounds: rounds.least(rounds.reading("utilization")))
+    # Of those that were read: a wrong reading of one GPU does not make the others busy.
+    total, count = judged.sums(lambda rounds: np.fmin.reduce(rounds.reading("utilization"), axis=-1))
     busy, least = total / np.where(count > 0, count, np.nan), HOST_BOUND_UTILIZATION
     of = case.workload.global_batch_size, case.world_size
     judged.open(
@@ -129,23 +131,29 @@ def host_bound(judged: Judged) -> None:
 def stalled_devices(judged: Judged) -> None:
     """Devices only wait: their utilization, which NVML counts as busy, proves nothing.
 
-    Where SM activity stands in for it, which is lower, nothing fails by that.
+    Where SM activity stands in for it, which is lower, no GPU fails by that.
     """
     if not judged.case.requirement.definition.reads_utilization:
         return
     for name, unread in judged.values.missing.items():
         place = [*judged.values.places].index(name)
-        if judged.codes[place] == PASSED:
+        rounds = judged.rounds(str(name))
+        busy, sms = rounds.reading("utilization"), rounds.reading("sm_activity")
+        if judged.codes[place] == PASSED and not (rounds.present & np.isnan(busy) & np.isnan(sms)).any():
             judged.note(place, because("stands-in", *unread.args[1:]))
+        elif judged.codes[place] == FAILED and (busy.max(axis=0) < judged.case.requirement.bound).any():
+            judged.note(place, unread)  # another GPU fails by itself
+            judged.flags[place] = (PARTLY_KNOWN,)
         else:
             judged.codes[place] = ABSENT
     told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
-    for place in np.flatnonzero(judged.codes == PASSED).tolist():
+    seen = np.isin(judged.codes, (PASSED, ABSENT)) & (judged.found.rounds > 0)
+    for place in np.flatnonzero(seen).tolist():
         name = str(judged.values.places[place])
         if name != WHOLE and name not in told.hosts:
             judged.note(place, None if needs_none else because("power-unknown"))
             continue
-        rounds = judged.rounds(name)
+        rounds = judged.rounds(str(name))
         windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
         culprits = []
         for own in anomalies(windows)["stalled"]:

@@ -282,9 +282,14 @@ def _afterwards(evidence: Evidence) -> Facts:
         # Ignore a loss older than the survey: the node may have been repaired before the run was resumed.
         if survey is None or told.ended_unix_s[row] >= survey.unix_s:
             yield place, "gpus", "lost-under-load", why
+    last = {place: then for place, _, then in gpus_afterwards(evidence)}
+    answer = {place.host for place, then in last.items() if then and not then.problem}
     for place, _, then in gpus_afterwards(evidence):
-        if then is None or then.is_lost or then.problem:  # while other GPUs of the node answer
+        now = last[place]
+        if then is None or then.is_lost or (then.problem and now and now.problem and place.host in answer):
             yield place, "gpus", "lost-afterwards", then.problem if then else ""
+        elif then.problem:  # as do all others of the node, or it answered later
+            yield place, "gpus", "no-survey-afterwards", then.problem
     for place, rounds in lost_places(evidence).items():
         yield place, "gpus", "unmeasured", rounds
     for one in gpu_errors_in(evidence):

@@ -238,7 +238,9 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
 def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
     """Whether it came in an arm for which each rank makes a batch of its own."""
     study, arm = evidence.plan.study(error.study or ""), evidence.plan.arm(error.study or "", error.arm or "")
-    return study is not None and arm is not None and not arm.infers and arm.data_of(study.workload) == "synthetic"
+    if study is None or arm is None or arm.infers or arm.variant.uneven_share:
+        return False
+    return arm.data_of(study.workload) == "synthetic"
 
 
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:

@@ -186,9 +186,10 @@ def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
     value that could not be read raises no flag, and does not show health either.
     """
     busy, power, limit, idle = told.utilization, told.mean_power_w, told.power_limit_w, told.idle_power_w
-    # An idle power of more was read beside a utilization that is wrong.
-    most = np.where(idle < AT_WORK * limit, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
     clock, slowest, is_unknown = told.sm_clock_mhz, SLOW_CLOCK * told.sm_clock_max_mhz, np.isnan(busy)
+    # An idle power of more was read beside a utilization that is wrong.
+    is_idle = idle < np.where(is_unknown, AT_WORK, 1) * limit
+    most = np.where(is_idle, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
     works = (busy >= IDLE) | ((is_unknown | (busy < HARDLY_BUSY)) & (power >= most))
     may_wait = ((busy >= BUSY) & ~(clock < slowest)) | (is_unknown & (clock >= slowest))
     is_waiting = may_wait & (power < most) & ~(told.sm_activity >= WORKING_SMS)

@@ -17,7 +17,7 @@ from pytest_ddpscale.judge.agreement import name_unless_most_fail
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.devices import BUSY
 from pytest_ddpscale.judge.metrics import Groups
-from pytest_ddpscale.judge.peers import Slow, medians_of_others
+from pytest_ddpscale.judge.peers import Slow, median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
 from pytest_ddpscale.run.evidence import Evidence
@@ -162,7 +162,7 @@ class Judged:
             for note, of in self.notes.items()
         ] + ([missing] if missing else []) + answer.remarks  # fmt: skip
         shared = [flag for flag in self.flags.get(worst, ()) if all(flag in self.flags.get(one, ()) for one in at)]
-        answer.flags = [*shared, *answer.flags]
+        answer.flags = [*dict.fromkeys([*shared, *answer.flags])]
         answer.culprits = [*dict.fromkeys(culprit for one in at for culprit in self.culprits.get(one, ()))]
         answer.against_slowest = self.against.get(worst)
         return answer
@@ -183,8 +183,9 @@ class Judged:
         requirement, is_cpu = self.case.requirement, self.evidence.plan.device_type == "cpu"
         if not requirement.definition.reads_utilization or is_cpu:
             return None
-        busy = float(np.nanmedian(self.rounds(place).reading("utilization")))
-        return because("starved", busy) if busy < min(requirement.bound, BUSY) else None
+        busy = median_over_rounds(self.rounds(place).reading("utilization"))  # NaN of one that was not read
+        are_most = 2 * (busy < min(requirement.bound, BUSY)).sum() > len(busy)
+        return because("starved", float(np.nanmedian(busy))) if are_most else None
 
     def name_failed_nodes(self, answer: Answer, planned: int) -> None:
         """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.

@@ -229,7 +229,14 @@ def name_slow(
         own, peers = median_over_rounds(busy), median_over_rounds(medians_of_others(busy))
         compared = compare(1 / np.maximum(busy, _LEAST_BUSY), most)
         # Its peers keep the bound: else the host may hold up all.
-        for at in np.flatnonzero((compared.low > 1 + most) & (own < bound) & (peers >= bound)).tolist():
+        are_slow, ranks = (compared.low > 1 + most) & (own < bound) & (peers >= bound), measured.ranks
+        # Most GPUs of one of several nodes: they wait for their host.
+        idle, sizes = np.bincount(ranks.node, are_slow), np.bincount(ranks.node)
+        starves = (2 * idle > sizes) & (sizes > 1) & (len(sizes) > 1)
+        for of in np.flatnonzero(starves).tolist():
+            why = because("starved", float(np.median(own[ranks.node == of])))
+            answer.culprits.append(Culprit("node", (Place([*ranks.by_host][of]),), why))
+        for at in np.flatnonzero(are_slow & ~starves[ranks.node]).tolist():
             why = because("less-busy", float(own[at]), int(compared.peers[at]), float(peers[at]))
             answer.culprits.append(Culprit("gpu", (measured.ranks.rank_places[at],), why))
     if not definition.slowed_by_one_rank:

@@ -222,8 +222,11 @@ def estimate(
         centres, low, high = intervals(logs, confidences[rows])
         drifts, gone_on = find_drifts(logs, negligible)
         gone_on = np.where(np.isnan(drifts), centres, gone_on)
-        low = centres - np.hypot(centres - np.minimum(centres + factors * (low - centres), gone_on), of_launch)
-        high = centres + np.hypot(np.maximum(centres + factors * (high - centres), gone_on) - centres, of_launch)
+        low = np.minimum(centres + factors * (low - centres), gone_on)
+        high = np.maximum(centres + factors * (high - centres), gone_on)
+        if of_launch:
+            low = centres - np.hypot(centres - low, of_launch)
+            high = centres + np.hypot(high - centres, of_launch)
         found[:, rows] = back(centres), back(low), back(high), drifts, rho
     values, low, high, drifts, rho = found
     # One long sample errs on the scale of logarithms.

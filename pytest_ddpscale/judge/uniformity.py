@@ -93,14 +93,15 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
             answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
         is_failed = answer.outcome == "failed"
-        # Arms that train together go on after this one is decided, and show who is slow at times, or only from then on.
+        # Arms that train together go on after this one is decided, and show who is slow from then on, or at times.
         others = own_pace_of(evidence, study) if arm.kind == "each" else None
-        for one in () if is_failed else (pace, others or NO_ROUNDS):
+        later = others or NO_ROUNDS
+        later = later.of(later.numbers > pace.numbers[-1])
+        for one in () if is_failed else (pace, later):
             own_s = of_enough_rounds(own_pace_s(one))
             beside = compare(own_s, limit)
             at_times, found = find_slow_at_times(beside, limit), find_slow(own_s, beside, limit)
-            goes_on = max(one.numbers, default=0) > pace.numbers[-1]
-            found = found.of(at_times[found.at] | (found.are_certain & goes_on))
+            found = found.of(at_times[found.at] | (found.are_certain & (one is later)))
             if len(found.at) and (beside.peers[found.at] >= FEWEST_PEERS_OF_FAR).all():
                 slowest = one.ranks.rank_places[found.at[0]]
                 answer.place, answer.rounds = f"{slowest.number} of {slowest.host}", int(beside.rounds.min())

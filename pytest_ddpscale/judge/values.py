@@ -144,6 +144,9 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
             why = because("not-read", metric.name, *unread)
             if not unread and not np.isnan(samples[at]).all():
                 continue
+            if unread:  # a GPU that was read may fail by itself
+                known = np.fmin.reduce(arms.measured.reading("utilization")[:, at], axis=-1)
+                samples[at] = np.where(np.isnan(samples[at]), known, samples[at])
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)

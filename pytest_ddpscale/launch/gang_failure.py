@@ -217,7 +217,7 @@ def _failed(roll: GangState) -> str:
     who = f"rank {first.rank} on {first.host}"
     error, rest = _split_error(first.message)
     of_collective = OF_COLLECTIVES.search(f"{first.type}: {first.message}")
-    if of_collective and (cause := cause_of(first, roll)) != error:
+    if of_collective and _TRACEBACK not in first.message and (cause := cause_of(first, roll)) != error:
         error, rest = cause, f"\n{error}{rest}"
     if of_cuda := cuda_error_in(first.message):
         if first.device and not of_cuda.cause:

@@ -39,7 +39,8 @@ _ERRORS = {
     r"CU\w+_STATUS_EXECUTION_FAILED": _PROGRAM,
     r"CU\w+_STATUS_INTERNAL_ERROR": _PROGRAM,
     r"CU\w+_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)": OUT_OF_MEMORY,
-    r"[^\n]*captur": _CAPTURE,  # 900 to 908
+    r"(?:operation|dependency|attempt) [^\n]*captur": _CAPTURE,  # 900 to 908
+    "captur(?:e was|ing stream)": _CAPTURE,
     "invalid argument": "a program called CUDA wrongly",  # 1
     "out of memory": OUT_OF_MEMORY,  # 2
     "initialization error": "the driver does not start, or CUDA was used before a fork",  # 3
@@ -74,12 +75,13 @@ class CudaError(NamedTuple):
 
 
 def cuda_error_in(text: str) -> CudaError | None:
-    """The first one; None if there is none."""
-    if not (found := _OWN_ERROR.search(text)):
-        return None
-    whose = next(whose for error, whose in _ERRORS.items() if re.fullmatch(error, found[2]))
-    is_program = whose == _PROGRAM
-    return CudaError(found[1][-_MOST_CHARACTERS:], is_program, "" if is_program or whose == _DEVICE else whose)
+    """The first one that a GPU may be at fault for, else the first; None if there is none."""
+    errors = []
+    for found in _OWN_ERROR.finditer(text):
+        whose = next(whose for error, whose in _ERRORS.items() if re.fullmatch(error, found[2]))
+        cause = "" if whose in (_DEVICE, _PROGRAM) else whose
+        errors.append(CudaError(found[1][-_MOST_CHARACTERS:], whose == _PROGRAM, cause))
+    return min(errors, key=lambda one: bool(one.cause), default=None)
 
 
 def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:

@@ -85,6 +85,8 @@ READINGS = GpuReadings.__struct_fields__
 HARDLY_BUSY, AT_WORK = 0.1, 0.5
 # … also if that is so of a part of the readings in a window, but more than the one that began before it.
 _PART = 0.3
+# Of its limit: a counter that says more shows no work.
+_MOST_POWER = 2
 
 
 def contradicts(share: Any, watts: Any, limit_w: Any, sms: Any) -> Any:
@@ -97,12 +99,13 @@ def contradicts(share: Any, watts: Any, limit_w: Any, sms: Any) -> Any:
         watts: mean power, and its limit; NaN if unknown, as the SM activity.
     """
     least = 1 - (1 - AT_WORK) * share
-    return (share >= _PART) & (((limit_w > 0) & (watts >= least * limit_w)) | (sms >= least))
+    draws = (watts >= least * limit_w) & (watts < _MOST_POWER * limit_w)
+    return (share >= _PART) & (draws | (sms >= least))
 
 
 def why_not_idle(busy: float, watts: float, limit_w: float, sms: float) -> str:
     """What contradicts a utilization."""
-    if watts >= AT_WORK * limit_w:
+    if AT_WORK * limit_w <= watts < _MOST_POWER * limit_w:
         return f"{percent(busy)} busy, although it drew {watts:.0f} W of {limit_w:.0f} W"
     return f"{percent(busy)} busy, although {percent(sms)} of its SMs worked"
 

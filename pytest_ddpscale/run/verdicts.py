@@ -205,13 +205,16 @@ class Verdict:
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether it was not measured only because a driver does not give a utilization, or a wrong one."""
+        """Whether it was not measured only because a driver does not give a utilization, or a wrong one.
+
+        Another node that further rounds may fail is no matter of the driver.
+        """
         whys, lacking = (self.because,), 1
         if self.because and self.because.code == "nodes-missing":
             measured, planned, _, whys = self.because.args
             lacking = planned - len(measured)
         unread = [one for one in whys if one and one.code == "not-read" and one.args[1:]]
-        return len(unread) == len(whys) == lacking
+        return len(unread) == len(whys) == lacking and "undecided" not in self.flags
 
     @property
     def is_waived(self) -> bool:

@@ -192,7 +192,7 @@ class GpuLog:
     def _energy_j(self, start_s: float, end_s: float) -> float | None:
         """Of the window at the mean power between its first and its last poll, because power jumps at its edges."""
         totals = self._within("energy_j", start_s, end_s)
-        if len(totals) < 2 or totals[-1][1] < totals[0][1]:
+        if len(totals) < 2 or totals[-1][1] <= totals[0][1]:  # a board always draws power
             return None
         (first_s, first), (last_s, last) = totals[0], totals[-1]
         return (last - first) / (last_s - first_s) * (end_s - start_s)

@@ -260,7 +260,8 @@ def why_it_stands(requirement: Requirement) -> str:
 
 def why_never_waived(requirement: Requirement) -> str:
     """Why a requirement can never be waived; empty if it can."""
-    return why_it_stands(requirement) or ("it only warns" if requirement.severity == "warn" else "")
+    only_warns = requirement.severity == "warn" and not requirement.definition.reads_utilization  # may be unreadable
+    return why_it_stands(requirement) or ("it only warns" if only_warns else "")
 
 
 def check_of_nodes(name: str, severity: Severity, where: str = "") -> Requirement:

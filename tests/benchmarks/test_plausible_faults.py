@@ -23,13 +23,12 @@ def test_what_is_rejected_is_named_and_what_is_not_has_a_reason(
     assert plausible.main() == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     seen = {cells[0]: cells[2] for cells in lines if len(cells) == 3}
-    assert seen["a GPU's memory"] == "rejected"
-    assert seen["a GPU's host path"] == seen["all memories"] == "**not seen**"
+    assert seen["a GPU's memory"] == seen["a GPU's host path"] == "rejected"
+    assert seen["all memories"] == "**not seen**"
     rows = {cells[0]: cells[1:] for cells in lines if len(cells) > 3}
     assert rows["sound"][:4] == ["1", "accepted", "nothing", "–"]
     assert rows["a GPU's memory"][:4] == ["1", "rejected", "probe_uniformity[memory-copy]", "1/1"]
-    assert rows["a GPU's host path"][:2] == ["1", "accepted"]
-    assert rows["a GPU's host path"][4].startswith("too few peers (4 nodes needed); no row can reject; host_bandwidth")
+    assert rows["a GPU's host path"][:4] == ["1", "rejected", "host_bandwidth_gbps (2)", "1/1"]
     assert rows["all memories"][:4] == ["1", "accepted", "nothing", "–"]
 
 

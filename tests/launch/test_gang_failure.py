@@ -299,6 +299,9 @@ class TestFirstLine:
             ("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
              '  File "a.py", line 1\nRuntimeError: image 3 is broken\n',
              "Caught RuntimeError in DataLoader worker process 0. RuntimeError: image 3 is broken", 3),
+            ("Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+             '  File "/opt/NCCL/a.py", line 1\nOSError: image 3 is broken\n',
+             "Caught OSError in DataLoader worker process 0. OSError: image 3 is broken", 3),
             ("", "", 0),
         ],
     )  # fmt: skip

@@ -124,7 +124,7 @@ def assert_verdicts(record: dict[str, Any]) -> None:
     assert culprit == {
         "kind": "gpu", "places": [{"host": "node7", "local_rank": 7, "uuid": "GPU-00000007", "index": 7}],
         "evidence": "91 % busy; the median of 7 peers is 98 %", "is_certain": True, "computed_wrong": False,
-        "slowdown": None, "peers": None, "slow_rounds": None, "rounds": None,
+        "slowdown": None, "peers": None, "slow_rounds": None, "rounds": None, "shown": None,
     }  # fmt: skip
 
 

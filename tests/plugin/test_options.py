@@ -60,7 +60,9 @@ def test_a_confidence_other_than_the_usual_widens_the_intervals(site: Site) -> N
     site.measured()
     site.judge()
     site.judge("--ddp-confidence=0.999")
-    usual, wide = (site.verdicts(d)["verdicts"][0] for d in ("measured", "measured/judged-1"))
+    judged = (site.verdicts(directory)["verdicts"] for directory in ("measured", "measured/judged-1"))
+    # Of rates most of the interval are differences between launches.
+    usual, wide = (next(one for one in of if one["metric"] == "weak_scaling_efficiency") for of in judged)
     assert (usual["confidence"], wide["confidence"]) == (0.95, 0.999)
     assert wide["interval"][1] - wide["interval"][0] > 1.5 * (usual["interval"][1] - usual["interval"][0])
 

@@ -92,18 +92,20 @@ NOT_READ = because("not-read", "device_utilization", "GPU 3", "n1", "0 % busy, a
 
 
 @rows(
-    ("why", "is_waivable"),
+    ("why", "waivable"),
     [
         (NOT_READ, True),
         (because("not-read", "device_utilization"), False),
         (because("no-round", 8, "weak"), False),
         (because("nodes-missing", ("n0",), 2, ("n1",), (NOT_READ,)), True),
+        (because("nodes-missing", ("n0",), 2, ("n1",), (NOT_READ,)), "undecided"),
         (because("nodes-missing", ("n0",), 3, ("n1", "n2"), (NOT_READ,)), False),
         (because("nodes-missing", ("n0",), 3, ("n1", "n2"), (NOT_READ, because("no-round", 8, "weak"))), False),
     ],
 )
-def test_what_a_driver_does_not_give_can_be_waived(why: Reason, is_waivable: bool) -> None:
-    unread = replace(UNMEASURED, because=why)
+def test_what_a_driver_does_not_give_can_be_waived(why: Reason, waivable: Any) -> None:
+    is_waivable, flags = waivable is True, ("undecided",) * (waivable == "undecided")  # another node
+    unread = replace(UNMEASURED, because=why, flags=flags)
     assert (unread.is_unreadable, unread.blocks()) == (is_waivable, True)
     with pytest.raises(ValueError, match=KNOWN) if not is_waivable else nullcontext():
         assert not replace(unread, waiver=WAIVED.waiver).blocks()

@@ -47,6 +47,7 @@ def log_of(*told: str, reasons: dict[str, str] | None = None) -> GpuLog:
         ("energy_j 9:1000 10.5:1100 11.5:2100 13:2101", 2000),
         ("energy_j 9:1000 11:2000", None),
         ("energy_j 9:9 10.5:9 11.5:2", None),
+        ("energy_j 9:9 10.5:9 11.5:9", None),
         ("ecc_corrected 9:3 11:4 12:5", 2),
         ("ecc_corrected 11:4 12:5", None),  # not read before the window
         ("ecc_corrected 9:3 11:4", None),  # the last poll could not read it
