@@ -13,7 +13,8 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
     lanes/3                      a slot with half of its lanes
     pcie=4                       generation of the links of all GPUs
     topology=NAME                of all nodes, by topologies.txt
-    port=400                     Gbit/s of each adapter there; of a node: port=200/n1; `tcp`: they are not used
+    port=400                     Gbit/s of each adapter there, 400,100 of its two ports; of a node: port=200/n1;
+                                 `tcp`: they are not used
     wrong                        data
     dropped                      a round without what is asked, because that is decided
     FIELD=VALUE FIELD=*FACTOR    of what was measured, such as seconds=0.01, of 10 iterations, or work=6e7
@@ -110,8 +111,12 @@ class ProbeRun(Run):
             for i, n in enumerate(lanes)
         )
         of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, 0, "all", f"n{node}")]
-        rates = [one.values[0] for one in of_ports][-1:]
-        ports = (InfiniBandPort(f"mlx5_{i}", 1, "ACTIVE", "InfiniBand", rate) for rate in rates for i in range(8))
+        rates = of_ports[-1].values if of_ports else ()
+        ports = (
+            InfiniBandPort(f"mlx5_{i}", number, "ACTIVE", "InfiniBand", rate)
+            for number, rate in enumerate(rates, 1)
+            for i in range(8)
+        )
         return Survey(f"n{node}", 0.0, gpus=(*gpus,), infiniband=(*ports,), topology=topology)
 
     def _reported(self, plan: Plan, probe: Arm) -> Iterator[ProbeMeasurement]:
