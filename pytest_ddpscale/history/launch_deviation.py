@@ -56,8 +56,8 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
     deviation = launch_deviation_of(case.question, evidence, dict(baseline.past))
     if deviation is None or verdict.value is None or verdict.interval is None:
         return verdict
-    reach, known = deviation.reach(verdict.confidence), OF_LAUNCH * (evidence.plan.device_type == "cuda")
-    reach = math.sqrt(max(0.0, reach**2 - known**2))  # the interval has a part of it
+    has_part = evidence.plan.device_type == "cuda" and verdict.rounds > 1  # the interval; not of an imported sample
+    reach = math.sqrt(max(0.0, deviation.reach(verdict.confidence) ** 2 - (OF_LAUNCH * has_part) ** 2))
     low, high = verdict.interval
     interval = (
         verdict.value * _farther(low / verdict.value, -reach),

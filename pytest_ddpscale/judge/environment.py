@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.coverage import measured_for
-from pytest_ddpscale.plan.variables import Variable, variable_of
+from pytest_ddpscale.plan.variables import Variable, is_selected, variable_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit
 from pytest_ddpscale.run.reason import Reason, because
@@ -30,6 +30,14 @@ class _Seen(NamedTuple):
         """Whether `transport` finds this only because of it: between nodes, wherever it is set."""
         is_there = self.variable.where == "net" or culprit.host in self.hosts
         return is_there and culprit.because is not None and culprit.because.code in self.variable.explains
+
+    def spares(self, culprit: Culprit, evidence: Evidence, spans_nodes: bool) -> bool:
+        """Whether somebody is slow whatever it does: it is set for others alone, or for all pairs of nodes alike."""
+        if culprit.slowdown and self.variable.where:
+            return True  # a GPU that computes slowly does so whatever its links do
+        if culprit.because and culprit.because.code == "slow-pairs":
+            return self.variable.effect == "reroutes" and self.hosts.keys() >= {*evidence.hosts}
+        return not spans_nodes and culprit.host not in self.hosts
 
     def concerns(self, case: AnyCase, evidence: Evidence) -> bool:
         """Whether it changes what a requirement on speed measures."""
@@ -59,8 +67,7 @@ def _selects_all(value: str, survey: Survey | None) -> bool:
     """Whether NCCL_IB_HCA selects all active ports; of Ethernet only where there are no others."""
     ports = [one for one in survey.infiniband if "ACTIVE" in one.state.upper()] if survey else []
     ports = [one for one in ports if one.link_layer != "Ethernet"] or ports
-    names = tuple(name.partition(":")[0] for name in value.lstrip("^=").split(","))
-    return bool(ports) and all(one.device.startswith(names) != value.startswith("^") for one in ports)
+    return bool(ports) and all(is_selected(one.device, value) for one in ports)
 
 
 def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator[Reason]:
@@ -68,7 +75,7 @@ def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator
     on_purpose = dict(cases[0].environment) if cases else {}
     for one, name, value, hosts in _variables(evidence):
         where = tuple(hosts) if len(hosts) < len({*evidence.hosts}) else ()
-        yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(name, ""))
+        yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(one.name, ""))
 
 
 def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
@@ -80,10 +87,10 @@ def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
         seen = [one for one in seen if any(map(one.explains, answer.culprits))]
         left = [one for one in answer.culprits if not any(each.explains(one) for each in seen)]
     else:
-        seen = [one for one in seen if one.name not in on_purpose and one.concerns(case, evidence)]
+        seen = [one for one in seen if one.variable.name not in on_purpose and one.concerns(case, evidence)]
         seen = [one for one in seen if one.variable.effect == "slows" or not (passed or one.variable.effect == "noted")]
-        # A GPU that computes slowly does so whatever its links do.
-        left = [one for one in answer.culprits if one.slowdown and all(each.variable.where for each in seen)]
+        spans_nodes = measured_for(case, evidence)[2]
+        left = [one for one in answer.culprits if all(each.spares(one, evidence, spans_nodes) for each in seen)]
     if not seen:
         return
     answer.culprits = left

@@ -128,7 +128,8 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
     """Nodes and links that communicate slowly: slow nodes before slow links, slowest first, then stalls.
 
     They have the device of their end if only one rail is slow. Pairs of excused hosts, which compute slowly, are
-    ignored, because that explains them.
+    ignored, because that explains them. No node is certain where half are slow: two of four may be alone on their
+    switches, which share few uplinks.
     """
     rails = rails_of(evidence)
     hosts, nodes, gbps, stalled = rails.hosts, rails.pairs[:, :2], rails.least_gbps, rails.stalled
@@ -154,7 +155,8 @@ def slow_links(evidence: Evidence, excused: frozenset[str] = frozenset()) -> lis
         ranks = tuple(end.local_rank for end in only)
         typical, usual = float(np.median(gbps[mine])), float(np.median(gbps[gbps >= line]))
         why = because("slow-pairs", typical, usual, int(mine.sum()), ranks)
-        found.append(Culprit("link" if len(accused) == 2 else "node", (*ends,), why))
+        is_certain = len(accused) == 2 or 2 * len(standings.suspect_nodes) < standings.nodes
+        found.append(Culprit("link" if len(accused) == 2 else "node", (*ends,), why, is_certain))
     found.sort(key=lambda one: (one.kind == "link", one.because.args[0], one.hosts))
     for node in standings.stalls.named:
         own = (nodes == node).any(axis=1)

@@ -4,7 +4,8 @@ What is published between nodes was reached over another network. But each node 
 GPUs are nearest to them, and NCCL reaches 46 to 49 of the 50 GB/s of a port of 400 Gbit/s, NDR or RoCE. So messages
 between nodes have to reach 0.7 of that, and an all-reduce over nodes 0.6 of what all GPUs of a node have. Most GPUs
 count: a port that came up slower than the others fails. Where ports differ at the same distance a GPU counts with the
-slowest alone, because another one may serve storage.
+slowest alone, because another one may serve storage; and no port is faster than the PCIe link of the GPU, nor counts
+where NCCL_IB_HCA leaves it out.
 
 No port counts if NCCL goes over TCP, or is not known to go over ports at all. All-reduce counts only where GPUs of a
 node are joined by NVLink, which carries more than its ports, and where messages are long for so many ranks. A row
@@ -13,12 +14,14 @@ that rejects stays as it is: a site sets one that knows its network, such as one
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from itertools import chain
 from statistics import median_low
 
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.variables import is_selected
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.table import once
 from pytest_ddpscale.thresholds.cases import NodeCase
@@ -28,6 +31,7 @@ _SHARES = {"send-recv": 0.7, "all-reduce": 0.6}
 _LONG_BYTES = 4 * 2**20  # of a message, for each rank that it passes
 _DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as nvidia-smi calls them, the nearest first
 _LEGEND = re.compile(r"(NIC\d+): (\S+)")
+_LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # of PCIe, by generation
 
 
 def bound_by_ports(case: NodeCase, probe: Arm, evidence: Evidence) -> NodeCase | None:
@@ -53,11 +57,18 @@ def bound_by_ports(case: NodeCase, probe: Arm, evidence: Evidence) -> NodeCase |
 def port_gbps(evidence: Evidence, is_ring: bool) -> float:
     """What most GPUs have of their ports, in GB/s; 0 if it is not known, or NVLink does not join a ring of them."""
     found = list[float]()
+    chosen = {place.host: one.variables.get("NCCL_IB_HCA", "") for place, one in evidence.transports.items()}
     for survey in evidence.surveys.values():
-        cells, names = survey.connections, dict(_LEGEND.findall(survey.topology))
-        active = (port for port in survey.infiniband if port.state.endswith("ACTIVE"))
-        gbps = {port.device: (port.rate_gbps or 0.0) / 8 for port in active}
-        gpus, near = {f"GPU{gpu.index}" for gpu in survey.gpus if gpu.local_rank is not None}, list[list[str]]()
+        cells, names, gbps = survey.connections, dict(_LEGEND.findall(survey.topology)), dict[str, float]()
+        for port in survey.infiniband:
+            if port.state.endswith("ACTIVE") and is_selected(port.device, chosen.get(survey.host, "")):
+                gbps[port.device] = min(gbps.get(port.device, math.inf), (port.rate_gbps or 0.0) / 8)
+        of_links = {
+            f"GPU{gpu.index}": _LANE_GBPS.get(gpu.pcie_generation_max or 0, math.inf) * (gpu.pcie_width_max or 16)
+            for gpu in survey.gpus
+            if gpu.local_rank is not None
+        }
+        gpus, near = of_links.keys(), list[list[str]]()
         for gpu in gpus:
             ways = {names.get(end, end): cell for (one, end), cell in cells.items() if one == gpu}
             at = ([port for port in gbps if ways.get(port) == way] for way in _DISTANCES)
@@ -65,5 +76,6 @@ def port_gbps(evidence: Evidence, is_ring: bool) -> float:
         inside = {cell for (one, other), cell in cells.items() if one != other and {one, other} <= gpus}
         is_slower = is_ring and not all(cell.startswith("NV") for cell in inside)
         share = min(1.0, len({*chain(*near)}) / max(1, len(gpus))) * (not is_slower)
-        found += [share * min((gbps[one] for one in ports), default=0.0) for ports in near]
+        of_ports = (share * min((gbps[one] for one in ports), default=0.0) for ports in near)
+        found += map(min, of_ports, of_links.values())
     return median_low(found or [0.0])

@@ -64,3 +64,10 @@ def variable_of(name: str, value: str) -> Variable | None:
         if fnmatchcase(name, one.name) and not re.fullmatch(one.unset, value.strip(), re.IGNORECASE):
             return one
     return None
+
+
+def is_selected(adapter: str, hca: str) -> bool:
+    """Whether NCCL_IB_HCA selects it: by the beginning of its name, or with ``=`` by its name; ``^`` excludes."""
+    is_exact, names = "=" in hca[:2], {one.partition(":")[0] for one in hca.lstrip("^=").split(",")}
+    is_named = adapter in names if is_exact else adapter.startswith(tuple(names))
+    return is_named != hca.startswith("^")

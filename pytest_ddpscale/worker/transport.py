@@ -73,6 +73,8 @@ def read_transport(
     heard = _Heard(rank, layout, (range(layout.world_size), *groups))
     heard.variables.update(environ)
     problem = _read(environ, heard)
+    if "Libfabric" in (heard.network or "") and "NCCL_PROTO" not in environ:
+        heard.variables.pop("NCCL_PROTO", None)  # EFA's plugin sets it where NCCL must not choose LL128
     return RankTransport(
         rank=rank,
         network=heard.network,

@@ -57,7 +57,11 @@ def test_the_interval_is_wider_and_says_by_what(evidence: Evidence) -> None:
 
 def test_launches_that_hardly_differ_add_nothing_to_what_all_intervals_have(evidence: Evidence) -> None:
     own = judge(WIDE, evidence, CONFIDENCE).interval
+    assert own is not None
     assert widened(evidence, WIDE, (100.0, 100.1) * 3).interval == pytest.approx(own, rel=1e-9)
+    imported = widened(evidence, WIDE, (100.0, 100.1) * 3, rounds=1).interval  # has nothing yet
+    assert imported is not None
+    assert imported[0] < own[0] < own[1] < imported[1]
 
 
 def test_a_bound_that_another_launch_might_miss_is_open(evidence: Evidence) -> None:

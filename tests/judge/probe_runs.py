@@ -11,8 +11,10 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
     unplanned, unsupported       nobody planned what is asked, or GPUs cannot do it
     interrupted                  the study
     lanes/3                      a slot with half of its lanes
+    pcie=4                       generation of the links of all GPUs
     topology=NAME                of all nodes, by topologies.txt
-    port=400                     Gbit/s of each adapter there; of a node: port=200/n1; `tcp`: they are not used
+    port=400                     Gbit/s of each adapter there, 400,100 of its two ports; of a node: port=200/n1;
+                                 `tcp`: they are not used
     wrong                        data
     dropped                      a round without what is asked, because that is decided
     FIELD=VALUE FIELD=*FACTOR    of what was measured, such as seconds=0.01, of 10 iterations, or work=6e7
@@ -26,13 +28,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from pytest_ddpscale.judge.links import unasked_wrong_data
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
-from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
@@ -43,7 +45,7 @@ from tests.judge.checks import TOPOLOGIES
 from tests.judge.runs import Change, Run
 
 USUAL = 120.0  # TFLOPS or GB/s
-NO_FIELDS = {"lost", "dropped", "link", "stall", "port", "lanes"}
+NO_FIELDS = {"lost", "dropped", "link", "stall", "port", "lanes", "pcie"}
 
 
 def run_of(line: str) -> Run:
@@ -66,6 +68,7 @@ class ProbeRun(Run):
         )
         asks["severity"] = "warn" if self.asked[0][6] else "fail"
         case = replace(case, requirement=replace(case.requirement, **asks))
+        case = replace(case, environment=self.purpose)
         return case, self._probed(probes[0], probes["unplanned" in self.flags :])
 
     def _further(self, case: NodeCase, evidence: Evidence, verdict: Verdict) -> list[Reason]:
@@ -87,7 +90,10 @@ class ProbeRun(Run):
             hosts=[f"n{node}" for node in range(self.nodes)],
             timed_arms={PROBES: timed},
             surveys={f"n{node}": self._survey(node) for node in range(self.nodes)},
-            transports={Place("n0"): RankTransport(0, channels_between_nodes={self._network: 1})},
+            transports={
+                place: msgspec.structs.replace(one, channels_between_nodes={self._network: 1})
+                for place, one in self.transports().items()
+            },
         )
         return self.with_pairs(evidence)
 
@@ -99,10 +105,18 @@ class ProbeRun(Run):
         topology = TOPOLOGIES[self.option["topology"]]
         few = [one for one in self.changes if one.what == "lanes"]
         lanes = [8 if any(one.is_at(0, i) for one in few) else 16 for i in range(self.per_node)]
-        gpus = (SurveyedGpu(i, f"GPU-{i}", "", "", "", local_rank=i, pcie_width=n) for i, n in enumerate(lanes))
+        gen = next((one.values[0] for one in self.changes if one.what == "pcie"), None)
+        gpus = (
+            SurveyedGpu(i, f"GPU-{i}", "", "", "", local_rank=i, pcie_width=n, pcie_generation_max=gen)
+            for i, n in enumerate(lanes)
+        )
         of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, 0, "all", f"n{node}")]
-        rates = [one.values[0] for one in of_ports][-1:]
-        ports = (InfiniBandPort(f"mlx5_{i}", 1, "ACTIVE", "InfiniBand", rate) for rate in rates for i in range(8))
+        rates = of_ports[-1].values if of_ports else ()
+        ports = (
+            InfiniBandPort(f"mlx5_{i}", number, "ACTIVE", "InfiniBand", rate)
+            for number, rate in enumerate(rates, 1)
+            for i in range(8)
+        )
         return Survey(f"n{node}", 0.0, gpus=(*gpus,), infiniband=(*ports,), topology=topology)
 
     def _reported(self, plan: Plan, probe: Arm) -> Iterator[ProbeMeasurement]:

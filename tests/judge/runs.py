@@ -158,7 +158,7 @@ class Run:
         self.changes, self.flags, self.trained = list[Change](), set[str](), dict[str, Any]()
         self.option: dict[str, Any] = dict(OPTIONS)
         self.nodes, self.per_node, self.variables = 1, 0, list[list[str]]()
-        self.purpose = tuple((name, "a reason") for name in re.findall(r"\bpurpose=(\w+)", line))
+        self.purpose = tuple((name, "a reason") for name in re.findall(r"\bpurpose=([\w*]+)", line))
         for word in line.split():
             self._take(word)
         if not self.per_node:

@@ -187,6 +187,23 @@ def test_variables_are_those_of_the_process_and_of_what_nccl_says_that_it_read(t
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("network", "environ", "variables"),
+    [
+        ("AWS Libfabric", {}, {}),
+        ("AWS Libfabric", {"NCCL_PROTO": "simple"}, {"NCCL_PROTO": "simple"}),
+        ("IB", {}, {"NCCL_PROTO": "simple"}),
+    ],
+)
+def test_a_protocol_that_the_plugin_of_a_network_sets_is_no_variable(
+    tmp_path: Path, network: str, environ: dict[str, str], variables: dict[str, str]
+) -> None:
+    path, said = tmp_path / "nccl.log", (f"Using network {network}", "NCCL_PROTO set by environment to simple")
+    path.write_text("".join(f"n1:7:9 [0] NCCL INFO {line}\n" for line in said), encoding="utf-8")
+    seen = {"NCCL_DEBUG_FILE": str(path), **environ}
+    assert read_transport(0, Layout(2, 1), "nccl", seen).variables == variables
+
+
 def test_gloo_has_no_channels(tmp_path: Path) -> None:
     transport = read_transport(1, Layout(1, 2), "gloo", {})
     assert transport == RankTransport(rank=1, network="gloo")
