@@ -120,7 +120,7 @@ def host_bound(judged: Judged) -> None:
     if case.requirement.definition.scaling != "strong" or not is_cuda or not isinstance(case, Case):
         return
     # Of those that were read: a wrong reading of one GPU does not make the others busy.
-    total, count = judged.sums(lambda rounds: np.fmin.reduce(rounds.reading("utilization"), axis=-1))
+    total, count = judged.sums(lambda rounds: np.fmin.reduce(rounds.reading("utilization"), axis=-1, initial=np.nan))
     busy, least = total / np.where(count > 0, count, np.nan), HOST_BOUND_UTILIZATION
     of = case.workload.global_batch_size, case.world_size
     judged.open(

@@ -145,7 +145,7 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
             if not unread and not np.isnan(samples[at]).all():
                 continue
             if unread:  # a GPU that was read may fail by itself
-                known = np.fmin.reduce(arms.measured.reading("utilization")[:, at], axis=-1)
+                known = np.fmin.reduce(arms.measured.reading("utilization")[:, at], axis=-1, initial=np.nan)
                 samples[at] = np.where(np.isnan(samples[at]), known, samples[at])
         missing[found.places[at]] = why
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
