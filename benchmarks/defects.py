@@ -866,7 +866,7 @@ DEFECTS = (
         "standings.confirmed_nodes), *(one[:1] for one in standings.confirmed_links)):",
         ("judge",),
         "slow link",
-        "oracle: lab-link-of-two run notes",
+        "oracle: lab-link-of-two pair_bandwidth_gbps[send-recv-256mib-all] culprits",
     ),
     Defect(
         "most-fail-blamed",
