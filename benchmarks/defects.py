@@ -668,7 +668,7 @@ DEFECTS = (
         "(centres + factors * (low - centres))",
         ("judge",),
         "drift",
-        "oracle: lab-session-ramp generation_ratio[net-1gpu-vs-former] looks",
+        "oracle: lab-session-ramp images_per_joule[net-node] outcome",
     ),
     Defect(
         "far-undecided",
@@ -899,7 +899,7 @@ DEFECTS = (
         'in between[9:] if v.outcome == "failed"',
         ("judge",),
         "between nodes",
-        "oracle: lab-link-2-nodes run outcome",
+        "judge/test_outcomes.py::test_a_run_comes_to[What nodes do together is in every acceptance]",
     ),
     Defect(
         "warning-unmeasured",
