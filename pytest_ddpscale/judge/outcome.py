@@ -45,7 +45,7 @@ class RunFacts:
         silent: description of each GPU that does not answer and was not measured.
         lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
-        variables: notes on environment variables (`judge.environment`).
+        variables: notes on environment variables (`judge.coverage`).
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.links`).
         allows_unmeasured: whether requirements may stay unmeasured.
         calibrate: command that computes bounds of the site from this run.

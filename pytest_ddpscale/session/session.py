@@ -14,8 +14,7 @@ from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.recording import history_sku
 from pytest_ddpscale.judge.answer import blank_verdict
-from pytest_ddpscale.judge.coverage import coverage_of
-from pytest_ddpscale.judge.environment import notes_on_variables
+from pytest_ddpscale.judge.coverage import coverage_of, notes_on_variables
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import (
