@@ -71,7 +71,7 @@ DEFECTS = (
         "few-rounds-measured",
         "judge",
         "a study may end after two rounds",
-        "judge/deciding.py",
+        "judge/judge.py",
         "isinstance(study, ProbeStudy) else FEWEST_ROUNDS):",
         "isinstance(study, ProbeStudy) else 2):",
         JUDGE,

@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.judge.deciding import Decider
-from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
