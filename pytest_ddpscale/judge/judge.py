@@ -19,14 +19,13 @@ slow device or link all the same.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from statistics import median_low
 
 import numpy as np
@@ -55,7 +54,7 @@ from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.table import ArmRounds, GrowingColumns, once
+from pytest_ddpscale.run.table import GrowingColumns, once
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.model import Source
@@ -73,9 +72,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     answer, study_id, arm = Answer(blank_verdict(case, confidence)), "", ""
     if isinstance(case, Case):
         study = matching_study(evidence.plan, case.question)
-        study_id = study.id if study else ""
+        study_id, arm = (study.id, arms_read(case.question, study)[-1].name) if study else ("", "")
         answer = _of_training(answer, case, evidence, study)
-        arm = arms_read(case.question, study)[-1].name if study else ""
         # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
         if evidence.plan.device_type == "cpu" and answer.interval is not None:
             answer.flags.append(THIS_LAUNCH_ONLY)
@@ -91,7 +89,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             is_above = by_ports.requirement.bound > case.requirement.bound
             answer = other if is_above or other.outcome == "failed" else answer
         fail_by_pairs(answer, case.probe, evidence)
-    elif case.requirement.definition.subject == "check":
+    elif case.requirement.check:
         answer = answer_check(answer, case, evidence)
     doubt_variables(answer, case, evidence)
     if answer.outcome == "failed" and answer.culprits and arm:
@@ -103,39 +101,31 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
 
 def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | None) -> Answer:
-    question, requirement = case.question, case.requirement
+    question, plan = case.question, evidence.plan
     values = values_of(evidence, question) / case.constant
-    if study is None or values.broken is not None:
-        assert values.broken is not None
+    if study is None or values.broken:
         return _broken(answer, values.broken, study.id if study else "", evidence)
-    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
-    due = _rounds_due(evidence, study.id, begun, arms)
-    if requirement.definition.reads_own_pace:
+    due = _rounds_due(evidence, study.id, {arm.name for arm in arms_read(question, study)})
+    if case.requirement.definition.reads_own_pace:
         answer_uniformity(answer, case, study, evidence, due)
         if answer.outcome != "not_measured":
             add_disagreements(answer, study, evidence)
         return answer
-    is_by_node = evidence.plan.layout.judged_by_node(question.arms)
-    planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
-    peers = partial(slow_ranks, evidence, study, case.peers.computing)
+    is_by_node, found = plan.layout.judged_by_node(question.arms), groups_of(question, study, evidence)
+    planned, peers = plan.nodes if is_by_node else 1, partial(slow_ranks, evidence, study, case.peers.computing)
     judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
     _judge_places(judged, planned, study)
-    absent = [values.places[place] for place in np.flatnonzero(judged.codes == ABSENT).tolist()]
-    why_not = {place: why for place, why in values.missing.items() if place in absent}
-    answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
+    measured = [*compress(values.places, judged.codes != ABSENT)]
+    why_not = {place: why for place, why in values.missing.items() if place not in measured}
+    missing = why_not.get(WHOLE)
+    if is_by_node and len(measured) < planned:
+        absent = sorted({*evidence.hosts, *why_not}.difference(measured))
+        missing = because("nodes-missing", tuple(measured), planned, tuple(absent), tuple(why_not.values()))
+    answer = judged.answer(planned, missing)
     if answer.outcome != "not_measured" or is_by_node:
         add_disagreements(answer, study, evidence)
-
-        def rounds() -> ArmRounds:
-            if not is_by_node:
-                return judged.rounds(WHOLE)
-            alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            measured, hosts = found.merged[-1], {*itertools.compress(found.places, alike)}
-            return measured.of(
-                slice(None), np.array([host in hosts for host in measured.ranks.hosts], np.bool_)
-            ).there()
-
-        name_slow(answer, case, study, evidence, rounds)
+        alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
+        name_slow(answer, case, study, evidence, lambda: found.at(alike))
     if is_by_node:
         judged.name_failed_nodes(answer, planned)
     elif answer.outcome == "failed" and not answer.culprits and (why := judged.starved(WHOLE)):
@@ -147,12 +137,10 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
 
 def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) -> Answer:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
-    if values.broken is not None or study is None:
-        answer = _broken(answer, values.broken or because("not-probed", probe.name), PROBES, evidence)
+    if values.broken or study is None:
+        answer = _broken(answer, values.broken, PROBES, evidence)
     else:
-        begun = {number for one in evidence.probes for number in one.numbers.tolist()}
-        begun.update(evidence.timed_arms.get(PROBES, {}))
-        due = _rounds_due(evidence, PROBES, begun, {probe.name})
+        due = _rounds_due(evidence, PROBES, {probe.name})
         if case.requirement.definition.compares_places:
             answer_probe_uniformity(answer, case, values, evidence, due)
         else:
@@ -171,18 +159,20 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
     return answer
 
 
-def _broken(answer: Answer, why: Reason, study_id: str, evidence: Evidence) -> Answer:
+def _broken(answer: Answer, why: Reason | None, study_id: str, evidence: Evidence) -> Answer:
     """The answer on what has no values."""
+    assert why is not None
     answer.outcome, answer.reasons = "error" if why.code == "broke" else "not_measured", [why]
     answer.flags = ["interrupted"] if why.code == "interrupted" else []
     name_gpu_errors(answer, study_id, evidence)
     return answer
 
 
-def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
+def _rounds_due(evidence: Evidence, study_id: str, arms: set[str]) -> int:
     """Number of rounds that were begun and timed all these arms."""
     timed = evidence.timed_arms.get(study_id, {})
-    return sum(number not in timed or arms <= set(timed[number]) for number in begun)
+    begun = rounds_begun(evidence.columns, study_id) | timed.keys()
+    return sum(number not in timed or arms <= {*timed[number]} for number in begun)
 
 
 def _judge_places(judged: Judged, planned: int, study: Study | None = None) -> None:

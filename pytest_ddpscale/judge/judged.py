@@ -11,7 +11,7 @@ requirement at once and sets those to open for which it holds. To add one, write
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -176,17 +176,6 @@ class Judged:
         answer.culprits = [*dict.fromkeys(culprit for one in at for culprit in self.culprits.get(one, ()))]
         answer.against_slowest = self.against.get(worst)
         return answer
-
-    def why_nodes_missing(self, why_not: Mapping[str, Reason]) -> Reason | None:
-        """Why a requirement cannot pass although no node fails; None if all planned nodes are measured.
-
-        `why_not` says why a node has no values.
-        """
-        measured = [place.host for place, code in zip(self.places, self.codes, strict=True) if code != ABSENT]
-        planned, absent = self.evidence.plan.nodes, sorted({*self.evidence.hosts, *why_not} - {*measured})
-        if len(measured) >= planned:
-            return None
-        return because("nodes-missing", tuple(measured), planned, tuple(absent), tuple(why_not.values()))
 
     def starved(self, place: str) -> Reason | None:
         """Why a node is named for the utilization of its GPUs, most of which miss the bound and idle; None if not."""

@@ -63,9 +63,9 @@ class Groups:
         """Rounds of each arm, with cells (rounds, places, ranks of a place)."""
         return [rounds.at(columns) for rounds, columns in zip(self.merged, self.columns, strict=True)]
 
-    def at(self, place: int) -> ArmRounds:
-        """Rounds of the measured arm at one place, with its ranks alone."""
-        columns = self.columns[-1][place]
+    def at(self, places: int | Sequence[bool]) -> ArmRounds:
+        """Rounds of the measured arm at one place or several, with their ranks alone."""
+        columns = self.columns[-1][places]
         return self.merged[-1].of(slice(None), columns[columns >= 0]).there()
 
 
