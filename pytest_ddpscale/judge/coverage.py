@@ -34,7 +34,6 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
 from pytest_ddpscale.run.verdicts import BY_VARIABLE, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
@@ -270,84 +269,65 @@ def _lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
     return list(found.values())
 
 
-class _Seen(NamedTuple):
-    """A variable that ranks on some hosts saw, with its own name."""
-
-    variable: Variable
-    name: str
-    value: str
-    hosts: Mapping[str, None]
-
-    def explains(self, culprit: Culprit) -> bool:
-        """Whether `transport` finds this only because of it: between nodes, wherever it is set."""
-        is_there = self.variable.where == "net" or culprit.host in self.hosts
-        return is_there and culprit.because is not None and culprit.because.code in self.variable.explains
-
-    def spares(self, culprit: Culprit, evidence: Evidence, spans_nodes: bool) -> bool:
-        """Whether somebody is slow whatever it does: it is set for others alone, or for all pairs of nodes alike."""
-        if culprit.slowdown and self.variable.where:
-            return True  # a GPU that computes slowly does so whatever its links do
-        if culprit.because and culprit.because.code == "slow-pairs":
-            return self.variable.effect == "reroutes" and self.hosts.keys() >= {*evidence.hosts}
-        return not spans_nodes and culprit.host not in self.hosts
-
-    def concerns(self, case: AnyCase, evidence: Evidence) -> bool:
-        """Whether it changes what a requirement on speed measures."""
-        definition, where = case.requirement.definition, self.variable.where
-        if where == "net":
-            return measured_for(case, evidence)[2]
-        return not definition.compares_results and (not where or (definition.communicates and case.world_size > 1))
-
-
 @once
-def _variables(evidence: Evidence) -> list[_Seen]:
-    """Variables that are set for some rank; those of paths that the run has."""
+def _variables(evidence: Evidence) -> dict[tuple[Variable, str, str], dict[str, None]]:
+    """Hosts that have a variable set, by variable, its own name and value; those of paths that the run has."""
     found = defaultdict[tuple[Variable, str, str], dict[str, None]](dict)
     told = [(gang.ranks[0].place.host, gang.ranks[0].environment) for gang in evidence.gangs]
     told += [(place.host, one.variables) for place, one in evidence.transports.items()]
     has = {"node": evidence.plan.layout.ranks_per_node > 1, "net": evidence.plan.nodes > 1}
-    for host, variables in told:
-        for name, value in variables.items():
-            one = variable_of(name, value)
-            is_whole = name == "NCCL_IB_HCA" and _selects_all(value, evidence.surveys.get(host))
-            if one and has.get(one.where, True) and not is_whole:
-                found[one, name, value][host] = None
-    return [_Seen(*key, hosts) for key, hosts in found.items()]
-
-
-def _selects_all(value: str, survey: Survey | None) -> bool:
-    """Whether NCCL_IB_HCA selects all active ports; of Ethernet only where there are no others."""
-    ports = [one for one in survey.infiniband if "ACTIVE" in one.state.upper()] if survey else []
-    ports = [one for one in ports if one.link_layer != "Ethernet"] or ports
-    return bool(ports) and all(is_selected(one.device, value) for one in ports)
+    for host, name, value in ((host, *one) for host, variables in told for one in variables.items()):
+        ports = evidence.surveys[host].infiniband if name == "NCCL_IB_HCA" and host in evidence.surveys else ()
+        active = [port for port in ports if "ACTIVE" in port.state.upper()]
+        # All that are active, of Ethernet only where there are no others, are no choice.
+        others = [is_selected(port.device, value) for port in active if port.link_layer != "Ethernet"]
+        chosen = others or [is_selected(port.device, value) for port in active]
+        one = variable_of(name, value)
+        if one and has.get(one.where, True) and not (chosen and all(chosen)):
+            found[one, name, value][host] = None
+    return found
 
 
 def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator[Reason]:
     """A note on each variable: what is set, where unless everywhere, what it does, and why the site sets it."""
     on_purpose = dict(cases[0].environment) if cases else {}
-    for one, name, value, hosts in _variables(evidence):
+    for (one, name, value), hosts in _variables(evidence).items():
         where = tuple(hosts) if len(hosts) < len({*evidence.hosts}) else ()
         yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(one.name, ""))
 
 
 def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
-    """Leave what a variable slows undecided, and accuse no hardware of what a variable does."""
-    if answer.outcome not in ("passed", "failed") or WRONG_DATA in answer.flags:
+    """Leave what a variable slows undecided, and accuse no hardware of what a variable does.
+
+    `transport` finds what a variable explains between nodes wherever it is set. On speed counts what changes it. Then a
+    GPU that computes slowly does so whatever its links do, pairs of nodes are unlike others whatever all nodes leave
+    unused, and one without the variable is slow by itself, unless others with it took part.
+    """
+    asked, passed, spans_nodes = case.requirement, answer.outcome == "passed", measured_for(case, evidence)[2]
+    if not (passed or answer.outcome == "failed") or WRONG_DATA in answer.flags:
         return
-    seen, on_purpose, passed = _variables(evidence), dict(case.environment), answer.outcome == "passed"
-    if case.requirement.check:
-        seen = [one for one in seen if any(map(one.explains, answer.culprits))]
-        left = [one for one in answer.culprits if not any(each.explains(one) for each in seen)]
-    else:
-        seen = [one for one in seen if one.variable.name not in on_purpose and one.concerns(case, evidence)]
-        seen = [one for one in seen if one.variable.effect == "slows" or not (passed or one.variable.effect == "noted")]
-        spans_nodes = measured_for(case, evidence)[2]
-        left = [one for one in answer.culprits if all(each.spares(one, evidence, spans_nodes) for each in seen)]
-    if not seen:
-        return
-    answer.culprits = left
-    if not left:
+    is_speed, left, texts = not asked.definition.compares_results, answer.culprits, list[tuple[str, str]]()
+    effects = ("slows",) if passed else ("slows", "reroutes")
+    is_joint = is_speed and asked.definition.communicates and case.world_size > 1
+    concerns = {"": is_speed, "net": spans_nodes, "node": is_joint, "ranks": is_joint}
+    for (one, name, value), hosts in _variables(evidence).items():
+        blamed = set[Culprit]()
+        for culprit in answer.culprits:
+            code, is_there = culprit.because.code, culprit.host in hosts
+            if asked.check:
+                may_be = code in one.explains and (is_there or one.where == "net")
+            elif code == "slow-pairs":
+                may_be = one.effect != "reroutes" or not hosts.keys() >= {*evidence.hosts}
+            else:
+                may_be = (spans_nodes or is_there) and not (culprit.slowdown and one.where)
+            blamed |= {culprit} if may_be else set()
+        changes = concerns[one.where] and one.effect in effects
+        if blamed if asked.check else changes and one.name not in dict(case.environment):
+            texts.append((f"{name}={value}", one.what))
+            left = [culprit for culprit in left if culprit not in blamed]
+    if texts:
+        answer.culprits = left
+    if texts and not left:
         answer.outcome = "inconclusive" if passed else "failed"
-        texts = tuple(f"{one.name}={one.value}" for one in seen)
-        answer.reasons.insert(0, because("by-variable", texts, seen[0].variable.what))
+        answer.reasons.insert(0, because("by-variable", tuple(text for text, _ in texts), texts[0][1]))
         answer.flags.append(BY_VARIABLE)

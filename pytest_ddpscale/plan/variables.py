@@ -6,7 +6,6 @@ import re
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-Effect = Literal["reroutes", "slows", "noted"]
 _OFF = "0|n|no|f|false|off|"
 _FAR = "P(XB|XN|HB|2C)|SYS|[2-5]|"
 _TCP = ("tcp", "unmanaged-ports")
@@ -26,7 +25,7 @@ class Variable(NamedTuple):
     """
 
     name: str
-    effect: Effect
+    effect: Literal["reroutes", "slows", "noted"]
     where: Literal["node", "net", "ranks", ""]
     what: str
     unset: str = _OFF
@@ -60,10 +59,8 @@ VARIABLES = (
 
 def variable_of(name: str, value: str) -> Variable | None:
     """The variable of this name, if this value sets it."""
-    for one in VARIABLES:
-        if fnmatchcase(name, one.name) and not re.fullmatch(one.unset, value.strip(), re.IGNORECASE):
-            return one
-    return None
+    of_name = (one for one in VARIABLES if fnmatchcase(name, one.name))
+    return next((one for one in of_name if not re.fullmatch(one.unset, value.strip(), re.IGNORECASE)), None)
 
 
 def is_selected(adapter: str, hca: str) -> bool:
