@@ -93,8 +93,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     arm, layout, limit = arms_read(case.question, study)[-1], evidence.plan.layout, case.requirement.bound - 1
     pace = pace_in(study, arm, evidence)
     ranks, times_s = pace.ranks, own_pace_s(pace)
-    of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
-    expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size
+    expected = layout.world_size if layout.takes_turns(arm) else len(layout.ranks([arm]))
     read = int((~(np.isnan(times_s) & pace.present).any(axis=0)).sum())
     missing = because("pace-unread", read, expected)
     if np.isnan(times_s).all():
@@ -113,46 +112,42 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     if answer.outcome in ("passed", "failed") and told < due:
         answer.outcome, answer.reasons = "inconclusive", [because("incomplete-rounds", told, due)]
     elif is_of_nodes:
-        for at in sorted(np.flatnonzero(beyond).tolist(), key=lambda at: -float(compared.ratio[at])):
-            ratio, is_certain = float(compared.ratio[at]), bool(2 * beyond.sum() < len(names))
+        order, is_minority = np.argsort(-compared.ratio, kind="stable"), bool(2 * beyond.sum() < len(names))
+        for at in order[beyond[order]].tolist():
+            ratio = float(compared.ratio[at])
             why = because("node-by-own-pace", ratio, int(compared.peers[at]))
-            answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_certain, slowdown=ratio))
+            answer.culprits.append(Culprit("node", (Place(names[at]),), why, is_minority, slowdown=ratio))
     elif answer.outcome != "not_measured" and compared.rounds.max() >= FEWEST_ROUNDS:
         is_failed = answer.outcome == "failed"
         # Arms that train together go on after this one is decided, and show who is slow from then on, or at times.
-        others = own_pace_of(evidence, study) if arm.kind == "each" else None
-        later = others or NO_ROUNDS
+        later = (own_pace_of(evidence, study) if arm.kind == "each" else None) or NO_ROUNDS
         later = later.of(later.numbers > pace.numbers[-1])
         for one in () if is_failed else (pace, later):
             own_s = of_enough_rounds(own_pace_s(one))
             beside = compare(own_s, limit)
-            at_times, found = find_slow_at_times(beside, limit), find_slow(own_s, beside, limit)
-            found = found.of(at_times[found.at] | (found.are_certain & (one is later)))
-            if len(found.at) and (beside.peers[found.at] >= FEWEST_PEERS_OF_FAR).all():
-                slowest = one.ranks.rank_places[found.at[0]]
+            found = find_slow(own_s, beside, limit)
+            counts = find_slow_at_times(beside, limit)[found.at] | (found.are_certain & (one is later))
+            if counts.any() and (beside.peers[found.at[counts]] >= FEWEST_PEERS_OF_FAR).all():
+                found = found.of(counts)
+                slowest, answer.culprits = one.ranks.rank_places[found.at[0]], culprits_of(one.ranks, found)
                 answer.place, answer.rounds = f"{slowest.number} of {slowest.host}", int(beside.rounds.min())
                 answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[0]), None
-                answer.culprits = culprits_of(one.ranks, found, np.arange(len(found.at)))
-                why = answer.culprits[0].because
-                answer.reasons = [because("gpu-slow-at-times", answer.place, len(found.at) - 1, why)]
+                why = because("gpu-slow-at-times", answer.place, len(found.at) - 1, answer.culprits[0].because)
+                answer.reasons = [why]
                 return
         group = find_groups(of_enough_rounds(times_s), limit)
         are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
         if are_groups:
             answer.reasons = [*answer.reasons * (answer.outcome != "passed"), two_groups(ranks, group)]
+        found = find_slow(times_s, compared, limit)
         if is_failed:
-            found = find_slow(times_s, compared, limit)
             found = found.of(beyond[found.at])._replace(slowdown=found.ratio[beyond[found.at]])
         elif are_groups:  # the median of others lies in the larger group, or between both: either may be the normal one
             answer.outcome, found = "inconclusive", group
-        elif answer.outcome == "inconclusive":
-            found = find_slow(times_s, compared, limit)
-            found = found.of(compared.low[found.at] > 1 + limit)  # with too few peers to be certain of it
-        else:
-            return
+        else:  # with too few peers to be certain of it
+            found = found.of((compared.low[found.at] > 1 + limit) & (answer.outcome == "inconclusive"))
         is_minority = is_failed and 2 * max(beyond.sum(), len(group.at)) < len(names)
-        found = found._replace(are_certain=np.full(len(found.at), is_minority))
-        answer.culprits = culprits_of(ranks, found, np.arange(len(found.at)))
+        answer.culprits = culprits_of(ranks, found._replace(are_certain=np.full(len(found.at), is_minority)))
 
 
 def _answer_on_places(
@@ -183,19 +178,18 @@ def _answer_on_places(
     worst = max(beyond or range(len(names)), key=np.nan_to_num(ratio).tolist().__getitem__)
     value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
     answer.value, answer.interval, answer.place = value, (low, high), names[worst]
-    answer.rounds = int(compared.rounds.min())
-    whom = because("of-peers", names[worst], noun, value, peers)
+    answer.rounds, whom = int(compared.rounds.min()), because("of-peers", names[worst], noun, value, peers)
+    answer.outcome, why = "passed", because("within-peers", len(names), noun, limit)
     if beyond:
-        answer.outcome, others = "failed", tuple(names[at] for at in beyond if at != worst)
-        answer.reasons = [because("beyond-peers", whom, others, limit)]
+        others = tuple(names[at] for at in beyond if at != worst)
+        answer.outcome, why = "failed", because("beyond-peers", whom, others, limit)
         answer.flags = [PARTLY_KNOWN] if missing or OPEN in codes else []
+    elif undecided and low > 1 + limit and peers < FEWEST_PEERS:
+        answer.outcome, why = "inconclusive", because("few-peers", whom, limit, FEWEST_PEERS)
     elif undecided:
-        names = tuple(names[at] for at in undecided)
-        answer.outcome, answer.reasons = "inconclusive", [because("perhaps-beyond", limit, names, whom)]
-        if low > 1 + limit and peers < FEWEST_PEERS:
-            answer.reasons = [because("few-peers", whom, limit, FEWEST_PEERS)]
-    else:
-        answer.outcome, answer.reasons = "passed", [because("within-peers", len(names), noun, limit)]
+        answer.outcome = "inconclusive"
+        why = because("perhaps-beyond", limit, tuple(names[at] for at in undecided), whom)
+    answer.reasons = [why]
     return codes
 
 
@@ -256,18 +250,17 @@ def fail_by_own_node(answer: Answer, case: NodeCase, values: Values[JudgedPlace]
     if limit is None or layout.nodes >= FEWEST_PEERS or not layout.fits_node(probe):
         return
     turns = [layout.groups(probe, turn) for turn in range(layout.turns(probe))]
+    ways = dict[JudgedPlace, list[str]]()  # the cells of the matrix that a place has
     for place in values.places:
-        survey = evidence.surveys.get(place.host)
-        cells, gpus = (survey.connections, survey.gpus) if survey else ({}, ())
-
-        def ways(one: JudgedPlace) -> list[str]:
-            ends = {f"GPU{end.index}" for end in one.ends}
-            return sorted(cell for pair, cell in cells.items() if ends <= {*pair})  # noqa: B023
-
+        cells, ends = evidence.surveys[place.host].connections if place.host in evidence.surveys else {}, {*place.ends}
+        names = {f"GPU{end.index}" for end in ends}
+        ways[place] = sorted(cell for pair, cell in cells.items() if names <= {*pair})
+    for place in values.places:
         turn, index = next(turn for turn in turns if place.ranks in turn), [end.index for end in place.ends]
-        beside = sorted(ways(one) for one in values.places if one.host == place.host and one.ranks in turn)
+        beside = sorted(ways[one] for one in ways if one.host == place.host and one.ranks in turn)
+        gpus = evidence.surveys[place.host].gpus if ways[place] else ()
         lanes = [(gpu.pcie_generation_max, gpu.pcie_width) for gpu in gpus if gpu.index in index]
-        keys.append(str((place.host, ways(place), beside, lanes)) if ways(place) else place)
+        keys.append(str((place.host, ways[place], beside, lanes)) if gpus else place)
     firsts = [keys.index(key) if keys.count(key) > FEWEST_PEERS else at for at, key in enumerate(keys)]
     alike = np.unique(firsts, return_inverse=True)[1]
     own, twice = Answer(answer.blank), replace(case, requirement=replace(case.requirement, bound=1 + 2 * limit))
