@@ -30,8 +30,7 @@ from statistics import median_low
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import add_disagreements
-from pytest_ddpscale.judge.answer import OUTCOMES, Answer, blank_verdict
+from pytest_ddpscale.judge.answer import OUTCOMES, Answer, add_disagreements, blank_verdict
 from pytest_ddpscale.judge.checks import answer_check, what_shows
 from pytest_ddpscale.judge.coverage import doubt_variables, name_gpu_errors
 from pytest_ddpscale.judge.judged import CAVEATS, Judged

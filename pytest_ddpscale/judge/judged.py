@@ -17,8 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import name_unless_most_fail
-from pytest_ddpscale.judge.answer import OUTCOMES, Answer
+from pytest_ddpscale.judge.answer import OUTCOMES, Answer, name_unless_most_fail
 from pytest_ddpscale.judge.checks import BUSY, anomalies
 from pytest_ddpscale.judge.metrics import TERA, WHOLE, Groups
 from pytest_ddpscale.judge.peers import Slow, median_over_rounds, medians_of_others

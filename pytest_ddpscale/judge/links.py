@@ -26,8 +26,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import name_unless_most_fail
-from pytest_ddpscale.judge.answer import Answer
+from pytest_ddpscale.judge.answer import Answer, name_unless_most_fail
 from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.peers import FEWEST_PEERS, medians_of_others
 from pytest_ddpscale.judge.stats import FAILED, PASSED

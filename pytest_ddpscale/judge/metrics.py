@@ -12,7 +12,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import agreeing_share
+from pytest_ddpscale.judge.answer import agreeing_share
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import IMAGES_PER_JOULE, Metric

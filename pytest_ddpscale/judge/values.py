@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import numbered
+from pytest_ddpscale.judge.answer import numbered
 from pytest_ddpscale.judge.metrics import (
     GIGA,
     TERA,
