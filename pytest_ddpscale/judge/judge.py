@@ -30,12 +30,13 @@ from statistics import median_low
 
 import numpy as np
 
-from pytest_ddpscale.judge.answer import OUTCOMES, Answer, add_disagreements, blank_verdict
+from pytest_ddpscale.judge.answer import OUTCOMES, Answer, add_disagreements, blank_verdict, name_unless_most_fail
 from pytest_ddpscale.judge.checks import answer_check, what_shows
 from pytest_ddpscale.judge.coverage import doubt_variables, name_gpu_errors
 from pytest_ddpscale.judge.judged import CAVEATS, Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
+from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, name_slow, pace_arms, slow_ranks, study_before
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, excuse_spread, fail_by_own_node
@@ -68,11 +69,9 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     broke. Each place is judged (`judged`): with several nodes those that fit a requirement, and all GPUs, groups or
     pairs of a probe. Wrong results fail whatever the speed.
     """
-    answer, study_id, arm = Answer(blank_verdict(case, confidence)), "", ""
+    answer, (study_id, arms) = Answer(blank_verdict(case, confidence)), _arms_for(case, evidence.plan)
     if isinstance(case, Case):
-        study = matching_study(evidence.plan, case.question)
-        study_id, arm = (study.id, arms_read(case.question, study)[-1].name) if study else ("", "")
-        answer = _of_training(answer, case, evidence, study)
+        answer = _of_training(answer, case, evidence)
         # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
         if evidence.plan.device_type == "cpu" and answer.interval is not None:
             answer.flags.append(THIS_LAUNCH_ONLY)
@@ -81,7 +80,6 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             own = answer.value * reference
             answer.compared = GenerationComparison(own, reference, name, case.reference_source)
     elif case.probe is not None:
-        study_id, arm = "" if case.probe.name in evidence.unsupported else PROBES, case.probe.name
         answer = _of_probe(answer, case, case.probe, evidence)
         if by_ports := bound_by_ports(case, case.probe, evidence):
             other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
@@ -91,17 +89,26 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
     elif case.requirement.check:
         answer = answer_check(answer, case, evidence)
     doubt_variables(answer, case, evidence)
-    if answer.outcome == "failed" and answer.culprits and arm:
-        answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arm), answer.culprits)]
+    if answer.outcome == "failed" and answer.culprits and arms:
+        answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arms[-1].name), answer.culprits)]
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.
-    if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time:
+    is_supported = evidence.unsupported.keys().isdisjoint(arm.name for arm in arms)
+    if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time and is_supported:
         answer.remarks.append(because("budget-spent"))
     return answer.verdict()
 
 
-def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | None) -> Answer:
+def _arms_for(case: AnyCase, plan: Plan) -> tuple[str, Sequence[Arm]]:
+    """Id of the study that answers a requirement, and the arms that are read there, the measured one last; or none."""
+    if isinstance(case, NodeCase):
+        return (PROBES, [case.probe]) if case.probe else ("", [])
+    study = matching_study(plan, case.question)
+    return (study.id, arms_read(case.question, study)) if study else ("", [])
+
+
+def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
     question, plan = case.question, evidence.plan
-    values = values_of(evidence, question) / case.constant
+    values, study = values_of(evidence, question) / case.constant, matching_study(plan, question)
     if study is None or values.broken:
         return _broken(answer, values.broken, study.id if study else "", evidence)
     due = _rounds_due(evidence, study.id, {arm.name for arm in arms_read(question, study)})
@@ -125,12 +132,25 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | 
         add_disagreements(answer, study, evidence)
         alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
         name_slow(answer, case, study, evidence, lambda: found.at(alike))
-    if is_by_node:
-        judged.name_failed_nodes(answer, planned)
-    elif answer.outcome == "failed" and not answer.culprits and (why := judged.starved(WHOLE)):
+    if is_by_node and FAILED in judged.codes:
+        # The nodes that fail, unless one on them is named for certain; for ranks that disagree any name will do, and as
+        # no bound is involved, all are certain.
+        reached, definition, culprits = judged.found.values, case.requirement.definition, list[Culprit]()
+        named = {one.host for one in answer.culprits if one.is_certain or definition.compares_results}
+        count, medians = int((~np.isnan(reached)).sum()) - 1, np.nan_to_num(medians_of_others(reached[np.newaxis])[0])
+        for node in np.flatnonzero(judged.codes == FAILED).tolist():
+            numbers = float(reached[node]), answer.blank.unit, count, float(medians[node])
+            if (host := judged.places[node].host) not in named:
+                why = judged.starved(host) or because("node-alone", definition.name, *numbers)
+                culprits.append(Culprit("node", (Place(host),), why))
+        if definition.compares_results:
+            answer.culprits += culprits
+        else:
+            name_unless_most_fail(answer, culprits, judged.codes, planned, "nodes")
+    elif answer.outcome == "failed" and not answer.culprits and (waits := judged.starved(WHOLE)):
         (host, *others) = found.merged[-1].ranks.by_host
         # Not certain: the bound may be at fault, or the batch.
-        answer.culprits = [Culprit("node", (Place(host),), why, is_certain=False)] * (not others)
+        answer.culprits = [Culprit("node", (Place(host),), waits, is_certain=False)] * (not others)
     return answer
 
 
@@ -266,14 +286,10 @@ class Decider:
         self._cases: dict[str, list[AnyCase]] = defaultdict(list)
         self._arms: dict[str, set[str]] = {}  # that a requirement needs, by its id
         for case in cases:
-            study: Study | ProbeStudy | None = plan.probes
-            arms = [case.probe] if isinstance(case, NodeCase) else []
-            if isinstance(case, Case):
-                study = matching_study(plan, case.question)
-                arms = [*arms_read(case.question, study)] if study else []
-            if study is not None and (names := {arm.name for arm in arms if arm}):
-                self._cases[study.id].append(case)
-                self._arms[case.id] = names
+            study_id, arms = _arms_for(case, plan)
+            if arms:
+                self._cases[study_id].append(case)
+                self._arms[case.id] = {arm.name for arm in arms}
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
         self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}

@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.answer import OUTCOMES, Answer, name_unless_most_fail
+from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.checks import BUSY, anomalies
 from pytest_ddpscale.judge.metrics import TERA, WHOLE, Groups
-from pytest_ddpscale.judge.peers import Slow, median_over_rounds, medians_of_others
+from pytest_ddpscale.judge.peers import Slow, median_over_rounds
 from pytest_ddpscale.judge.slow import culprits_of
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
@@ -30,7 +30,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Culprit, JudgedPlace, Place
+from pytest_ddpscale.run.place import Culprit, JudgedPlace
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, AgainstSlowest, Flag, Verdict
@@ -84,7 +84,8 @@ class Judged:
         least = 0.0 if definition.scale == "differences" and definition.baseline is None else -math.inf
         codes, self._why = found.against(requirement.bound, -1 if definition.upper_bound else 1, least)
         self.codes = np.where(found.rounds == 0, ABSENT, codes)
-        for place in np.flatnonzero((~np.isnan(found.drifts) | found.are_single) & (self.codes > IMPOSSIBLE)).tolist():
+        are_noted = ~np.isnan(found.drifts + found.low) | found.are_single
+        for place in np.flatnonzero(are_noted & (self.codes > IMPOSSIBLE)).tolist():
             self.note(place, found.note(place))
 
     def rounds(self, place: str) -> ArmRounds:
@@ -184,28 +185,6 @@ class Judged:
         busy = median_over_rounds(self.rounds(place).reading("utilization"))  # NaN of one that was not read
         are_most = 2 * (busy < min(requirement.bound, BUSY)).sum() > len(busy)
         return because("starved", float(np.nanmedian(busy))) if are_most else None
-
-    def name_failed_nodes(self, answer: Answer, planned: int) -> None:
-        """Name the nodes that fail, with their value and the others', unless a culprit on them is already named.
-
-        If most fail alike, none is certain (`name_unless_most_fail`), but of ranks that disagree: no bound is involved.
-        """
-        if FAILED not in self.codes:
-            return
-        values, definition, unit = self.found.values, self.case.requirement.definition, self.blank.unit
-        # Hosts with a certain culprit; for ranks that disagree any culprit will do.
-        named = {one.host for one in answer.culprits if one.is_certain or definition.compares_results}
-        count, medians = int((~np.isnan(values)).sum()) - 1, np.nan_to_num(medians_of_others(values[np.newaxis])[0])
-        culprits = []
-        for node in np.flatnonzero(self.codes == FAILED).tolist():
-            numbers = float(values[node]), unit, count, float(medians[node])
-            if (host := self.places[node].host) not in named:
-                why = self.starved(host) or because("node-alone", definition.name, *numbers)
-                culprits.append(Culprit("node", (Place(host),), why))
-        if definition.compares_results:
-            answer.culprits += culprits
-        else:
-            name_unless_most_fail(answer, culprits, self.codes, planned, "nodes")
 
 
 # Below this, a GPU under strong scaling waits for its host: published ResNet-152 rows show 58-74 %
