@@ -360,18 +360,16 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
         return
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
     uses_rdma = any(name.startswith("NET/IB") for one in transports.values() for name in one.channels)
-    active, waiting = dict[str, dict[str, bool]](), dict[str, tuple[str, ...]]()
-    for host, node in known.items():
-        state_of = {one: one.state.rpartition(":")[2].strip().upper() for one in node.infiniband}  # ``4: ACTIVE``
-        names = {one: f"{one.device}:{one.port} ({one.link_layer})" for one in state_of}
-        active[host] = {names[one]: one.link_layer in _FAST for one in state_of if state_of[one] == "ACTIVE"}
-        # Linked up; a subnet manager, which Ethernet does not need, makes it active.
-        waiting[host] = tuple(
-            names[one] for one in state_of if state_of[one] == "INIT" and one.link_layer == "InfiniBand"
-        )
-    are_down = all(one.infiniband for one in known.values()) and not any((*active.values(), *waiting.values()))
-    fast = {host: tuple(one for one in ports if ports[one] or uses_rdma) for host, ports in active.items()}
-    counts = {host: sum(ports.values()) for host, ports in active.items()}
+    active, waiting = defaultdict[str, dict[str, bool]](dict), defaultdict[str, list[str]](list)
+    for host, port in ((host, port) for host, node in known.items() for port in node.infiniband):
+        name, state = f"{port.device}:{port.port} ({port.link_layer})", port.state.rpartition(":")[2].strip().upper()
+        if state == "ACTIVE":  # ``4: ACTIVE``
+            active[host][name] = port.link_layer in _FAST
+        elif state == "INIT" and port.link_layer == "InfiniBand":
+            waiting[host].append(name)  # linked up; a subnet manager, which Ethernet does not need, makes it active
+    are_down = all(node.infiniband for node in known.values()) and not active and not waiting
+    counts = {host: sum(active[host].values()) for host in known}
+    fast = {host: tuple(one for one in active[host] if active[host][one] or uses_rdma) for host in known}
     # RDMA through the host's memory, and nodes of which some connection reaches the GPUs' memory.
     by_host = {
         host: tuple(sorted(name for name in used if name[:4] == "NET/" and not re.search("Socket|GDRDMA", name)))
@@ -393,7 +391,7 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
             continue
         states = tuple(astuple(port)[:4] for port in survey.infiniband)
         if uses_tcp and waiting[host] and not fast[host]:
-            yield host, "transport", "unmanaged-ports", waiting[host]
+            yield host, "transport", "unmanaged-ports", tuple(waiting[host])
         elif uses_tcp and any(fast.values()):
             yield host, "transport", "tcp", fast[host], states
         elif uses_tcp and active[host]:

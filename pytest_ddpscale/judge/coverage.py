@@ -152,17 +152,16 @@ def coverage_of(
         ]
         gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
         gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
-        is_surveyed = survey is not None and not survey.problem
-        by = [SURVEY] * is_surveyed + [kind for kind, where in tested.items() if where[at].any()]
-        by += [PAIRS] * (node in paired)
-        has_gpus = plan.device_type == "cuda"
-        nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus) if has_gpus else ()))
-    ended = {**evidence.interrupted, **evidence.errors}
-    ended |= dict.fromkeys(evidence.out_of_time, "--ddp-budget ran out")
+        by = [kind for kind, where in tested.items() if where[at].any()] + [PAIRS] * (node in paired)
+        by = [SURVEY, *by] if survey and not survey.problem else by
+        gpus *= plan.device_type == "cuda"
+        nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus)))
+    ended = evidence.errors.get(PAIRS) or evidence.interrupted.get(PAIRS, "")
+    ended = "--ddp-budget ran out" if PAIRS in evidence.out_of_time else ended
     paths_planned = sum(map(len, first_rounds(plan.nodes))) if plan.pairs else 0
     return Coverage(
         tuple(nodes), planned - named, layout.ranks_per_node, layout.world_size,
-        tuple(paths), paths_planned, ended.get(PAIRS, ""), tuple(together), tuple(over_all),
+        tuple(paths), paths_planned, ended, tuple(together), tuple(over_all),
     )  # fmt: skip
 
 
@@ -209,7 +208,7 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     however often it comes, because the other end may be at fault; and one that a program may have made, until it comes
     under another local rank or with another batch: in every other gang two ranks swap theirs.
     """
-    known = _presence(evidence).known if evidence.gpu_errors else ()
+    known = _presence(evidence).known
     devices = {place.identity: place for place in known} | {place.of_rank: place for place in known}
     gangs_on, by_gpu = defaultdict[str, set[int]](set), defaultdict[Place, list[tuple[GpuErrors, RankGpuError]]](list)
     for gang in evidence.gpu_errors:
@@ -224,9 +223,10 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     for place, own in by_gpu.items():
         # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
-        of_link = "nvlink"  # CUDA 220 and 226
-        done = ((gang, one) for gang, one in own if one.peers >= len(gang.errors))
-        seen = [(gang.gang, one) for gang, one in done if of_link not in one.error.lower()]
+        seen = [
+            (gang.gang, one) for gang, one in own
+            if one.peers >= len(gang.errors) and "nvlink" not in one.error.lower()  # CUDA 220 and 226
+        ]  # fmt: skip
         shown, of_device = {gang for gang, _ in seen}, {gang for gang, one in seen if not one.is_program}
         batches = {(one.place.local_rank, gang % 2 if _has_own_batch(evidence, one) else None) for gang, one in seen}
         is_certain = needed <= len(shown) == len(gangs_on[place.host])
@@ -241,9 +241,9 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
 def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
     """Whether it came in an arm for which each rank makes a batch of its own."""
     study, arm = evidence.plan.study(error.study or ""), evidence.plan.arm(error.study or "", error.arm or "")
-    if study is None or arm is None or arm.infers or arm.variant.uneven_share:
+    if study is None or arm is None:
         return False
-    return arm.data_of(study.workload) == "synthetic"
+    return not arm.infers and not arm.variant.uneven_share and arm.data_of(study.workload) == "synthetic"
 
 
 def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
@@ -255,16 +255,12 @@ def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
 def _lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
     """Links between nodes that did not answer, where nothing else ended their gang. None is certain: either end, its
     adapter or a switch may be at fault. An address that no node has, or several, names nobody."""
-    hosts = defaultdict[str, list[str]](list)
-    for host, survey in evidence.surveys.items():
-        for address in survey.addresses:
-            hosts[address].append(host)
     found = dict[tuple[Place, ...], Culprit]()
     for gang in evidence.gpu_errors:
-        for one in gang.errors:
-            at = hosts.get(one.peer, [])
-            if study_id in gang.studies and len(at) == 1 and at[0] != one.place.host:
-                ends = tuple(sorted((Place(one.place.host), Place(at[0])), key=lambda place: place.host))
+        for one in gang.errors if study_id in gang.studies else ():
+            at = [host for host, survey in evidence.surveys.items() if one.peer in survey.addresses]
+            if len(at) == 1 and at[0] != one.place.host:
+                ends = tuple(map(Place, sorted((one.place.host, at[0]))))
                 found.setdefault(ends, Culprit("link", ends, because("text", one.error), is_certain=False))
     return list(found.values())
 

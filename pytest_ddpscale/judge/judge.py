@@ -37,7 +37,7 @@ from pytest_ddpscale.judge.judged import CAVEATS, Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.peers import medians_of_others
-from pytest_ddpscale.judge.slow import arms_read, name_slow, pace_arms, slow_ranks, study_before
+from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, excuse_spread, fail_by_own_node
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
@@ -292,7 +292,6 @@ class Decider:
                 self._arms[case.id] = {arm.name for arm in arms}
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
-        self._each = {(study.id, arm.name) for study in plan.studies for arm in study.arms if arm.compares_ranks}
         self._records: dict[str, list[AnyRecord]] = defaultdict(list)
         # Number of measurements of a requirement's arms when it was found decided, by its id.
         self._decided: dict[str, int] = {}
@@ -312,18 +311,14 @@ class Decider:
 
         Empty once the study needs no more rounds.
         """
-        plan, rounds = self._plan, len(rounds_begun(self._columns.columns(), study_id))
+        plan, columns = self._plan, self._columns.columns()
+        rounds = len(rounds_begun(columns, study_id))
         study = next((one for one in plan.timed if one.id == study_id), None)
         if study is None or isinstance(study, PairStudy):
             return []
         arms = [arm.name for arm in study.arms]
         if rounds < (study.swept_rounds if isinstance(study, ProbeStudy) else FEWEST_ROUNDS):
             return arms
-        # Arms in which ranks compute alone show how fast each rank is, also those of other studies.
-        # And the study before shows which rank was slowest before the first round.
-        before = study_before(study, plan.studies) if isinstance(study, Study) else None
-        wanted = self._each | {(study_id, name) for name in arms}
-        columns = self._columns.columns(wanted | ({(before.id, pace_arms(before)[0].name)} if before else set()))
         # After a loss nothing can pass, but the nodes that remain can still be judged. Probes and pairs over all do not
         # fit fewer, and requirements on studies do not need them.
         nodes = len({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})

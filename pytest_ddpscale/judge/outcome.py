@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any, Final
+from typing import Any
 
 from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.judge.peers import median_over_rounds
@@ -28,7 +28,6 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
 
 LARGEST_UNREMARKED = 0.1
-_NOT_ACCEPTED: Final = "run-not-accepted"
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     verdicts, judged, coverage = run.verdicts, len(run.verdicts), run.coverage
     blocking = [v for v in verdicts if v.blocks()]
 
-    def stopped(code: str, *args: Any, cause: CauseId = _NOT_ACCEPTED) -> tuple[RunOutcome, Reason, CauseId]:
+    def stopped(code: str, *args: Any, cause: CauseId = "run-not-accepted") -> tuple[RunOutcome, Reason, CauseId]:
         return "incomplete", because(code, *args), cause
 
     for what, of in (
@@ -94,7 +93,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     ):
         if found := tuple(v.id for v in blocking if v.outcome in of):
             why = because("unmet", judged, what, found)
-            return "rejected" if what == "failed" else "incomplete", why, _NOT_ACCEPTED
+            return "rejected" if what == "failed" else "incomplete", why, "run-not-accepted"
     if run.interrupted:
         return stopped("interrupted-after", judged, run.required)
     if not verdicts:
@@ -125,7 +124,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     if run.silent:
         return stopped("silent-gpu", met, run.silent[0], cause="lost-gpu")
     if run.not_one_machine:
-        return "incomplete", run.not_one_machine, _NOT_ACCEPTED
+        return "incomplete", run.not_one_machine, "run-not-accepted"
     for host, why_lost in run.lost.items():
         return stopped("lost-host", met, host, why_lost.splitlines()[0], cause="lost-node")
     if run.spoiled:
@@ -139,15 +138,15 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     # Parts of the machine that no decided requirement tested.
     idle = tuple(f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus)
     if judged < run.required:
-        return "partial", met, _NOT_ACCEPTED
+        return "partial", met, "run-not-accepted"
     if idle:
-        return "partial", because("idle-gpus", met, idle, len(coverage.gpus)), _NOT_ACCEPTED
+        return "partial", because("idle-gpus", met, idle, len(coverage.gpus)), "run-not-accepted"
     missing, why_missing = coverage.paths_planned - len(coverage.paths), coverage.why_paths_are_missing
     if missing > 0 or why_missing:  # or slow pairs were not measured again
         return stopped("pairs-missing", met, max(missing, 0), coverage.paths_planned, why_missing)
     if rerouted := tuple(one.args[0] for one in run.variables if one.args[3:] == ("reroutes", "")):
-        return "partial", because("rerouted", met, rerouted), _NOT_ACCEPTED
-    return "accepted_with_waivers" if waived else "accepted", met, _NOT_ACCEPTED
+        return "partial", because("rerouted", met, rerouted), "run-not-accepted"
+    return "accepted_with_waivers" if waived else "accepted", met, "run-not-accepted"
 
 
 def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage) -> bool:
