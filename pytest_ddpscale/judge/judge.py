@@ -141,13 +141,13 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
         for node in np.flatnonzero(judged.codes == FAILED).tolist():
             numbers = float(reached[node]), answer.blank.unit, count, float(medians[node])
             if (host := judged.places[node].host) not in named:
-                why = judged.starved(host) or because("node-alone", definition.name, *numbers)
+                why = judged.starved(node) or because("node-alone", definition.name, *numbers)
                 culprits.append(Culprit("node", (Place(host),), why))
         if definition.compares_results:
             answer.culprits += culprits
         else:
             name_unless_most_fail(answer, culprits, judged.codes, planned, "nodes")
-    elif answer.outcome == "failed" and not answer.culprits and (waits := judged.starved(WHOLE)):
+    elif answer.outcome == "failed" and not answer.culprits and (waits := judged.starved(0)):
         (host, *others) = found.merged[-1].ranks.by_host
         # Not certain: the bound may be at fault, or the batch.
         answer.culprits = [Culprit("node", (Place(host),), waits, is_certain=False)] * (not others)

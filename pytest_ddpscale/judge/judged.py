@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.checks import BUSY, anomalies
-from pytest_ddpscale.judge.metrics import TERA, WHOLE, Groups
+from pytest_ddpscale.judge.metrics import TERA, Groups
 from pytest_ddpscale.judge.peers import Slow, median_over_rounds
 from pytest_ddpscale.judge.slow import culprits_of
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
@@ -88,10 +88,10 @@ class Judged:
         for place in np.flatnonzero(are_noted & (self.codes > IMPOSSIBLE)).tolist():
             self.note(place, found.note(place))
 
-    def rounds(self, place: str) -> ArmRounds:
+    def rounds(self, place: int) -> ArmRounds:
         """Complete rounds of the measured arm at a place."""
         assert self.groups is not None
-        return self.groups.at(self.groups.places.index(place))
+        return self.groups.at(place)
 
     def sums(self, of_rounds: Callable[[ArmRounds], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """For each place the sum over its rounds of a value of the measured arm, where known, and their number."""
@@ -101,19 +101,21 @@ class Judged:
         total = sum(np.nan_to_num(values), np.zeros(values.shape[1]))  # one after the other, so that 9 × 0.9 is 8.1
         return total, (~np.isnan(values)).sum(axis=0, dtype=np.float64)
 
-    def note(self, place: int, why: Reason | None) -> None:
-        """Add a note on a place, if there is any."""
-        if why is not None:
-            self.notes.setdefault(why, {})[place] = None
+    def note(self, place: int, why: Reason) -> None:
+        """Add a note on a place."""
+        self.notes.setdefault(why, {})[place] = None
 
     def open(
-        self, where: BoolArray, why: Callable[[int], Reason], flag: Flag | None = None,
-        of: Sequence[int] = (PASSED, FAILED),
-    ) -> list[int]:  # fmt: skip
-        """Set places with these codes to open, for a reason; a flag is a note, too. Returns their indices."""
+        self, where: BoolArray, code: str, *args: Any, flag: Flag | None = None, of: Sequence[int] = (PASSED, FAILED)
+    ) -> list[int]:
+        """Set places with these codes to open, for a reason, with its arguments of all or in arrays of each.
+
+        A flag is a note, too. Returns their indices.
+        """
         opened: list[int] = np.flatnonzero(where & np.isin(self.codes, of)).tolist()
         for place in opened:
-            self.codes[place], self.reasons[place] = OPEN, why(place)
+            told = [one[place].item() if isinstance(one, np.ndarray) else one for one in args]
+            self.codes[place], self.reasons[place] = OPEN, because(code, *told)
             if flag is not None:
                 self.note(place, because(flag))
                 self.flags[place] = (flag,)
@@ -177,7 +179,7 @@ class Judged:
         answer.against_slowest = self.against.get(worst)
         return answer
 
-    def starved(self, place: str) -> Reason | None:
+    def starved(self, place: int) -> Reason | None:
         """Why a node is named for the utilization of its GPUs, most of which miss the bound and idle; None if not."""
         requirement, is_cpu = self.case.requirement, self.evidence.plan.device_type == "cpu"
         if not requirement.definition.reads_utilization or is_cpu:
@@ -211,7 +213,7 @@ ANY = (PASSED, OPEN, FAILED)
 def missing_rounds(judged: Judged) -> None:
     """Rounds are incomplete: those may be the ones that would have failed."""
     rounds, due = judged.values.rounds(), judged.due
-    judged.open(rounds < due, lambda place: because("incomplete-rounds", int(rounds[place]), due))
+    judged.open(rounds < due, "incomplete-rounds", rounds, due)
 
 
 def plausibility(judged: Judged) -> None:
@@ -224,10 +226,7 @@ def plausibility(judged: Judged) -> None:
         is_cost = definition.unit == "fraction" and np.isfinite(least)
         least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
     limits = np.where(values > most, most, least)
-    judged.open(
-        (values < least) | (values > most),
-        lambda place: because("incredible", float(values[place]), float(limits[place])), of=ANY,
-    )  # fmt: skip
+    judged.open((values < least) | (values > most), "incredible", values, limits, of=ANY)
 
 
 def beyond_the_peak(judged: Judged) -> None:
@@ -242,9 +241,7 @@ def beyond_the_peak(judged: Judged) -> None:
     elif case.requirement.definition is MATMUL_TFLOPS and judged.evidence.plan.device_type == "cpu":
         cores = _cores(judged.evidence)
         most, whose = MOST_FLOPS_OF_CORE * cores / TERA, because("of-cores", cores)
-    judged.open(
-        values > most, lambda place: because("beyond-peak", float(values[place]), unit, whose), "implausible", ANY
-    )
+    judged.open(values > most, "beyond-peak", values, unit, whose, flag="implausible", of=ANY)
 
 
 def impossible_pace(judged: Judged) -> None:
@@ -252,8 +249,7 @@ def impossible_pace(judged: Judged) -> None:
     case, evidence = judged.case, judged.evidence
     if not isinstance(case, Case):
         return
-    why = dict[int, Reason]()
-    for arm in judged.groups.arms if judged.groups else ():
+    for arm in reversed(judged.groups.arms if judged.groups else ()):
         most, peak = THROUGHPUT_PER_GPU.range_at(1)[1], case.peak_tflops
         whose, flops = because("of-any-hardware", most), evidence.flops_per_sample.get(arm.study)
         if flops is not None and (peak is not None or evidence.plan.device_type == "cpu"):
@@ -264,9 +260,8 @@ def impossible_pace(judged: Judged) -> None:
                 most = peak * (MOST_OF_FP32_PEAK if case.workload.precision == "fp32" else MOST_OF_PEAK) * TERA / flops
                 whose = because("of-peak", peak)
         paces = np.fmax.reduce(arm.per_second, axis=(0, 2), initial=0.0)
-        for place in np.flatnonzero(paces > most).tolist():
-            why[place] = because("impossible-pace", float(paces[place]), evidence.plan.samples, arm.arm, whose)
-    judged.open(np.isin(np.arange(len(judged.places)), [*why]), why.__getitem__, "implausible")
+        args = evidence.plan.samples, arm.arm, whose
+        judged.open(paces > most, "impossible-pace", paces, *args, flag="implausible")
 
 
 def _cores(evidence: Evidence) -> int:
@@ -283,9 +278,7 @@ def host_bound(judged: Judged) -> None:
     total, count = judged.sums(lambda rounds: np.fmin.reduce(rounds.reading("utilization"), axis=-1, initial=np.nan))
     busy, least = total / np.where(count > 0, count, np.nan), HOST_BOUND_UTILIZATION
     of = case.workload.global_batch_size, case.world_size
-    judged.open(
-        busy < least, lambda place: because("waits-for-host", float(busy[place]), least, *of), "host-bound", ANY
-    )
+    judged.open(busy < least, "waits-for-host", busy, least, *of, flag="host-bound", of=ANY)
 
 
 def stalled_devices(judged: Judged) -> None:
@@ -297,7 +290,7 @@ def stalled_devices(judged: Judged) -> None:
         return
     for name, unread in judged.values.missing.items():
         place = [*judged.values.places].index(name)
-        rounds = judged.rounds(str(name))
+        rounds = judged.rounds(place)
         busy, sms = rounds.reading("utilization"), rounds.reading("sm_activity")
         if judged.codes[place] == PASSED and not (rounds.present & np.isnan(busy) & np.isnan(sms)).any():
             judged.note(place, because("stands-in", *unread.args[1:]))
@@ -306,14 +299,10 @@ def stalled_devices(judged: Judged) -> None:
             judged.flags[place] = (PARTLY_KNOWN,)
         else:
             judged.codes[place] = ABSENT
-    told, needs_none = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
+    told, is_cpu = judged.evidence.telemetry, judged.evidence.plan.device_type == "cpu"
     seen = np.isin(judged.codes, (PASSED, ABSENT)) & (judged.found.rounds > 0)
     for place in np.flatnonzero(seen).tolist():
-        name = str(judged.values.places[place])
-        if name != WHOLE and name not in told.hosts:
-            judged.note(place, None if needs_none else because("power-unknown"))
-            continue
-        rounds = judged.rounds(str(name))
+        rounds = judged.rounds(place)
         windows = told.of_arm(rounds.study, rounds.arm, rounds.ranks.by_host)
         culprits = []
         for own in anomalies(windows)["stalled"]:
@@ -327,7 +316,7 @@ def stalled_devices(judged: Judged) -> None:
             continue
         known = np.unique(windows.place[~np.isnan(windows.mean_power_w) & (windows.power_limit_w > 0)])
         ours = rounds.present[~rounds.single_sample].any(axis=0)  # not imported
-        if len(known) < ours.sum() and not needs_none:
+        if len(known) < ours.sum() and not is_cpu:
             judged.note(place, because("power-unknown"))
 
 
@@ -337,14 +326,12 @@ def skipped_steps(judged: Judged) -> None:
     if not skipped.any():
         return
     steps, _ = judged.sums(lambda rounds: rounds.count.sum(axis=-1, dtype=np.float64))
-    notes = {
-        place: because("skipped-steps", float(skipped[place]), float(steps[place]))
-        for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist()
-    }
-    for place, note in notes.items():
-        judged.note(place, note)
-    are_many = skipped > MOST_SKIPPED_STEPS * steps
-    judged.open(are_many, lambda place: because("other-training", notes[place]), of=(PASSED,))
+    opened = judged.open(skipped > MOST_SKIPPED_STEPS * steps, "other-training", of=(PASSED,))
+    for place in np.flatnonzero((skipped > 0) & (judged.codes != ABSENT)).tolist():
+        why = because("skipped-steps", float(skipped[place]), float(steps[place]))
+        judged.note(place, why)
+        if place in opened:
+            judged.reasons[place] = because("other-training", why)
 
 
 def slow_node(judged: Judged) -> None:
@@ -355,13 +342,9 @@ def slow_node(judged: Judged) -> None:
     hosts, most = pace.ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
     rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
     where = np.array([len(of_place) > most for of_place in rows], np.bool_)
-    culprits = {at: (*culprits_of(pace.ranks, slow, rows[at]),) for at in np.flatnonzero(where).tolist()}
-
-    def why(at: int) -> Reason:
-        return because("scaled-from-slow", len(rows[at]), culprits[at][0].because)
-
-    for place in judged.open(where, why, of=(PASSED,)):
-        judged.culprits[place] = culprits[place]
+    for at in judged.open(where, "scaled-from-slow", of=(PASSED,)):
+        judged.culprits[at] = named = (*culprits_of(pace.ranks, slow, rows[at]),)
+        judged.reasons[at] = because("scaled-from-slow", len(rows[at]), named[0].because)
 
 
 Rule: TypeAlias = Callable[[Judged], None]

@@ -341,7 +341,8 @@ def excuse_spread(judged: Judged, study: Study) -> None:
             what = "excuses-too-much"
         why, is_open = because(what, limit, nodes_limit), what in _OPEN_RULES
         if what and not is_open:
-            judged.note(place, None if code == FAILED else because("not-excused", why))
+            if code != FAILED:
+                judged.note(place, because("not-excused", why))
             continue
         if code == FAILED and judged.codes[place] != FAILED:
             continue

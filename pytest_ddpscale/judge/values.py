@@ -79,7 +79,6 @@ class Values(Generic[P]):
     broken: Reason | None = None
     errors: FloatArray | float = math.nan
     of_launch: float = 0.0
-    _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
 
     def __truediv__(self, constant: float) -> Values[P]:
         """Relative to a constant of the SKU."""
@@ -96,12 +95,7 @@ class Values(Generic[P]):
 
     def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
-        key = np.asarray(confidence).tobytes(), limit
-        if key not in self._kept:
-            self._kept[key] = estimate(
-                self.samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch
-            )  # fmt: skip
-        return self._kept[key]
+        return estimate(self.samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch)
 
 
 _NOTHING: Values[Any] = Values("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)))
