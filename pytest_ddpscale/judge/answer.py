@@ -210,4 +210,4 @@ def numbered(seeded: Mapping[int, str], ranks: Sequence[int]) -> IntArray:
 def _are_unlike_most(results: IntArray) -> BoolArray:
     """Which results are not shared by more than half; all of them if none is."""
     _, number, counts = np.unique(results, return_inverse=True, return_counts=True)
-    return np.asarray(2 * counts[number] <= len(results))
+    return 2 * counts[number] <= len(results)

@@ -88,7 +88,7 @@ def rails_of(evidence: Evidence) -> Rails:
     stalled = np.bincount(of, are_stalled(steps_s)[at].any(axis=1), len(pairs)) > 0
     least = np.full(len(pairs), np.inf)
     np.minimum.at(least, of, gbps)
-    return Rails(who.rank_places, hosts, ends, gbps, of, pairs, least, np.asarray(stalled))
+    return Rails(who.rank_places, hosts, ends, gbps, of, pairs, least, stalled)
 
 
 def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence[Hosts] = ()) -> None:

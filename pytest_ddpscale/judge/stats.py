@@ -123,7 +123,7 @@ class Estimated(NamedTuple):
     @property
     def say_nothing(self) -> BoolArray:
         """Whether an interval is too wide to be told."""
-        return np.asarray((self.scale == "factors") & (self.high > WIDEST * self.values))
+        return (self.scale == "factors") & (self.high > WIDEST * self.values)
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and codes of reasons.
@@ -371,7 +371,7 @@ def lasts(
     _, low, high = intervals(longer, confidences)
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
-    return np.asarray(is_alike | (goes_on & np.where(side > 0, low >= bound, high <= bound))), are_far
+    return is_alike | (goes_on & np.where(side > 0, low >= bound, high <= bound)), are_far
 
 
 @cache
