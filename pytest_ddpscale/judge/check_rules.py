@@ -242,19 +242,19 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     known, first_with = surveyed(evidence), dict[str, str]()
     # Ranks do not communicate through the kernel, so another one is only noted.
     for name in names:
-        check, found, counted = "topology" if name == "topology" else "versions", dict[str, str](), Counter[str]()
+        check, found = "topology" if name == "topology" else "versions", dict[str, str]()
         for host, survey in known.items():
             one = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
                 cells = survey.connections
                 one = first_with.setdefault(str(cells), host) if cells else None
             if one:
-                if name == "torch" and not counted[one] and (why := why_untried(one)):
+                if name == "torch" and one not in found.values() and (why := why_untried(one)):
                     yield host, check, "note-untried", why
                 found[host] = one
-                counted[one] += 1
             elif name != "kernel":
                 yield host, check, "no-reading", name, survey.torch_problem or survey.driver_problem
+        counted = Counter(found.values())
         usual = max(counted, key=counted.__getitem__, default="")
         is_clear = 2 * counted[usual] > len(found)
         code = "note-kernel" if name == "kernel" else "differs" if is_clear else "unclear"

@@ -252,7 +252,7 @@ def port_gbps(evidence: Evidence, is_ring: bool) -> float:
     found = list[float]()
     chosen = {place.host: one.variables.get("NCCL_IB_HCA", "") for place, one in evidence.transports.items()}
     for survey in evidence.surveys.values():
-        cells, names, gbps = survey.connections, dict(_LEGEND.findall(survey.topology)), dict[str, float]()
+        names, gbps = dict(_LEGEND.findall(survey.topology)), dict[str, float]()
         for port in survey.infiniband:
             if port.state.endswith("ACTIVE") and is_selected(port.device, chosen.get(survey.host, "")):
                 gbps[port.device] = min(gbps.get(port.device, math.inf), (port.rate_gbps or 0.0) / 8)
@@ -261,14 +261,14 @@ def port_gbps(evidence: Evidence, is_ring: bool) -> float:
             for gpu in survey.gpus
             if gpu.local_rank is not None
         }
-        gpus, near = of_links.keys(), list[list[str]]()
-        for gpu in gpus:
-            ways = {names.get(end, end): cell for (one, end), cell in cells.items() if one == gpu}
-            at = ([port for port in gbps if ways.get(port) == way] for way in _DISTANCES)
+        cells = {(one, names.get(end, end)): cell for (one, end), cell in survey.connections.items()}
+        near = list[list[str]]()
+        for gpu in of_links:
+            at = ([port for port in gbps if cells.get((gpu, port)) == way] for way in _DISTANCES)
             near.append(next(filter(None, at), []))
-        inside = {cell for (one, other), cell in cells.items() if one != other and {one, other} <= gpus}
+        inside = {cell for (one, other), cell in cells.items() if one != other and {one, other} <= of_links.keys()}
         is_slower = is_ring and not all(cell.startswith("NV") for cell in inside)
-        share = min(1.0, len({*chain(*near)}) / max(1, len(gpus))) * (not is_slower)
+        share = min(1.0, len({*chain(*near)}) / max(1, len(of_links))) * (not is_slower)
         of_ports = (share * min((gbps[one] for one in ports), default=0.0) for ports in near)
         found += map(min, of_ports, of_links.values())
     return median_low(found or [0.0])

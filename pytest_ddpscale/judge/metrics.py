@@ -7,8 +7,9 @@ A metric is an expression on arrays whose last axis are the ranks of a place. To
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,8 +97,7 @@ def last_round(found: Groups | None) -> int | None:
     return int(found.merged[-1].numbers[-1]) if found and len(found.merged[-1]) else None
 
 
-@dataclass(frozen=True, eq=False)
-class Arms:
+class Arms(NamedTuple):
     """Input of a metric: cells are (rounds, places, ranks of a place).
 
     Attributes:
@@ -111,7 +111,7 @@ class Arms:
     world_size: int
     slowness: FloatArray | float = 1.0
     flops_per_sample: float | None = None
-    seeded: IntArray = field(default_factory=lambda: np.zeros((), np.int64))
+    seeded: IntArray = np.zeros((), np.int64)
 
     @property
     def measured(self) -> ArmRounds:
@@ -128,7 +128,7 @@ class Arms:
         """The rounds that both arms have: drift affects all arms of a round equally, so they are compared there."""
         numbers = reduce(np.intersect1d, (one.numbers for one in self.arms))
         kept = (one if len(one) == len(numbers) else one.of(np.isin(one.numbers, numbers)) for one in self.arms)
-        return replace(self, arms=[*kept])
+        return self._replace(arms=[*kept])
 
 
 def _efficiency(arms: Arms) -> FloatArray:

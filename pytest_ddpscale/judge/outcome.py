@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.judge.peers import median_over_rounds
@@ -30,8 +30,7 @@ from pytest_ddpscale.thresholds.model import why_never_waived
 LARGEST_UNREMARKED = 0.1
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """What decides the outcome of a run.
 
     Attributes:
@@ -53,12 +52,12 @@ class RunFacts:
     verdicts: Sequence[Verdict]
     required: int
     interrupted: bool = False
-    coverage: Coverage = field(default_factory=Coverage)
+    coverage: Coverage = Coverage()
     spoiled: Sequence[Blocker] = ()
     not_one_machine: Reason | None = None
     is_simulated: bool = False
     silent: Sequence[str] = ()
-    lost: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = {}
     slow_links: Sequence[str] = ()
     variables: Sequence[Reason] = ()
     allows_unmeasured: bool = False

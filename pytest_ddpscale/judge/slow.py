@@ -255,8 +255,7 @@ def name_slow(
         first, *others = answer.culprits
         seen = because("slow-alone", first.kind, first.place.number, first.host, len(others), first.because)
         answer.reasons.append(two_groups(pace.ranks, found) if len(found.faster) else seen)
-    communicates = definition.measured not in ("infer", "no_sync")
-    if communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
+    if definition.communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
         name_slow_node_pairs(answer, evidence)
 
 

@@ -123,7 +123,7 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     arms = Arms(found.arms, question.world_size, _slowness(question, study, evidence, found), flops).paired
     if metric.compares_results:
         own = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
-        arms = replace(arms, seeded=own[found.columns[-1]])
+        arms = arms._replace(seeded=own[found.columns[-1]])
     if metric.reads_own_pace:
         numbers, samples = _over_peers(question, study, evidence, found.places)
     else:

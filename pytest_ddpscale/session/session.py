@@ -52,7 +52,7 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         return tuple(run.spoiled)
     if run.allows_unmeasured:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+        run = run._replace(verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
     outcome, reason, cause = conclude(run)
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", said(reason), cause),)
 
@@ -155,7 +155,7 @@ class AcceptanceSession:
         outcome, why, cause = conclude(run)
         reason = said(why)
         if self.subject.settings.rehearse and run.is_simulated:
-            as_measured = replace(run, is_simulated=False)
+            as_measured = run._replace(is_simulated=False)
             is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
             would_be, why, _ = conclude(as_measured)
             self.rehearsed = Rehearsed(would_be, said(why), not (is_blocked or other_blockers(as_measured)))
