@@ -40,7 +40,6 @@ _SEGMENT = 10 * 2**20  # of shared memory that NCCL makes for a connection
 _MOST_PIDS = 2**22  # PID_MAX_LIMIT of Linux
 _MAYBE = "maybe"  # a reading that hardware may lack
 _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
-_COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
 _NETWORKS = ("NET/", "COLLNET/")
 _FAST = ("InfiniBand", "EFA")  # link layers of networks for nothing but RDMA
@@ -150,7 +149,7 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
                 continue
             for one in _on_gpu(expected, survey, gpu):
                 yield place, *one
-    yield from _compared(evidence, _COMPARED_ON_CPU if is_cpu else _COMPARED)
+    yield from _compared(evidence, _COMPARED[-4:] if is_cpu else _COMPARED)
     yield from () if is_cpu else _afterwards(evidence)
 
 

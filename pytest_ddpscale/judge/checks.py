@@ -46,7 +46,7 @@ from pytest_ddpscale.util.arrays import BoolArray, IntArray
 _MOST_NAMED = 3
 
 
-def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
+def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> None:
     """The answer on one check, from the blank one; its value is the share of nodes that pass.
 
     ``passed`` if every planned node passes, ``failed`` if any has a fault, else ``not_measured``; also ``not_measured``
@@ -55,7 +55,7 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
     check, plan = NODE_CHECKS[case.requirement.check], evidence.plan
     if not check.on_cpu and plan.device_type == "cpu":
         answer.reasons = [because("without-gpu", check.title)]
-        return answer
+        return
     found = _found(case, evidence)
     hosts, untold = {one.place.host for one in found}, [one.said for one in found if one.kind == "no"]
     planned, broken = max(plan.nodes, len(hosts | {*evidence.hosts})), {**evidence.interrupted, **evidence.errors}
@@ -68,7 +68,7 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
     faults, doubts = _accused(found, planned)
     if untold and not faults:
         answer.reasons = [missing]
-        return answer
+        return
     share = len(hosts - {one.place.host for one in found if one.kind not in ("note", "looked")}) / planned
     answer.value, answer.interval, answer.rounds = share, (share, share), 1
     answer.outcome, answer.reasons = "passed", [because("as-expected", planned)]
@@ -81,7 +81,6 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
         answer.flags = [PARTLY_KNOWN]
         answer.remarks.append(because("also", missing))
     answer.remarks += doubts
-    return answer
 
 
 @once

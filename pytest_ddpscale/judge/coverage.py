@@ -246,13 +246,7 @@ def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
     return not arm.infers and not arm.variant.uneven_share and arm.data_of(study.workload) == "synthetic"
 
 
-def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
-    """Name the GPUs whose errors are the reason why a study has no result."""
-    if answer.outcome == "error" and not answer.culprits:
-        answer.culprits = gpu_errors_in(evidence, study_id) or _lost_connections(evidence, study_id)
-
-
-def _lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
+def lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
     """Links between nodes that did not answer, where nothing else ended their gang. None is certain: either end, its
     adapter or a switch may be at fault. An address that no node has, or several, names nobody."""
     found = dict[tuple[Place, ...], Culprit]()

@@ -32,7 +32,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer, add_disagreements, blank_verdict, name_unless_most_fail
 from pytest_ddpscale.judge.checks import answer_check, what_shows
-from pytest_ddpscale.judge.coverage import doubt_variables, name_gpu_errors
+from pytest_ddpscale.judge.coverage import doubt_variables, gpu_errors_in, lost_connections
 from pytest_ddpscale.judge.judged import CAVEATS, Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
@@ -87,7 +87,7 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             answer = other if is_above or other.outcome == "failed" else answer
         fail_by_pairs(answer, case.probe, evidence)
     elif case.requirement.check:
-        answer = answer_check(answer, case, evidence)
+        answer_check(answer, case, evidence)
     doubt_variables(answer, case, evidence)
     if answer.outcome == "failed" and answer.culprits and arms:
         answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arms[-1].name), answer.culprits)]
@@ -181,9 +181,10 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
 def _broken(answer: Answer, why: Reason | None, study_id: str, evidence: Evidence) -> Answer:
     """The answer on what has no values."""
     assert why is not None
-    answer.outcome, answer.reasons = "error" if why.code == "broke" else "not_measured", [why]
-    answer.flags = ["interrupted"] if why.code == "interrupted" else []
-    name_gpu_errors(answer, study_id, evidence)
+    answer.reasons, answer.flags = [why], ["interrupted"] if why.code == "interrupted" else []
+    if why.code == "broke":  # whose errors are the reason
+        answer.culprits = gpu_errors_in(evidence, study_id) or lost_connections(evidence, study_id)
+        answer.outcome = "error"
     return answer
 
 

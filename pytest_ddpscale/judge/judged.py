@@ -24,11 +24,7 @@ from pytest_ddpscale.judge.peers import Slow, median_over_rounds
 from pytest_ddpscale.judge.slow import culprits_of
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
 from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric_catalogue import (
-    MATMUL_TFLOPS,
-    MOST_EFFICIENCY,
-    THROUGHPUT_PER_GPU,
-)
+from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, MOST_EFFICIENCY, THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace
 from pytest_ddpscale.run.reason import Reason, because

@@ -15,15 +15,7 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.verdicts import (
-    PARTLY_KNOWN,
-    WRONG_DATA,
-    Blocker,
-    CauseId,
-    RunOutcome,
-    UniformLoss,
-    Verdict,
-)
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, WRONG_DATA, Blocker, CauseId, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
 

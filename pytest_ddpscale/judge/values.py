@@ -125,7 +125,18 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
         own = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
         arms = arms._replace(seeded=own[found.columns[-1]])
     if metric.reads_own_pace:
-        numbers, samples = _over_peers(question, study, evidence, found.places)
+        # Of the place's slowest GPU, or of the node, with the peers of the whole run, as in `uniformity`.
+        pace = pace_in(study, arms_read(question, study)[-1], evidence)
+        times_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
+        if metric is NODE_UNIFORMITY and columns:
+            times_s, columns = of_nodes_s(pace.ranks, times_s), {host: [at] for at, host in enumerate(columns)}
+        ratios = times_s / medians_of_others(times_s)
+        columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
+        numbers, samples = pace.numbers, np.full((len(found.places), len(pace)), np.nan)
+        for row, place in enumerate(found.places):
+            of_place = columns.get(place, ())
+            if len(of_place):
+                samples[row] = ratios[:, of_place[typical[of_place].argmax()]]
     else:
         numbers, samples = arms.measured.numbers, np.ascontiguousarray(VALUE_OF[metric.name](arms).T)
     missing, lacking = {}, np.isnan(samples).all(axis=1)
@@ -154,26 +165,6 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)
     errors, of_launch = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
     return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_launch)
-
-
-def _over_peers(
-    question: Question, study: Study, evidence: Evidence, places: Sequence[str]
-) -> tuple[IntArray, FloatArray]:
-    """Numbers of the rounds; time over the peers' of the place's slowest GPU, or of the node, (places, rounds).
-
-    The peers are those of the whole run, as in `uniformity`.
-    """
-    pace = pace_in(study, arms_read(question, study)[-1], evidence)
-    times_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
-    if question.metric is NODE_UNIFORMITY and columns:
-        times_s, columns = of_nodes_s(pace.ranks, times_s), {host: [at] for at, host in enumerate(columns)}
-    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
-    columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
-    for row, place in enumerate(places):
-        at = columns.get(place, ())
-        if len(at):
-            found[row] = ratios[:, at[typical[at].argmax()]]
-    return pace.numbers, found
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
