@@ -22,8 +22,9 @@ from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
-# Place of the GPU, or the host; the check, or "" for all that read the same; a code and its arguments. Codes of missing
-# data begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
+# Place of the GPU, or the host; the check, or "" for all that read the same, but of `transport`, which has one; a code
+# and its arguments. Codes of missing data begin with "no-", those of notes with "note-"; "looked" says how many GPUs
+# were looked at; others are faults.
 Facts: TypeAlias = Iterator[tuple[Any, ...]]
 # Who decides whether a fault is certain, where most nodes or GPUs do not: see `Finding.kind`.
 _BLAME = {"power-brake": "outside", "unclear": "unclear", "unmanaged-ports": "unclear"} | dict.fromkeys((
@@ -336,9 +337,9 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
     ranks, between = Counter(place.host for place in transports), defaultdict[str, set[str]](set)
     for host, count in ranks.items():
-        yield host, "transport", "looked", count
+        yield host, "looked", count
         if count < asked:
-            yield host, "transport", "no-logs", count, asked
+            yield host, "no-logs", count, asked
     for place, one in transports.items():
         # A network connection to an unknown peer counts as one to another node.
         placed = Counter(one.channels_within_node) + Counter(one.channels_between_nodes)
@@ -350,11 +351,11 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
         if is_one_node and ranks[place.host] == 1:
             continue  # without another rank NCCL may not even have begun its log
         if one.problem or one.unreadable:
-            yield place, "transport", "no-log", one.problem, one.unreadable
+            yield place, "no-log", one.problem, one.unreadable
         elif not one.channels and not one.nvls:
-            yield place, "transport", "no-connections"
+            yield place, "no-connections"
         elif expected.nvlinks and detours:
-            yield place, "transport", "detour", tuple(detours)
+            yield place, "detour", tuple(detours)
     if is_one_node:
         return
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
@@ -378,27 +379,27 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     for host, used in between.items():
         survey, uses_tcp = known.get(host), any(name.startswith("NET/Socket") for name in used)
         if not any(between.values()):
-            yield host, "transport", "no-nodes-joined"
+            yield host, "no-nodes-joined"
             continue
         if by_host[host]:
             is_odd = host not in direct and 2 * sum(not by_host[one] for one in direct) > len(between) - 1
             code = "host-memory" if is_odd and len(between) >= _FEWEST_TO_COMPARE else "note-host-memory"
-            yield host, "transport", code, by_host[host]
+            yield host, code, by_host[host]
         if survey is None:  # other checks report that, too
             if uses_tcp:
-                yield host, "transport", "no-ports"
+                yield host, "no-ports"
             continue
         states = tuple(astuple(port)[:4] for port in survey.infiniband)
         if uses_tcp and waiting[host] and not fast[host]:
-            yield host, "transport", "unmanaged-ports", tuple(waiting[host])
+            yield host, "unmanaged-ports", tuple(waiting[host])
         elif uses_tcp and any(fast.values()):
-            yield host, "transport", "tcp", fast[host], states
+            yield host, "tcp", fast[host], states
         elif uses_tcp and active[host]:
-            yield host, "transport", "note-roce", tuple(active[host])
+            yield host, "note-roce", tuple(active[host])
         elif uses_tcp and are_down:
-            yield host, "transport", "note-ports-down", states
+            yield host, "note-ports-down", states
         # NCCL silently uses fewer ports than most others have.
         more, others = [count for count in counts.values() if count > counts[host]], len(counts) - 1
         if 2 * len(more) > others:
             code = "fewer-ports" if len(counts) >= _FEWEST_TO_COMPARE else "note-fewer-ports"
-            yield host, "transport", code, counts[host], len(more), others, min(more), max(more), states
+            yield host, code, counts[host], len(more), others, min(more), max(more), states

@@ -88,7 +88,8 @@ def _facts(evidence: Evidence, reads: str, expected: NodeExpectation) -> list[Fi
     """All that checks find in this source, host by host."""
     found = dict[Finding, None]()
     find = {"survey": find_surveyed, "transport": find_transports, "telemetry": find_under_load}[reads]
-    for at, check, code, *args in find(evidence, expected):
+    for at, *told in find(evidence, expected):
+        check, code, *args = (reads, *told) if reads == "transport" else told
         found[Finding(at if isinstance(at, Place) else Place(at), check, because(code, *args))] = None
     return sorted(found, key=lambda one: one.place.host)
 

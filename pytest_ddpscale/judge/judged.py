@@ -213,31 +213,25 @@ def missing_rounds(judged: Judged) -> None:
 
 
 def plausibility(judged: Judged) -> None:
-    """The value is not credible, such as a utilization or efficiency far above 1."""
-    if not isinstance(judged.case, Case):
+    """The value is not credible, such as an efficiency far above 1, or more than the peak of the hardware."""
+    case, values, is_cpu = judged.case, judged.found.values, judged.evidence.plan.device_type == "cpu"
+    definition = case.requirement.definition
+    if isinstance(case, Case):
+        least, most = definition.range_at(case.world_size, "credible")
+        if is_cpu:
+            is_cost = definition.unit == "fraction" and np.isfinite(least)
+            least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
+        limits = np.where(values > most, most, least)
+        judged.open((values < least) | (values > most), "incredible", values, limits, of=ANY)
         return
-    values, definition = judged.found.values, judged.case.requirement.definition
-    least, most = definition.range_at(judged.case.world_size, "credible")
-    if judged.evidence.plan.device_type == "cpu":
-        is_cost = definition.unit == "fraction" and np.isfinite(least)
-        least, most = LEAST_COST_ON_CPU if is_cost else -np.inf, most * MOST_EFFICIENCY_ON_CPU / MOST_EFFICIENCY
-    limits = np.where(values > most, most, least)
-    judged.open((values < least) | (values > most), "incredible", values, limits, of=ANY)
-
-
-def beyond_the_peak(judged: Judged) -> None:
-    """The value of a probe exceeds the peak of the hardware: the measurement must be wrong."""
-    case, values, unit = judged.case, judged.found.values, judged.blank.unit
-    if not isinstance(case, NodeCase):
-        return
-    most = case.requirement.definition.range_at(case.world_size)[1]
+    most = definition.range_at(case.world_size)[1]
     whose = because("of-any-hardware", most)
     if case.peak is not None:
         most, whose = MOST_OF_PEAK * case.peak, because("of-data-sheet", case.peak)
-    elif case.requirement.definition is MATMUL_TFLOPS and judged.evidence.plan.device_type == "cpu":
+    elif definition is MATMUL_TFLOPS and is_cpu:
         cores = _cores(judged.evidence)
         most, whose = MOST_FLOPS_OF_CORE * cores / TERA, because("of-cores", cores)
-    judged.open(values > most, "beyond-peak", values, unit, whose, flag="implausible", of=ANY)
+    judged.open(values > most, "beyond-peak", values, judged.blank.unit, whose, flag="implausible", of=ANY)
 
 
 def impossible_pace(judged: Judged) -> None:
@@ -345,5 +339,5 @@ def slow_node(judged: Judged) -> None:
 
 Rule: TypeAlias = Callable[[Judged], None]
 # Those that concern the number itself; and all, in the order in which they are applied.
-ON_NUMBERS: Sequence[Rule] = (plausibility, beyond_the_peak, impossible_pace, host_bound, skipped_steps)
+ON_NUMBERS: Sequence[Rule] = (plausibility, impossible_pace, host_bound, skipped_steps)
 CAVEATS: Sequence[Rule] = (missing_rounds, *ON_NUMBERS[:-1], stalled_devices, skipped_steps, slow_node)

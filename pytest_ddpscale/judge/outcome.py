@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.judge.peers import median_over_rounds
-from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, WRONG_DATA, Blocker, CauseId, RunOutcome, UniformLoss, Verdict
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
+from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
 
 LARGEST_UNREMARKED = 0.1
@@ -164,28 +163,23 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
     waiver = case.requirement.waiver
     if waiver is None or why_never_waived(case.requirement):
         return verdict
+    is_known, (measured, _, is_between) = PARTLY_KNOWN not in verdict.flags, measured_for(case, evidence)
+    if verdict.is_unreadable:  # and no GPU that was read misses the bound
+        busy = median_over_rounds(measured.reading("utilization"))
+        is_known &= not (busy < case.requirement.bound).any()
     rules = (
         (verdict.passed, "waiver-not-needed"),
         (verdict.outcome != "failed" and not verdict.is_unreadable, "waives-failures-only"),
         (not waiver.holds_on(day), "waiver-ended"),
         (WRONG_DATA in verdict.flags, "never-waives-wrong-data"),
-        (PARTLY_KNOWN in verdict.flags or _hides_a_failure(verdict, case, evidence), "never-waives-unknown"),
-        (measured_for(case, evidence)[2], "never-waives-between-nodes"),
+        (not is_known, "never-waives-unknown"),
+        (is_between, "never-waives-between-nodes"),
     )
     for holds, code in rules:
         if holds:
             args = (waiver.who, str(waiver.until)) if code == "waiver-ended" else (str(waiver),)
             return replace(verdict, remarks=(*verdict.remarks, because(code, *args)))
     return replace(verdict, waiver=waiver)
-
-
-def _hides_a_failure(verdict: Verdict, case: AnyCase, evidence: Evidence) -> bool:
-    """Whether a GPU whose utilization was read misses the bound, beside one of which it could not be read."""
-    study = matching_study(evidence.plan, case.question) if verdict.is_unreadable and isinstance(case, Case) else None
-    if study is None or not isinstance(case, Case):
-        return False
-    measured = evidence.columns.arms[study.id, case.question.measured.name]
-    return bool((median_over_rounds(measured.reading("utilization")) < case.requirement.bound).any())
 
 
 def uniform_loss(

@@ -329,7 +329,7 @@ def excuse_spread(judged: Judged, study: Study) -> None:
     if case.requirement.definition is not WEAK_SCALING_EFFICIENCY or limit is None or not are_bad.any():
         return
     pace, whole = (own_pace_of(evidence, study, last) for last in (last_round(judged.groups), None))
-    if pace is None or whole is None or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
+    if not pace or not whole or max(limit, nodes_limit or 0.0) > MOST_EXCUSED:
         return
     own = _against_slowest(evidence, judged, study, whole)
     second = replace(judged, values=own)

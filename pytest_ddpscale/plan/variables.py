@@ -59,8 +59,10 @@ VARIABLES = (
 
 def variable_of(name: str, value: str) -> Variable | None:
     """The variable of this name, if this value sets it."""
-    of_name = (one for one in VARIABLES if fnmatchcase(name, one.name))
-    return next((one for one in of_name if not re.fullmatch(one.unset, value.strip(), re.IGNORECASE)), None)
+    for one in VARIABLES:
+        if fnmatchcase(name, one.name) and not re.fullmatch(one.unset, value.strip(), re.IGNORECASE):
+            return one
+    return None
 
 
 def is_selected(adapter: str, hca: str) -> bool:
