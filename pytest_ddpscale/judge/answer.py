@@ -59,6 +59,10 @@ class Answer:
     against_slowest: AgainstSlowest | None = None
     compared: GenerationComparison | None = None
 
+    def say(self, outcome: VerdictOutcome, why: Reason) -> None:
+        """The outcome, and the only reason for it."""
+        self.outcome, self.reasons = outcome, [why]
+
     def verdict(self) -> Verdict:
         """The verdict."""
         found: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in vars(self).items()}
@@ -71,13 +75,13 @@ def blank_verdict(case: AnyCase, confidence: float) -> Verdict:
     """The verdict ``not_measured`` on a requirement, with the fields of its line in thresholds.yaml."""
     requirement = case.requirement
     return Verdict(
-        id=case.id,
-        metric=requirement.metric,
-        workload=requirement.subject,
-        world_size=case.world_size,
-        severity=requirement.severity,
-        bound={requirement.definition.bound_key: requirement.bound},
-        outcome="not_measured",
+        case.id,
+        requirement.metric,
+        requirement.subject,
+        case.world_size,
+        requirement.severity,
+        {requirement.definition.bound_key: requirement.bound},
+        "not_measured",
         confidence=confidence,
         provisional=requirement.provisional,
         source=requirement.source_text,
@@ -131,14 +135,14 @@ def add_disagreements(answer: Answer, study: Study, evidence: Evidence) -> None:
             if {place.identity for place in steps} <= compared:
                 answer.remarks.append(because("repeated-elsewhere", *unrepeated))
             else:
-                answer.outcome, answer.reasons = "inconclusive", [because("unrepeated", *unrepeated)]
+                answer.say("inconclusive", because("unrepeated", *unrepeated))
         return
     reason = because("results-differ", tuple(f"rank {rank} on {one.host}" for rank, one in odd))
     if compares or answer.outcome == "failed":
         answer.flags.append(WRONG_DATA)
     if compares or answer.outcome == "passed":
         reason = reason if compares else because("speed-does-not-count", reason, REPLICA_AGREEMENT.name)
-        answer.outcome, answer.reasons = "failed" if compares else "error", [reason]
+        answer.say("failed" if compares else "error", reason)
         answer.culprits = [one for _, one in odd]
 
 

@@ -71,10 +71,10 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> None:
         return
     share = len(hosts - {one.place.host for one in found if one.kind not in ("note", "looked")}) / planned
     answer.value, answer.interval, answer.rounds = share, (share, share), 1
-    answer.outcome, answer.reasons = "passed", [because("as-expected", planned)]
+    answer.say("passed", because("as-expected", planned))
     if faults:
         failed, told = len({one.place.host for one, _ in faults}), tuple(one.said for one, _ in faults[:_MOST_NAMED])
-        answer.outcome, answer.reasons = "failed", [because("not-as-expected", failed, planned, told, len(faults))]
+        answer.say("failed", because("not-as-expected", failed, planned, told, len(faults)))
     for one, is_certain in faults:
         answer.culprits.append(Culprit("gpu" if one.gpu else "node", (one.place,), one.why, is_certain))
     if untold:

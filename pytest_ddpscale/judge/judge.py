@@ -24,7 +24,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, compress
 from statistics import median_low
 
@@ -37,7 +36,7 @@ from pytest_ddpscale.judge.judged import CAVEATS, Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.peers import medians_of_others
-from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
+from pytest_ddpscale.judge.slow import arms_read, name_slow
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, excuse_spread, fail_by_own_node
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
@@ -54,7 +53,7 @@ from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.table import GrowingColumns, once
+from pytest_ddpscale.run.table import NO_ROUNDS, GrowingColumns, once
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.thresholds.model import Source
@@ -118,8 +117,8 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
             add_disagreements(answer, study, evidence)
         return answer
     is_by_node, found = plan.layout.judged_by_node(question.arms), groups_of(question, study, evidence)
-    planned, peers = plan.nodes if is_by_node else 1, partial(slow_ranks, evidence, study, case.peers.computing)
-    judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
+    planned = plan.nodes if is_by_node else 1
+    judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found)
     _judge_places(judged, planned, study)
     measured = [*compress(values.places, judged.codes != ABSENT)]
     why_not = {place: why for place, why in values.missing.items() if place not in measured}
@@ -172,9 +171,7 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
             places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
             name_probe_culprits(answer, probe, places, judged.codes[there], found, evidence, limit)
             fail_by_own_node(answer, case, values, evidence, due)
-    measured = evidence.probed(probe)
-    if measured is not None:
-        add_wrong_data(answer, probe, measured)
+    add_wrong_data(answer, probe, evidence.probed(probe) or NO_ROUNDS)
     return answer
 
 
@@ -284,7 +281,7 @@ class Decider:
 
     def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
         self._plan, self._confidence = plan, confidence
-        self._cases: dict[str, list[AnyCase]] = defaultdict(list)
+        self._cases = defaultdict[str, list[AnyCase]](list)
         self._arms: dict[str, set[str]] = {}  # that a requirement needs, by its id
         for case in cases:
             study_id, arms = _arms_for(case, plan)
@@ -293,7 +290,7 @@ class Decider:
                 self._arms[case.id] = {arm.name for arm in arms}
         self._gangs: dict[int, GangRecord] = {}
         self._columns = GrowingColumns()
-        self._records: dict[str, list[AnyRecord]] = defaultdict(list)
+        self._records = defaultdict[str, list[AnyRecord]](list)
         # Number of measurements of a requirement's arms when it was found decided, by its id.
         self._decided: dict[str, int] = {}
         # Whether a GPU or node is certainly slower than its peers, which explains whatever one slow rank slows.

@@ -19,11 +19,11 @@ import numpy as np
 
 from pytest_ddpscale.judge.answer import OUTCOMES, Answer
 from pytest_ddpscale.judge.checks import BUSY, anomalies
-from pytest_ddpscale.judge.metrics import TERA, Groups
-from pytest_ddpscale.judge.peers import Slow, median_over_rounds
-from pytest_ddpscale.judge.slow import culprits_of
+from pytest_ddpscale.judge.metrics import TERA, WHOLE, Groups
+from pytest_ddpscale.judge.peers import median_over_rounds
+from pytest_ddpscale.judge.slow import culprits_of, slow_ranks
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, IMPOSSIBLE, OPEN, PASSED, Estimated
-from pytest_ddpscale.judge.values import Values
+from pytest_ddpscale.judge.values import Values, matching_study
 from pytest_ddpscale.plan.metric_catalogue import MATMUL_TFLOPS, MOST_EFFICIENCY, THROUGHPUT_PER_GPU
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, JudgedPlace
@@ -46,7 +46,6 @@ class Judged:
         limit: largest number of rounds; 0 if no more will come.
         due: number of rounds that were begun and timed every arm of the question.
         groups: complete rounds of the arms, by place; None for a probe.
-        peers: the slow ranks; None for a probe, and if not each of several nodes is judged.
         places: those of the values.
         found: estimates, (places,).
         codes: `PASSED` … `ABSENT`, (places,).
@@ -64,7 +63,6 @@ class Judged:
     limit: int = 0
     due: int = 0
     groups: Groups | None = None
-    peers: Callable[[], tuple[ArmRounds, Slow]] | None = None
 
     def __post_init__(self) -> None:
         self.places = [JudgedPlace("node", (), at) if isinstance(at, str) else at for at in self.values.places]
@@ -326,10 +324,13 @@ def skipped_steps(judged: Judged) -> None:
 
 def slow_node(judged: Judged) -> None:
     """Most ranks of one of several nodes are slow: it scales well only relative to slow ranks."""
-    if judged.peers is None or judged.case.requirement.definition.baseline != "alone":
+    case, plan = judged.case, judged.evidence.plan
+    if not isinstance(case, Case) or WHOLE in judged.values.places or case.requirement.definition.baseline != "alone":
         return
-    pace, slow = judged.peers()
-    hosts, most = pace.ranks.hosts[slow.at], judged.evidence.plan.layout.ranks_per_node / 2
+    study = matching_study(plan, case.question)
+    assert study is not None
+    pace, slow = slow_ranks(judged.evidence, study, case.peers.computing)
+    hosts, most = pace.ranks.hosts[slow.at], plan.layout.ranks_per_node / 2
     rows = [np.flatnonzero(hosts == place) for place in judged.values.places]
     where = np.array([len(of_place) > most for of_place in rows], np.bool_)
     for at in judged.open(where, "scaled-from-slow", of=(PASSED,)):

@@ -118,7 +118,7 @@ def fail_by_pairs(answer: Answer, probe: Arm, evidence: Evidence) -> None:
     if not faults or len(rails_of(evidence).hosts) < FEWEST_PEERS or answer.value is None:
         return
     if answer.outcome != "failed":
-        answer.outcome, answer.reasons = "failed", [_slow_at(faults)]
+        answer.say("failed", _slow_at(faults))
     answer.blank, known = replace(answer.blank, severity="fail"), {one.identity for one in answer.culprits}
     answer.culprits = [*(one for one in faults if one.identity not in known), *answer.culprits]
 

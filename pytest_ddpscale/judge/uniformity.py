@@ -110,7 +110,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     codes = _answer_on_places(answer, compared, names, noun, None if read == expected else missing, limit, counts)
     told, beyond = int(compared.rounds[compared.rounds > 0].min(initial=due)), codes == FAILED
     if answer.outcome in ("passed", "failed") and told < due:
-        answer.outcome, answer.reasons = "inconclusive", [because("incomplete-rounds", told, due)]
+        answer.say("inconclusive", because("incomplete-rounds", told, due))
     elif is_of_nodes:
         order, is_minority = np.argsort(-compared.ratio, kind="stable"), bool(2 * beyond.sum() < len(names))
         for at in order[beyond[order]].tolist():
@@ -131,9 +131,9 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
                 found = found.of(counts)
                 slowest, answer.culprits = one.ranks.rank_places[found.at[0]], culprits_of(one.ranks, found)
                 answer.place, answer.rounds = f"{slowest.number} of {slowest.host}", int(beside.rounds.min())
-                answer.outcome, answer.value, answer.interval = "failed", float(found.slowdown[0]), None
+                answer.value, answer.interval = float(found.slowdown[0]), None
                 why = because("gpu-slow-at-times", answer.place, len(found.at) - 1, answer.culprits[0].because)
-                answer.reasons = [why]
+                answer.say("failed", why)
                 return
         group = find_groups(of_enough_rounds(times_s), limit)
         are_groups = len(group.at) > 0 and bool(answer.outcome != "passed" or np.median(group.ratio) >= 1 + limit)
@@ -170,7 +170,8 @@ def _answer_on_places(
     codes = np.select([compared.beyond & counts, compared.within & counts], [FAILED, PASSED], OPEN)
     beyond, undecided = np.flatnonzero(codes == FAILED).tolist(), np.flatnonzero(codes != PASSED).tolist()
     if np.isnan(ratio).all() or rounds < FEWEST_ROUNDS:
-        answer.outcome, answer.rounds, answer.reasons = "inconclusive", rounds, [because("few", rounds)]
+        answer.rounds = rounds
+        answer.say("inconclusive", because("few", rounds))
         return codes
     if missing and not beyond:
         answer.reasons = [missing]
@@ -179,17 +180,15 @@ def _answer_on_places(
     value, low, high, peers = (one[worst].item() for one in (ratio, compared.low, compared.high, compared.peers))
     answer.value, answer.interval, answer.place = value, (low, high), names[worst]
     answer.rounds, whom = int(compared.rounds.min()), because("of-peers", names[worst], noun, value, peers)
-    answer.outcome, why = "passed", because("within-peers", len(names), noun, limit)
     if beyond:
-        others = tuple(names[at] for at in beyond if at != worst)
-        answer.outcome, why = "failed", because("beyond-peers", whom, others, limit)
+        answer.say("failed", because("beyond-peers", whom, tuple(names[at] for at in beyond if at != worst), limit))
         answer.flags = [PARTLY_KNOWN] if missing or OPEN in codes else []
-    elif undecided and low > 1 + limit and peers < FEWEST_PEERS:
-        answer.outcome, why = "inconclusive", because("few-peers", whom, limit, FEWEST_PEERS)
-    elif undecided:
-        answer.outcome = "inconclusive"
-        why = because("perhaps-beyond", limit, tuple(names[at] for at in undecided), whom)
-    answer.reasons = [why]
+    elif not undecided:
+        answer.say("passed", because("within-peers", len(names), noun, limit))
+    elif low > 1 + limit and peers < FEWEST_PEERS:
+        answer.say("inconclusive", because("few-peers", whom, limit, FEWEST_PEERS))
+    else:
+        answer.say("inconclusive", because("perhaps-beyond", limit, tuple(names[at] for at in undecided), whom))
     return codes
 
 
@@ -377,12 +376,9 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     def any_of(of_ranks: BoolArray | Sequence[bool]) -> BoolArray:
         return np.bincount(place, of_ranks, places) > 0
 
-    compared, group, far = (
-        compare(times_s, limit),
-        find_groups(of_enough_rounds(times_s), limit),
-        nodes_limit or math.inf,
-    )
-    nodes, node = compare(of_nodes_s(ranks, times_s), far), ranks.node[at]
+    compared, group = compare(times_s, limit), find_groups(of_enough_rounds(times_s), limit)
+    far, node = nodes_limit or math.inf, ranks.node[at]
+    nodes = compare(of_nodes_s(ranks, times_s), far)
     slowest, order = np.zeros(places, np.int64), np.argsort(np.nan_to_num(compared.ratio[at]), kind="stable")
     slowest[place[order]] = at[order]
     most = most_alone = compared.ratio[slowest]

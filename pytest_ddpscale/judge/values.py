@@ -120,17 +120,30 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
         return replace(_NOTHING, broken=why_no_study(evidence.plan, question))
     found = groups_of(question, study, evidence)
     ranks, flops = found.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
-    arms = Arms(found.arms, question.world_size, _slowness(question, study, evidence, found), flops).paired
+    slowness: FloatArray | float = 1.0
+    if metric.baseline == "alone" and question.world_size > 1:
+        # Of the baseline's ranks, if they take turns: among their own host's, or among those compared.
+        last, is_by_node = last_round(found), WHOLE not in found.places
+        own = own_pace_of(evidence, study, last)
+        pace = own or slow_ranks(evidence, study, None)[0]
+        times_s, beside = own_pace_s(pace), [*pace.ranks.by_host.values()]
+        times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
+        if not is_by_node:
+            beside = [np.flatnonzero([host in ranks.by_host for host in pace.ranks.hosts])]
+        key = "slowness", study.id, last, is_by_node, tuple(ranks.by_host)
+        factors: FloatArray = evidence.once(key, lambda: np.append(slowness_of(times_s, beside), 1.0))
+        slowness = factors[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
+    arms = Arms(found.arms, question.world_size, slowness, flops).paired
     if metric.compares_results:
-        own = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
-        arms = arms._replace(seeded=own[found.columns[-1]])
+        seeded = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
+        arms = arms._replace(seeded=seeded[found.columns[-1]])
     if metric.reads_own_pace:
         # Of the place's slowest GPU, or of the node, with the peers of the whole run, as in `uniformity`.
         pace = pace_in(study, arms_read(question, study)[-1], evidence)
-        times_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
+        own_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
         if metric is NODE_UNIFORMITY and columns:
-            times_s, columns = of_nodes_s(pace.ranks, times_s), {host: [at] for at, host in enumerate(columns)}
-        ratios = times_s / medians_of_others(times_s)
+            own_s, columns = of_nodes_s(pace.ranks, own_s), {host: [at] for at, host in enumerate(columns)}
+        ratios = own_s / medians_of_others(own_s)
         columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
         numbers, samples = pace.numbers, np.full((len(found.places), len(pace)), np.nan)
         for row, place in enumerate(found.places):
@@ -170,23 +183,6 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
     """The complete rounds of the question's arms, the measured one last."""
     return groups(evidence.columns, study.id, tuple(question.arms), evidence.plan.layout)
-
-
-def _slowness(question: Question, study: Study, evidence: Evidence, found: Groups) -> FloatArray | float:
-    """Slowness of the baseline's ranks if they take turns: among their own host's, or among those compared."""
-    if question.metric.baseline != "alone" or question.world_size == 1:
-        return 1.0
-    last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    own, there = own_pace_of(evidence, study, last), found.merged[-1].ranks.by_host
-    pace = own or slow_ranks(evidence, study, None)[0]
-    times_s, groups = own_pace_s(pace), [*pace.ranks.by_host.values()]
-    times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
-    if not is_by_node:
-        groups = [np.flatnonzero([host in there for host in pace.ranks.hosts])]
-    key = "slowness", study.id, last, is_by_node, tuple(there)
-    factors = evidence.once(key, lambda: slowness_of(times_s, groups))
-    of_ranks: FloatArray = np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)]
-    return of_ranks[found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:
