@@ -426,7 +426,7 @@ class Judgement:
 
     @property
     def variables(self) -> list[str]:
-        """The notes on environment variables (`judge.environment`)."""
+        """The notes on environment variables (`judge.coverage`)."""
         return [note for note, why in zip(self.notes, self.remarks, strict=False) if why.code == "variable"]
 
     @property

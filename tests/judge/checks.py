@@ -36,8 +36,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from pytest_ddpscale.judge.checks import unfit_nodes
-from pytest_ddpscale.judge.devices import device_notes
+from pytest_ddpscale.judge.checks import device_notes, unfit_nodes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS

@@ -35,6 +35,8 @@ def test_checks(block: str) -> None:
     [
         (" 1x3 rounds=8 load utilization=0/.1", []),
         (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2", ["never-waives-unknown"]),
+        (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2:0-4", ["never-waives-unknown"]),
+        (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2:0-2", []),
         ("@2 3x2 rounds=9 load utilization=0/n2.1", []),
         ("@2 3x2 rounds=9 load utilization=0/n2", []),
         ("@2 3x2 rounds=9 load utilization=0/n2.1 utilization=0.5/n2.0", ["never-waives-unknown"]),
