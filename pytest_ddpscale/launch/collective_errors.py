@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.node.protocol import Failed
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import RankGpuError
 
 # Errors that NCCL or gloo raised, perhaps in the watchdog that aborts a rank whose collective timed out.
@@ -50,8 +49,7 @@ def lost_connections(roll: GangState) -> tuple[RankGpuError, ...]:
     """Ranks whose adapter got no answer from another node, each with that node's address."""
     return tuple(
         RankGpuError(
-            place=Place(report.host, report.local_rank, report.device, report.gpu_index), error=cause_of(report, roll),
-            study=report.study, arm=report.arm, peer=found[1],
+            place=report.place, error=cause_of(report, roll), study=report.study, arm=report.arm, peer=found[1]
         )
         for report in roll.failures
         if (found := _NO_ANSWER.search(report.message))

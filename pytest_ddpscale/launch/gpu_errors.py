@@ -7,10 +7,10 @@ fault is not decided here: see `judge.coverage`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.node.protocol import Failed, RankSeen
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import RankGpuError
 
@@ -85,30 +85,19 @@ def cuda_error_in(text: str) -> CudaError | None:
 
 
 def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:
-    """Ranks that an error of their own GPU ended: by their reports, or by their last words if they were aborted."""
-    found: dict[tuple[int, int], RankGpuError] = {}
-    for report in roll.failures:
-        if (error := cuda_error_in(report.message)) and not error.cause:
-            where = Place(report.host, report.local_rank, report.device, report.gpu_index)
-            found[report.node, report.local_rank] = RankGpuError(
-                place=where, error=error.text, is_program=error.is_program, study=report.study, arm=report.arm
-            )
-    for place in _aborted(roll):
-        words, rank = roll.last_words.get(place), roll.ranks.get(place)
-        error = cuda_error_in("\n".join(words.lines)) if words else None
-        if error and not error.cause and place not in found:
-            study, arm = (rank.study, rank.arm) if rank else (None, None)
-            where = Place(roll.nodes[place[0]].host, place[1])
-            found[place] = RankGpuError(
-                place=where, error=error.text, is_program=error.is_program, study=study, arm=arm
-            )
-    return tuple(found[place] for place in sorted(found))
+    """Ranks that an error of their own GPU ended: by their reports, or by their last words if they were aborted.
 
-
-def _aborted(roll: GangState) -> Iterator[tuple[int, int]]:
-    """Ranks that ended without a report: NCCL's watchdog aborts a rank whose GPU failed before the rank notices."""
-    told = {(report.node, report.local_rank) for report in roll.failures}
-    for number, node in sorted(roll.nodes.items()):
-        for one in node.exit.exits if node.exit is not None else ():
-            if one.exit_code != 0 and (number, one.local_rank) not in told:
-                yield number, one.local_rank
+    NCCL's watchdog aborts a rank whose GPU failed before the rank notices.
+    """
+    said: dict[tuple[int, int], tuple[Place, str, Failed | RankSeen]] = {
+        (one.node, one.local_rank): (one.place, one.message, one) for one in roll.failures
+    }
+    for of_node, one, rank in roll.exits:
+        key = rank.node, rank.local_rank
+        if one.exit_code != 0 and key not in said and key in roll.last_words:
+            said[key] = Place(of_node.host, rank.local_rank), "\n".join(roll.last_words[key].lines), rank
+    return tuple(
+        RankGpuError(place=place, error=error.text, is_program=error.is_program, study=of.study, arm=of.arm)
+        for _, (place, text, of) in sorted(said.items())
+        if (error := cuda_error_in(text)) and not error.cause
+    )

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import Assignment, RankFailure, RankStatus, WantedArms
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.printable import printable_line
@@ -159,6 +160,11 @@ class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="faile
 
     node: int
     host: str
+
+    @property
+    def place(self) -> Place:
+        """Of the rank, as far as it could tell its GPU."""
+        return Place(self.host, self.local_rank, self.device, self.gpu_index)
 
 
 class LastWords(FromNode, frozen=True, kw_only=True, tag="words"):
