@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.settings import AUTO, Settings
 
 _SRUN = (
@@ -69,8 +69,7 @@ _REASONS = {
 _NEAR_THE_END = timedelta(minutes=5)
 
 
-@launcher("slurm")
-class SlurmLauncher(Launcher):
+class SlurmLauncher(Launcher, name="slurm"):
     """Starts agents by srun. ``--ddp-slurm-args`` override ours; ``--exclusive`` is dropped inside an allocation."""
 
     calls_itself = "Slurm"
