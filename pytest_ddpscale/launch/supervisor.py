@@ -121,8 +121,11 @@ class Supervisor:
         pending = list(plan.study_ids)
         try:
             with interrupted_by_termination():
-                if plan.survey and not pending:
-                    self._only_survey(plan)
+                if plan.survey and not pending:  # only survey the nodes, without launching ranks
+                    self._has_nothing_to_run = True
+                    end, _ = self._launched(plan, [])
+                    if not end.refused:
+                        self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
                 while pending:
                     first = _gang_of(plan, pending[0])
                     batch = [study for study in pending if _gang_of(plan, study) == first]
@@ -133,20 +136,15 @@ class Supervisor:
             self._record_interruption(plan, self._interruption or self._why_interrupted(interrupt))
             raise
 
-    def _only_survey(self, plan: Plan) -> None:
-        """Survey the nodes without launching ranks."""
-        self._has_nothing_to_run = True
-        end, _ = self._launched(plan, [])
-        if not end.refused:
-            self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
-
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """Run one gang. Returns the studies it settled, measured or not; none if it is to be tried again."""
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
             self._end(studies, "budget", "")
             return set(studies)
-        if unfit := self._unfit(plan, studies):
-            return unfit
+        if unfit := [study for study in studies if self._lost and not plan.fits_nodes(study)]:
+            lost = f"{', '.join(sorted(self._lost))} was lost before"
+            self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {lost}")
+            return set(unfit)
         end, log = self._launched(plan, studies)
         if end.refused:
             raise NotAdmitted(end.refused)
@@ -158,12 +156,20 @@ class Supervisor:
             return ended
         self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
-        lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
-        self._run.append_records([*end.post_mortems, *lost])
-        if not end.interrupted:
-            blamed = begun[-1:] if begun and begun[-1] not in ended else [one for one in studies if one not in ended]
-            self._note_gpu_errors(plan, studies[0], end, _gang_number(log), blamed)
+        records: list[AnyRecord] = [*end.post_mortems]
+        if end.lost_hosts:
+            records.append(Lost(hosts=end.lost_hosts, message=end.why))
         left = [study for study in studies if study not in ended]
+        # If no study had begun, all remaining ones fail: another gang would hardly get further.
+        blamed = begun[-1:] if begun and begun[-1] not in ended else left
+        if end.gpu_errors and not end.interrupted:
+            layout = plan.layout_of(studies[0])
+            errors = tuple(
+                msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
+            )
+            number = _gang_number(log)
+            records.append(GpuErrors(gang=number, ranks=layout.world_size, errors=errors, studies=tuple(blamed)))
+        self._run.append_records(records)
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
             return set(studies)
@@ -173,8 +179,6 @@ class Supervisor:
             return set(studies)
         if not begun and (self._may_start_again() or self._may_confirm(end)):
             return set()
-        # If no study had begun, all remaining ones fail: another gang would hardly get further.
-        blamed = begun[-1:] if begun and begun[-1] not in ended else left
         self._end(blamed, "error", end.why or _ENDED_EARLY)
         return ended | set(blamed)
 
@@ -202,26 +206,6 @@ class Supervisor:
         has_errors = any(not one.peer for one in end.gpu_errors)
         is_first, self._has_confirmed = not self._has_confirmed, self._has_confirmed or has_errors
         return is_first and has_errors
-
-    def _note_gpu_errors(self, plan: Plan, first: str, end: GangEnd, gang: int, without_result: Sequence[str]) -> None:
-        """Record ranks that an error of their own GPU ended, and how many others did the same work."""
-        if not end.gpu_errors:
-            return
-        layout = plan.layout_of(first)
-        errors = tuple(
-            msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
-        )
-        self._run.append_records(
-            [GpuErrors(gang=gang, ranks=layout.world_size, errors=errors, studies=tuple(without_result))]
-        )
-
-    def _unfit(self, plan: Plan, studies: Sequence[str]) -> set[str]:
-        """Studies that can no longer be measured because a node was lost."""
-        if not self._lost:
-            return set()
-        unfit = [study for study in studies if not plan.fits_nodes(study)]
-        self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {', '.join(sorted(self._lost))} was lost before")
-        return set(unfit)
 
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
         layout = plan.layout_of(studies[0]) if studies else plan.layout
@@ -259,18 +243,13 @@ class Supervisor:
 
     def admit(self, surveys: Sequence[Survey]) -> str:
         """See `GangOwner`; called once, before anything runs on the nodes."""
-        self._is_surveyed = True
-        surveys = [msgspec.structs.replace(one, free_bytes={**one.free_bytes, **self._room()}) for one in surveys]
+        self._is_surveyed, room = True, dict[str, int]()
+        with suppress(OSError):  # the run directory is on this machine for all nodes
+            system = os.statvfs(self._run.path)
+            room = {"run_directory": system.f_bavail * system.f_frsize}
+        surveys = [msgspec.structs.replace(one, free_bytes=one.free_bytes | room) for one in surveys]
         self._write(surveys)
         return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
-
-    def _room(self) -> dict[str, int]:
-        """Free space of the run directory, which is on this machine for all nodes."""
-        try:
-            system = os.statvfs(self._run.path)
-        except OSError:
-            return {}
-        return {"run_directory": system.f_bavail * system.f_frsize}
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """See `GangOwner`."""
@@ -286,8 +265,11 @@ class Supervisor:
     def keep(self, lines: bytes) -> list[AnyRecord]:
         """See `GangOwner`. An invalid line is kept but skipped here; judging refuses it later."""
         self._run.append_lines(lines)
-        arrived = map(self._record, lines.splitlines())
-        return [record for record in arrived if record is not None]
+        found = []
+        for line in lines.splitlines():
+            with suppress(ValueError):
+                found.append(self._reader.read(line))
+        return found
 
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
         """See `GangOwner`."""
@@ -298,12 +280,6 @@ class Supervisor:
             wanted = wanted_arms(self._judge, record) if self._judge is not None else None
         self._listener(record)
         return wanted
-
-    def _record(self, line: bytes) -> AnyRecord | None:
-        try:
-            return self._reader.read(line)
-        except ValueError:
-            return None
 
     def _keep_reports(self, end: GangEnd, folder: Path) -> None:
         """Write failure reports of ranks beside their logs."""

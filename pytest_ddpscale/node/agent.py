@@ -37,7 +37,6 @@ from pytest_ddpscale.node.protocol import (
     NodeAfterFailure,
     NodeSurvey,
     Order,
-    ProcessExit,
     Start,
     Stay,
     Stop,
@@ -166,9 +165,16 @@ class NodeAgent:
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
         has_failed = was_ended or process.returncode != 0
-        nccl_logs = self._nccl_logs(task, folder)
-        self._tell_last_words(task, folder, nccl_logs, exits, was_ended=was_ended)
-        if has_failed and nccl_logs[0].parent == folder:  # else they are sent anyway
+        # NCCL's logs are in the agent's folder, or among the run's logs if the user set NCCL_DEBUG.
+        is_asked = "NCCL_DEBUG" in os.environ | task.environment
+        local_ranks, first = range(task.ranks_per_node), self._node * task.ranks_per_node
+        nccl_folder = folder / LOGS / "run" if is_asked else folder
+        nccl_logs = [nccl_folder / f"nccl-rank-{first + local_rank}.log" for local_rank in local_ranks]
+        # Last lines of the ranks that failed; of all ranks if they were ended from outside.
+        for local_rank in local_ranks if was_ended else sorted({one.local_rank for one in exits}):
+            lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
+            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=last_nccl_lines(nccl_logs[local_rank]))
+        if has_failed and not is_asked:  # else they are sent anyway
             for log in nccl_logs:
                 with contextlib.suppress(OSError):  # without NCCL there are no logs
                     shutil.copy(log, folder / LOGS / "gang")
@@ -314,22 +320,6 @@ class NodeAgent:
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
-
-    def _nccl_logs(self, task: Task, folder: Path) -> list[Path]:
-        """The NCCL log of each rank: in the agent's folder, or among the run's logs if the user set NCCL_DEBUG."""
-        first = self._node * task.ranks_per_node
-        place = folder / LOGS / "run" if "NCCL_DEBUG" in os.environ | task.environment else folder
-        return [place / f"nccl-rank-{first + local_rank}.log" for local_rank in range(task.ranks_per_node)]
-
-    def _tell_last_words(
-        self, task: Task, folder: Path, nccl_logs: Sequence[Path], exits: Sequence[ProcessExit], *, was_ended: bool
-    ) -> None:
-        """Report last lines of the ranks that failed; of all ranks if they were ended from outside."""
-        speaking = range(task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
-        for local_rank in speaking:
-            lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
-            nccl = last_nccl_lines(nccl_logs[local_rank])
-            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=nccl)
 
     def _say(self, kind: type[Heard], **fields: Any) -> None:
         self._tell(kind(node=self._node, host=self._host, **fields))
