@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
-from pytest_ddpscale.launch.collective_errors import lost_connections
 from pytest_ddpscale.launch.gang_failure import (
     blames_nobody,
     describe,
@@ -22,9 +21,9 @@ from pytest_ddpscale.launch.gang_failure import (
 )
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.gpu_errors import gpu_errors
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.rank_errors import gpu_errors, lost_connections
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES

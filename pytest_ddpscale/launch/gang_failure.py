@@ -9,10 +9,9 @@ import re
 import signal
 from collections.abc import Sequence
 
-from pytest_ddpscale.launch.collective_errors import OF_COLLECTIVES, cause_of
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.gpu_errors import OUT_OF_MEMORY, cuda_error_in
+from pytest_ddpscale.launch.rank_errors import OF_COLLECTIVES, OUT_OF_MEMORY, cause_of, cuda_error_in
 from pytest_ddpscale.node.protocol import Exit, Failed, RankSeen
 from pytest_ddpscale.util.listing import first_few
 

@@ -21,7 +21,7 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
-from pytest_ddpscale.node.limited_command import Command
+from pytest_ddpscale.node.limited_command import Command, last_line
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
@@ -45,10 +45,18 @@ from pytest_ddpscale.node.protocol import (
     decode_order,
     encode_news,
 )
-from pytest_ddpscale.node.rank_logs import LogRelay, last_nccl_lines, last_words, rank_log
-from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
-from pytest_ddpscale.node.survey_process import LIMIT_S, POST_MORTEM_LIMIT_S, survey_command, survey_from
-from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
+from pytest_ddpscale.node.ranks import (
+    LocalRanks,
+    LogRelay,
+    ended_pids,
+    interfaces,
+    last_nccl_lines,
+    last_words,
+    oom_kills,
+    rank_exits,
+    rank_log,
+    torchrun_command,
+)
 from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
@@ -56,8 +64,40 @@ from pytest_ddpscale.run.rank_folder import (
     leave,
     open_records,
 )
+from pytest_ddpscale.run.strict_json import decode
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
+
+SURVEY_LIMIT_S = 60.0
+# Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds,
+# and who does not answer is asked again 5 s later.
+POST_MORTEM_LIMIT_S = 20.0
+
+
+def survey_command(host: str, *options: str) -> list[str]:
+    """``python -m pytest_ddpscale.node.survey …`` with the running interpreter, which the ranks use too."""
+    return [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}", *options]
+
+
+def survey_from(command: Command, host: str) -> Survey | None:
+    """The survey of a host once its command is done, with `problem` set if it failed; None while it runs."""
+    if not command.is_done():
+        return None
+    if command.code == 0:
+        lines = command.printed.splitlines() or [b""]  # a site's own output may precede the last line
+        try:
+            return decode(msgspec.json.Decoder(Survey), lines[-1])
+        except ValueError as error:
+            problem = f"printed no valid survey ({error}): {last_line(command.printed)}"
+    elif command.problem:
+        problem = command.problem
+    else:
+        code = f"ended with code {command.code}"
+        what = f"was not done within {command.limit_s:g} s" if command.was_too_late else code
+        problem = f"{what}; its last message: {last_line(command.errors)}"
+    return Survey(host, time.time(), f"the survey {problem}")
+
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
@@ -99,7 +139,7 @@ class NodeAgent:
         survey = None
         if task.survey:
             options = () if task.has_gpus else ("--no-gpu",)
-            survey = Command(survey_command(self._host, *options), LIMIT_S, os.environ | task.environment)
+            survey = Command(survey_command(self._host, *options), SURVEY_LIMIT_S, os.environ | task.environment)
         try:
             start = self._await_order(Start, survey)
         finally:

@@ -26,7 +26,7 @@ from pytest_ddpscale.node.torch_facts import ask_torch
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.sku.detection import visible_ordinals
-from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
+from pytest_ddpscale.telemetry.nvml import DriverState, read_gpus
 
 _TOPOLOGY_LIMIT_S = 20.0
 _SECOND_LOOK_S = 5.0

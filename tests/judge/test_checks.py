@@ -62,7 +62,7 @@ def test_throttling_in_half_of_the_windows_fails_whatever_the_others_would_say(a
 
 READ = """
 import msgspec
-from pytest_ddpscale.telemetry.gpu_state import read_gpus
+from pytest_ddpscale.telemetry.nvml import read_gpus
 print(msgspec.json.encode(read_gpus().gpus).decode())
 """
 OF_GPUS = ("gpus", "processes", "mig", "ecc", "throttling", "pcie", "nvlink", "kernels", "bf16")

@@ -35,7 +35,7 @@ from tests.nvml_stand_in.machine import (
 
 READ = """
 import json, msgspec
-from pytest_ddpscale.telemetry.gpu_state import read_gpus
+from pytest_ddpscale.telemetry.nvml import read_gpus
 print(json.dumps(msgspec.to_builtins(read_gpus())))
 """
 OURS, NOBODY, MIB = os.getpid(), 2**22 + 1, 2**20
