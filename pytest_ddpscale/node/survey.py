@@ -49,17 +49,14 @@ def survey(host: str, *, gpus: bool) -> Survey:
     _about_to("read free disk space")
     free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
-    torch = torch_answer()
-    versions = {"torch": torch.torch, "cuda": torch.cuda, "nccl": torch.nccl, "python": platform.python_version()}
-    versions |= {"pytest_ddpscale": __version__, "kernel": platform.release()}
+    facts = torch_answer()
+    versions = {**driver.versions, **dict.fromkeys(("torch", "cuda", "nccl")), **facts.pop("versions", {})}
+    versions |= {"python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": platform.release()}
     return replace(
         _of_driver(host, driver),
         cores=len(os.sched_getaffinity(0)),
-        versions={**driver.versions, **versions},
-        torch_problem=torch.problem,
-        arch_list=torch.arch_list,
-        torch_gpus=torch.gpus,
-        cuda_problem=torch.cuda_problem,
+        versions=versions,
+        **facts,
         free_bytes=free,
         infiniband=ports,
         addresses=addresses,
