@@ -125,14 +125,15 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
 
 def _absent(roll: GangState, ranks_per_node: int) -> str:
     """Describe ranks that have not said anything yet, because they import torch or could not be started."""
-    nodes = sorted(roll.nodes.items())
-    missing = {
-        node.host: [rank for rank in range(ranks_per_node) if (index, rank) not in roll.ranks] for index, node in nodes
-    }
-    who = [f"local rank {rank} on {host}" for host, ranks in missing.items() for rank in ranks]
+    who = [
+        f"local rank {rank} on {node.host}"
+        for index, node in sorted(roll.nodes.items())
+        for rank in range(ranks_per_node)
+        if (index, rank) not in roll.ranks
+    ]
     if not who:
         return ""
-    of = f"{len(who)} of {ranks_per_node * len(nodes)} ranks {'has' if len(who) == 1 else 'have'} not come up"
+    of = f"{len(who)} of {ranks_per_node * len(roll.nodes)} ranks {'has' if len(who) == 1 else 'have'} not come up"
     return f"{of}: {first_few(who)}, still importing torch? Look at the file system that holds the environment"
 
 
