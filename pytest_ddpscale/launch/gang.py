@@ -60,6 +60,17 @@ class Gang:
         records_arrived_unix_s: when its latest records arrived, which may be before they were read; 0 before the first.
     """
 
+    records_arrived_unix_s = 0.0
+    _refused = ""
+    _silent: tuple[str, ...] = ()
+    _unheard: tuple[str, ...] = ()  # nodes that missed beats, but not for so long that they are lost
+    _cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
+    _missing_since_s: float | None = None
+    _records_heard = 0  # bytes
+    _hole = ""
+    _trouble_s: float | None = None
+    _ended_itself = False
+
     def __init__(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> None:
         self._task = task
         self._launch = launch
@@ -68,18 +79,8 @@ class Gang:
         self._log = log
         self._owner = owner
         self._arrived: list[bytes] = []
-        self.records_arrived_unix_s = 0.0
         self._has_started = self._has_recorded = False
-        self._refused = ""
         self._roll = GangState()
-        self._silent: tuple[str, ...] = ()
-        self._unheard: tuple[str, ...] = ()  # nodes that missed beats, but not for so long that they are lost
-        self._cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
-        self._missing_since_s: float | None = None
-        self._records_heard = 0  # bytes
-        self._hole = ""
-        self._trouble_s: float | None = None
-        self._ended_itself = False
         self._heard_s = self._began_s = time.monotonic()
 
     def run(self) -> GangEnd:

@@ -99,11 +99,24 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
         return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
-    if absent := _absent(roll, ranks_per_node):
-        return absent
+    absent = [
+        f"local rank {rank} on {node.host}"
+        for index, node in sorted(roll.nodes.items())
+        for rank in range(ranks_per_node)
+        if (index, rank) not in roll.ranks
+    ]
+    if absent:  # they import torch, or could not be started
+        of = f"{len(absent)} of {ranks_per_node * len(roll.nodes)} ranks {'has' if len(absent) == 1 else 'have'}"
+        where = "Look at the file system that holds the environment"
+        return f"{of} not come up: {first_few(absent)}, still importing torch? {where}"
     everybody = list(roll.ranks.values())
-    behind = furthest_behind(everybody)
-    if in_kernel := _waiting_for_a_device(behind or everybody):
+    # A rank that an arm does not use waits in the phase after it, so it is not behind the ranks of the arm.
+    least = min((rank.progress for rank in everybody), default=(0, 0))
+    behind = [rank for rank in everybody if rank.progress == least]
+    if 1 < len(behind) == len(everybody):  # all are equally far
+        behind = []
+    in_kernel = [rank for rank in behind or everybody if rank.state == "D"]
+    if 0 < 2 * len(in_kernel) < len(behind or everybody):
         who, where = _someone(in_kernel), _place(in_kernel[0])
         return f"{who} waiting for a device or a disk in {where}{_quoted(roll, in_kernel[0], is_stuck=True)}"
     if late := _not_connecting(roll, behind or everybody):
@@ -123,50 +136,19 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
     return f"{first.name}{state} {stands}{_quoted(roll, first, is_stuck=True)}"
 
 
-def _absent(roll: GangState, ranks_per_node: int) -> str:
-    """Describe ranks that have not said anything yet, because they import torch or could not be started."""
-    who = [
-        f"local rank {rank} on {node.host}"
-        for index, node in sorted(roll.nodes.items())
-        for rank in range(ranks_per_node)
-        if (index, rank) not in roll.ranks
-    ]
-    if not who:
-        return ""
-    of = f"{len(who)} of {ranks_per_node * len(roll.nodes)} ranks {'has' if len(who) == 1 else 'have'} not come up"
-    return f"{of}: {first_few(who)}, still importing torch? Look at the file system that holds the environment"
-
-
 def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen]:
     """Those among ranks that wait for each other whose NCCL has not begun to connect, as that of most others has.
 
     A rank logs ``Init START`` before it meets the others of a communicator, and ``Init COMPLETE`` after it.
     """
-    late = [rank for rank in ranks if not _is_connecting(roll, rank)]
-    is_known = all((rank.node, rank.local_rank) in roll.last_words for rank in ranks)
-    return late if is_known and 2 * len(late) <= len(ranks) else []
-
-
-def _is_connecting(roll: GangState, rank: RankSeen) -> bool:
-    words = roll.last_words.get((rank.node, rank.local_rank))
-    ends = [line for line in (words.nccl if words else ()) if line.endswith(("Init START", "Init COMPLETE"))]
-    return bool(ends) and ends[-1].endswith("START")
-
-
-def _waiting_for_a_device(ranks: Sequence[RankSeen]) -> list[RankSeen]:
-    """Those among ranks that wait for each other whose process waits in the kernel; empty if that is none or most."""
-    found = [rank for rank in ranks if rank.state == "D"]
-    return found if 2 * len(found) < len(ranks) else []
-
-
-def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
-    """The ranks with the least progress; empty if several ranks are all equally far.
-
-    A rank that an arm does not use waits in the phase after it, so it is not behind the ranks of the arm.
-    """
-    least = min((rank.progress for rank in ranks), default=(0, 0))
-    behind = [rank for rank in ranks if rank.progress == least]
-    return behind if len(behind) < len(ranks) or len(ranks) == 1 else []
+    late = []
+    for rank in ranks:
+        if (words := roll.last_words.get((rank.node, rank.local_rank))) is None:
+            return []
+        ends = [line for line in words.nccl if line.endswith(("Init START", "Init COMPLETE"))]
+        if not ends or ends[-1].endswith("COMPLETE"):
+            late.append(rank)
+    return late if 2 * len(late) <= len(ranks) else []
 
 
 def _torchrun_killed(roll: GangState) -> str:

@@ -78,6 +78,12 @@ class Supervisor:
             not be measured, or an empty string.
     """
 
+    _is_surveyed = False
+    _has_nothing_to_run = False
+    _deadline_unix_s: float | None = None
+    _has_begun = False
+    _interruption = ""
+
     def __init__(
         self,
         launch: Launch,
@@ -96,17 +102,11 @@ class Supervisor:
         self._isolate = isolate
         self._judge = judge
         self._admit = admit
-        self._is_surveyed = False
-        self._has_nothing_to_run = False
         self._last_gang = max((getattr(record, "gang", -1) for record in run.read_records()), default=-1)
-        self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
-        self._has_begun = False
         self._studies: list[StudyStart | StudyEnd] = []  # of the latest gang
         self._reader = RecordReader()
-        self._interruption = ""
-        self._starts_again = 0
-        self._has_confirmed = False
+        self._retried: set[str] = set()
 
     def measure(self, plan: Plan) -> None:
         """Measure every study of the plan, or record why not.
@@ -133,7 +133,11 @@ class Supervisor:
                     ended = self._run_gang(plan, batch)
                     pending = [study for study in pending if study not in ended]
         except KeyboardInterrupt as interrupt:
-            self._record_interruption(plan, self._interruption or self._why_interrupted(interrupt))
+            why = self._interruption or self._why_interrupted(interrupt)
+            with suppress(WritingError):  # on a full disk, the missing end means the same
+                self._run.cut_torn_line()
+                ended = set(ends_of(self._run.read_records()))
+                self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
             raise
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
@@ -177,7 +181,13 @@ class Supervisor:
             head, line_end, details = end.why.partition("\n")
             self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
             return set(studies)
-        if not begun and (self._may_start_again() or self._may_confirm(end)):
+        # A gang that ended before its first study is tried again: once if an earlier one got further, and once if a
+        # GPU's error ended it, as a second tells the GPU.
+        has_errors = any(not one.peer for one in end.gpu_errors)
+        whys = {"got further": self._has_begun, "GPU's error": has_errors}
+        again = next((why for why, is_so in whys.items() if is_so and why not in self._retried), "")
+        if again and not begun:
+            self._retried.add(again)
             return set()
         self._end(blamed, "error", end.why or _ENDED_EARLY)
         return ended | set(blamed)
@@ -195,17 +205,6 @@ class Supervisor:
             seconds = gang.records_arrived_unix_s - began_unix_s
             self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
         return end, log
-
-    def _may_start_again(self) -> bool:
-        """Whether to retry a gang that died before its first study: once, if an earlier gang got further."""
-        self._starts_again += self._has_begun
-        return self._has_begun and self._starts_again == 1
-
-    def _may_confirm(self, end: GangEnd) -> bool:
-        """Whether to retry a gang that a GPU's error ended before its first study: once, as a second tells the GPU."""
-        has_errors = any(not one.peer for one in end.gpu_errors)
-        is_first, self._has_confirmed = not self._has_confirmed, self._has_confirmed or has_errors
-        return is_first and has_errors
 
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
         layout = plan.layout_of(studies[0]) if studies else plan.layout
@@ -287,13 +286,6 @@ class Supervisor:
             folder.mkdir(exist_ok=True)
             for report in end.failures:
                 (folder / f"rank-{report.rank}.error.json").write_bytes(msgspec.json.encode(report) + b"\n")
-
-    def _record_interruption(self, plan: Plan, why: str) -> None:
-        """Record for every study without an end that it was interrupted, and why."""
-        with suppress(WritingError):  # on a full disk, the missing end means the same
-            self._run.cut_torn_line()
-            ended = ends_of(self._run.read_records())
-            self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
 
     def _end(self, studies: Sequence[str], reason: EndReason, why: str) -> None:
         self._write([StudyEnd(study=study, reason=reason, message=why) for study in studies])

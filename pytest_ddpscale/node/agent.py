@@ -112,20 +112,21 @@ OrderType = TypeVar("OrderType", Task, Start)
 class NodeAgent:
     """Starts, watches and ends the ranks of one node."""
 
+    _output = b""
+    _half_line = b""
+    _is_input_open = True
+    _port: socket.socket | None = None
+    _folder: Path | None = None  # the ranks' folder, once they have started
+    _records = b""  # rank 0's incomplete last line
+    _records_sent = 0  # bytes of rank 0's records sent so far
+
     def __init__(self, node: int, host: str) -> None:
         self._node = node
         self._host = host
-        self._output = b""
         self._heard = time.monotonic()
         self._orders: deque[Order] = deque()
-        self._half_line = b""
-        self._is_input_open = True
         self._selector = selectors.DefaultSelector()  # descriptors, each with its read function as data
         self._oom_kills = oom_kills()
-        self._port: socket.socket | None = None
-        self._folder: Path | None = None  # the ranks' folder, once they have started
-        self._records = b""  # rank 0's incomplete last line
-        self._records_sent = 0  # bytes of rank 0's records sent so far
 
     def run(self) -> int:
         """Serve until the ranks are done or the supervisor ends the gang. Returns the exit code."""
@@ -161,15 +162,6 @@ class NodeAgent:
         """The address and reserved port where rank 0 will host the store."""
         self._port = reserved_port(gang_id)
         return f"{address}:{self._port.getsockname()[1]}"
-
-    def _tell_endpoint(self, meet: Meet) -> None:
-        """Report the ranks' rendezvous, which is only on the interface that leads to another node."""
-        task = next(order for order in self._orders if isinstance(order, Task))
-        try:
-            endpoint = self._endpoint(task.gang_id, address_toward_any((meet.peer, *meet.addresses)))
-            self._say(Endpoint, endpoint=endpoint)
-        except OSError as error:
-            self._say(Endpoint, problem=error.strerror or str(error))
 
     def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
         """Wait for an order of a kind, passing on the survey meanwhile; None if the supervisor said stop or is gone."""
@@ -246,8 +238,7 @@ class NodeAgent:
     @property
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or said stop without a failure."""
-        stops = [order for order in self._orders if isinstance(order, Stop)]
-        return not self._is_input_open or any(not order.failed for order in stops)
+        return not self._is_input_open or any(not one.failed for one in self._orders if isinstance(one, Stop))
 
     def _family(self, task: Task) -> str:
         """The name by which torchrun and its ranks on this node are found."""
@@ -343,8 +334,13 @@ class NodeAgent:
         for line in lines:
             order = decode_order(line)
             if isinstance(order, Meet):
-                if self._node == 0:
-                    self._tell_endpoint(order)
+                if self._node == 0:  # the ranks' rendezvous is only on the interface that leads to another node
+                    task = next(order for order in self._orders if isinstance(order, Task))
+                    try:
+                        address = address_toward_any((order.peer, *order.addresses))
+                        self._say(Endpoint, endpoint=self._endpoint(task.gang_id, address))
+                    except OSError as error:
+                        self._say(Endpoint, problem=error.strerror or str(error))
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint

@@ -203,7 +203,8 @@ def last_words(log: Path | None) -> list[str]:
     headings = [number for number, line in enumerate(clean) if _STACK in line and line.startswith("Current thread")]
     if not headings:
         return [line for line in clean if line.strip()][-_LAST_LINES:]
-    before = [line for line in clean[: headings[-1]] if line.strip() and not _is_stack(line)]
+    said = [line for line in clean[: headings[-1]] if _STACK not in line and not line.startswith('  File "')]
+    before = [line for line in said if line.strip()]
     stack = clean[headings[-1] : headings[-1] + 1 + _FRAMES]
     return before[-_LAST_LINES // 2 :] + stack
 
@@ -223,7 +224,3 @@ def _lines_at_the_end(log: Path) -> list[str]:
         return []
     # Output may contain anything; drop control characters.
     return [masked_text("".join(c for c in line if c.isprintable())) for line in lines]
-
-
-def _is_stack(line: str) -> bool:
-    return _STACK in line or line.startswith('  File "')

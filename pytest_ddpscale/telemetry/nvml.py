@@ -259,23 +259,16 @@ def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverSta
     except pynvml.NVMLError as error:
         return DriverState(is_loaded=True, problem=str(error))
     try:
-        return _driver(about_to)
+        system = NvmlCalls()
+        versions = {name: system.ask(name) for name in ("driver", "cuda_driver")}
+        count, gpus = system.ask("count"), []
+        for index in range(count or 0):
+            about_to(index)
+            gpus.append(_gpu(index))
+        return DriverState(is_loaded=True, problem=system.reasons.get("count", ""), versions=versions, gpus=tuple(gpus))
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # the driver may have died meanwhile
             pynvml.nvmlShutdown()
-
-
-def _driver(about_to: Callable[[int], None]) -> DriverState:
-    system = NvmlCalls()
-    versions = {name: system.ask(name) for name in ("driver", "cuda_driver")}
-    count = system.ask("count")
-    if count is None:
-        return DriverState(is_loaded=True, problem=system.reasons["count"], versions=versions)
-    gpus = []
-    for index in range(count):
-        about_to(index)
-        gpus.append(_gpu(index))
-    return DriverState(is_loaded=True, versions=versions, gpus=tuple(gpus))
 
 
 def _gpu(index: int) -> SurveyedGpu:
