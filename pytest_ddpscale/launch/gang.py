@@ -261,12 +261,11 @@ class Gang:
 
     def _odd_version(self) -> str:
         """An error if agents have another version; empty if none has."""
-        others = {version: hosts for version, hosts in self._roll.versions.items() if version != __version__}
-        if not others:
-            return ""
-        version, hosts = next(iter(others.items()))
-        who = ", ".join(hosts[:5])
-        return f"{who} runs pytest-ddpscale {version}, but this session runs {__version__}: install the same version"
+        for version, hosts in self._roll.versions.items():
+            if version != __version__:
+                runs = f"{', '.join(hosts[:5])} runs pytest-ddpscale {version}"
+                return f"{runs}, but this session runs {__version__}: install the same version"
+        return ""
 
     def _no_loopback(self) -> str:
         """An error if ranks could not connect within a node; empty if they could."""

@@ -60,11 +60,6 @@ _VARIABLES = {
 }
 
 
-def _variable(text: str, hosts: Listed, what: str, effect: str, why: str) -> str:
-    where = f" on {hosts}" if hosts else ""
-    return f"{text}{where}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
-
-
 def _written(value: float, unit: str) -> str:
     return percent(value, 1) if unit == "fraction" else f"{value:.4g} {unit}"
 
@@ -240,7 +235,9 @@ SENTENCES: Mapping[str, Entry] = {
     "host-bound": "host-bound",
     "implausible": "implausible",
     "by-variable": "{} set ({}), so this says nothing of the hardware",
-    "variable": _variable,
+    "variable": lambda text, hosts, what, effect, why: (
+        f"{text}{f' on {hosts}' if hosts else ''}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
+    ),
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
     # judge.stats
