@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pynvml
+from msgspec.structs import replace
 
-from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows, SurveyedGpu
+from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.util.digits import percent
 
 # Inode of the initial PID namespace (PROC_PID_INIT_INO, linux/proc_ns.h); only there are NVML's pids ours.
@@ -226,46 +228,34 @@ _READINGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DriverState:
-    """The driver and its GPUs.
-
-    Attributes:
-        is_loaded: whether an NVIDIA driver is loaded.
-        problem: NVML's error if the loaded driver does not work; empty otherwise.
-        versions: ``driver`` and ``cuda_driver``, the newest CUDA that it supports; None if unknown.
-        gpus: in NVML's order, which is PCI bus order. `SurveyedGpu.is_visible` is False for a GPU that a cgroup
-            withholds from this process.
-    """
-
-    is_loaded: bool
-    problem: str = ""
-    versions: Mapping[str, str | None] = field(default_factory=lambda: {"driver": None, "cuda_driver": None})
-    gpus: tuple[SurveyedGpu, ...] = ()
-
-
-def read_gpus(about_to: Callable[[int], None] = lambda index: None) -> DriverState:
-    """Read all GPUs through NVML, regardless of CUDA_VISIBLE_DEVICES.
+def read_gpus(host: str, about_to: Callable[[int], None] = lambda index: None) -> Survey:
+    """Read the driver and all GPUs through NVML, regardless of CUDA_VISIBLE_DEVICES.
 
     NVML errors become part of the result. A driver that hangs also hangs the caller.
 
     Args:
+        host: this node's name.
         about_to: called with the index of each GPU before it is read, to tell which GPU hangs the driver.
+
+    Returns:
+        The GPUs in PCI bus order. `SurveyedGpu.is_visible` is False for one that a cgroup withholds from this process.
     """
+    found = Survey(host, time.time(), versions=dict.fromkeys(("driver", "cuda_driver")))
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return DriverState(is_loaded=False)
+        return found
     except pynvml.NVMLError as error:
-        return DriverState(is_loaded=True, problem=str(error))
+        return replace(found, has_driver=True, driver_problem=str(error))
     try:
         system = NvmlCalls()
-        versions = {name: system.ask(name) for name in ("driver", "cuda_driver")}
+        versions = {name: system.ask(name) for name in found.versions}
         count, gpus = system.ask("count"), []
         for index in range(count or 0):
             about_to(index)
             gpus.append(_gpu(index))
-        return DriverState(is_loaded=True, problem=system.reasons.get("count", ""), versions=versions, gpus=tuple(gpus))
+        problem = system.reasons.get("count", "")
+        return replace(found, has_driver=True, driver_problem=problem, versions=versions, gpus=tuple(gpus))
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # the driver may have died meanwhile
             pynvml.nvmlShutdown()

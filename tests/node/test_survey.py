@@ -25,7 +25,6 @@ from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, post_morte
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
-from pytest_ddpscale.telemetry.nvml import DriverState
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
@@ -102,9 +101,9 @@ def test_after_ranks_have_failed_who_does_not_answer_is_asked_again(looks: list[
         told = enumerate(look.split(","))
         return tuple(SurveyedGpu(i, "", "", "", "", problem=why, is_lost="lost" in why) for i, why in told)
 
-    states = (DriverState(True, gpus=gpus(look)) for look in looks)
+    surveys = (Survey("n1", 1.0, has_driver=True, gpus=gpus(look)) for look in looks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey_module, "_driver", lambda: next(states))
+        patch.setattr(survey_module, "_of_driver", lambda _: next(surveys))
         patch.setattr(time, "sleep", lambda _: None)
         assert ",".join(gpu.problem for gpu in post_mortem("n1").gpus) == found
 
