@@ -196,7 +196,7 @@ class Launcher(ABC):
 
 def launchers() -> dict[str, type[Launcher]]:
     """All launchers by name."""
-    for module in ("torchrun", "hosts", "slurm"):
+    for module in LAUNCHERS.values():
         importlib.import_module(f"pytest_ddpscale.launch.{module}")
     return {name: _LAUNCHERS[name] for name in LAUNCHERS}
 

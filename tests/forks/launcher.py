@@ -53,7 +53,7 @@ def forked_here(kind: type[ForkingLauncher] = ForkingLauncher) -> Launch:
 
 def register(patch: pytest.MonkeyPatch) -> None:
     """Have it be one of the package's launchers, and the first that is asked."""
-    patch.setattr(known, "LAUNCHERS", ("forks", *LAUNCHERS))
+    patch.setattr(known, "LAUNCHERS", {"forks": "torchrun", **LAUNCHERS})
 
 
 @contextmanager
