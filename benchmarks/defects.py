@@ -280,8 +280,8 @@ DEFECTS = (
         "launcher",
         "variables of an outer torchrun or step reach the ranks",
         "launch/environment.py",
-        "if False in asked or name in _WITHHELD:",
-        "if False in asked:",
+        "not (False in asked or name in _WITHHELD)",
+        "False not in asked",
         ("launch",),
     ),
     Defect(

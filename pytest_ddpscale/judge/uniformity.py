@@ -407,7 +407,7 @@ def _shown(evidence: Evidence, judged: Judged, study: Study, own: Values[Any], p
     rules: dict[str, Any] = {
         "pace-not-read": any_of(at < 0),
         "pace-unknown": np.isnan(most),
-        "few-peers": len(ranks) < FEWEST_RANKS,
+        "few-ranks": len(ranks) < FEWEST_RANKS,
         "gpu-beyond": any_of(compared.low[at] > 1 + limit),
         "gpu-at-times": any_of(find_slow_at_times(compare(of_enough_rounds(times_s), limit), limit)[at]),
         "gpus-in-groups": median_over_rounds(group.ratio[:, np.newaxis])[0] >= 1 + limit,

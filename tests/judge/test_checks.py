@@ -64,8 +64,8 @@ def test_throttling_in_half_of_the_windows_fails_whatever_the_others_would_say(a
 
 READ = """
 import msgspec
-from pytest_ddpscale.telemetry.gpu_state import read_gpus
-print(msgspec.json.encode(read_gpus().gpus).decode())
+from pytest_ddpscale.telemetry.nvml import read_gpus
+print(msgspec.json.encode(read_gpus("n1").gpus).decode())
 """
 OF_GPUS = ("gpus", "processes", "mig", "ecc", "throttling", "pcie", "nvlink", "kernels", "bf16")
 PLAYED: list[tuple[PlayedGpu, dict[str, str]]] = [
