@@ -287,7 +287,7 @@ SENTENCES: Mapping[str, Entry] = {
     "most-fail-alike": lambda failed, planned, noun: (
         f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
     ),
-    # judge.caveats
+    # judge.judged
     "incomplete-rounds": "only {} of {} rounds are complete; the others could change the result",
     "incredible": lambda value, limit: (
         f"implausible: {value:.3g} is {'more' if value > limit else 'less'} than {limit:g}; the measurement or its "
@@ -359,7 +359,7 @@ SENTENCES: Mapping[str, Entry] = {
     "perhaps-beyond": lambda limit, places, worst: (
         f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
     ),
-    # judge.spread
+    # judge.uniformity
     "missed-by-the-slowest": lambda why, value: f"{why}; {100 * value:.1f} % against the slowest GPU does, too",
     "against-the-slowest": "against the slowest GPU {}",
     "by-the-slowest": lambda value, why: f"{100 * value:.1f} % against the slowest GPU: {why}",
@@ -412,7 +412,7 @@ SENTENCES: Mapping[str, Entry] = {
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
     "compared in other studies",
     "gpu-errors": _gpu_errors,
-    # judge.devices
+    # judge.checks
     "new-uncorrected": "{} new uncorrectable memory errors under load",
     "note-new-corrected": "{} new corrected memory errors under load",
     "afterwards": lambda code, count: (
