@@ -899,7 +899,7 @@ DEFECTS = (
         'in between[9:] if v.outcome == "failed"',
         ("judge",),
         "between nodes",
-        "judge/test_outcomes.py::test_a_run_comes_to[What nodes do together is in every acceptance]",
+        "judge/test_outcomes.py::test_a_run_comes_to",
     ),
     Defect(
         "warning-unmeasured",
