@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.plugin.active import TOLD, source_of
-from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
 from pytest_ddpscale.report.text import one_line
+from pytest_ddpscale.report.while_measuring import Progress, load_warning
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
