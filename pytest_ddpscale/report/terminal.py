@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from pytest_ddpscale.report import digits, text
@@ -28,7 +28,6 @@ Line = tuple[str, Style]
 
 _LEAST_COLUMNS = 40
 _MOST_LINES_OF_A_REASON = 4
-_MOST_CULPRITS = 8
 _MOST_LOWERED = 5
 _MOST_WARNINGS = 3
 _MOST_ROWS = 3
@@ -93,8 +92,17 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
         Pairs of a line and its style: ``header``, ``passed``, ``failed``, ``warned``, ``undecided`` or none.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    verdicts, shared = judgement.verdicts, {note: at for note, at in _notes(judgement.verdicts).items() if len(at) > 1}
-    lines = _table(verdicts, columns, lambda one: _explanation(one, columns, shared)) if verdicts else []
+    verdicts, shared = (
+        judgement.verdicts,
+        {text.one_line(note): at for note, at in _notes(judgement.verdicts).items() if len(at) > 1},
+    )
+
+    def explained(verdict: Verdict) -> Iterator[Line]:
+        own = [one for one in text.remarks(verdict) if one.removeprefix("note: ") not in shared]
+        why = text.spread_text(verdict) if verdict.passed else text.reason_text(verdict)
+        return chain.from_iterable(_indented(one, columns) for one in (why, *own))
+
+    lines = _table(verdicts, columns, explained) if verdicts else []
     levels = {f"{one.confidence:.4g}" for one in verdicts if digits.limits_text(one) != digits.ABSENT}
     legend = f"limit: at least (≥), at most (≤) or between (…) with a confidence of {', '.join(sorted(levels))}"
     told = dict.fromkeys((*_signs(verdicts), launches_sentence(verdicts), legend if levels else ""))
@@ -160,23 +168,6 @@ def _cells(verdict: Verdict, is_narrow: bool, unmarked: Sequence[str]) -> tuple[
     return digits.point_text(verdict), limit, bound, text.verdict_word(verdict)
 
 
-def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Iterator[Line]:
-    said = [text.spread_text(verdict)]
-    if not verdict.passed:
-        told = text.reason_text(verdict)
-        culprits = [
-            (text.culprit_name if text.one_line(one.evidence) in told else text.culprit_text)(one)
-            for one in verdict.culprits[:_MOST_CULPRITS]
-        ]
-        hidden = len(verdict.culprits) - _MOST_CULPRITS
-        more = f"and {hidden} more: see verdicts.json" if hidden > 0 else ""
-        said = [text.check_text(verdict), told, *text.details_of(verdict)[1:], *culprits, more, *said]
-    said += [text.compared_text(verdict.compared, with_source=False)] if verdict.compared is not None else []
-    said += [f"note: {text.one_line(note)}" for note in verdict.notes if note not in shared]
-    for one in filter(None, said):
-        yield from _indented(one, columns)
-
-
 def _outcome(judgement: Judgement, columns: int) -> list[Line]:
     """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
     is_red = judgement.outcome == "incomplete" and judgement.blockers  # without blockers, incomplete was allowed
@@ -224,7 +215,7 @@ def _as_fit(judgement: Judgement, most: int, before: Sequence[Line], columns: in
     """As many remarks as fit below other lines, with a line that counts the others, and the watermark."""
     remarks = chain(judgement.remarks, *(one.remarks for one in judgement.verdicts))
     on_the_page = {said_of(one) for one in remarks if one.is_of(_ON_THE_PAGE)}
-    notes = {note: at for note, at in _notes(judgement.verdicts).items() if note not in on_the_page}
+    notes = {text.one_line(note): at for note, at in _notes(judgement.verdicts).items() if note not in on_the_page}
     is_told = {f"note: {text.one_line(note)}" for note in on_the_page}
     is_told |= set() if judgement.accepts else {uniform_loss_text(judgement)}
     waiting = [_plain([said], columns, style) for said, style in _remarks(judgement, notes) if said not in is_told]
