@@ -150,7 +150,7 @@ def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
     """
     told, said = reason_text(verdict), list[str]()
     if not verdict.passed:
-        said = [check_text(verdict), *details_of(verdict)[1:], waiver_text(verdict)]
+        said = [check_text(verdict), *details_of(verdict)[not in_full :], waiver_text(verdict)]
         shown = verdict.culprits if in_full else verdict.culprits[:_MOST_CULPRITS]
         for one in shown:
             said.append((culprit_name if one_line(one.evidence) in told else culprit_text)(one, in_full))
