@@ -56,7 +56,7 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome(judgement, columns), *_plain(map(text.one_line, judgement.variables), columns)]
+    lines = [*_outcome(judgement, columns), *_plain(map(text.one_line, judgement.notes_of("variable")), columns)]
     lines += [(line, "") for line in cause_lines(judgement, columns, run)]
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     shown = sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0))[:_MOST_ROWS]
@@ -205,7 +205,7 @@ def _remarks(judgement: Judgement, notes: Mapping[str, Sequence[str]]) -> Iterat
         yield f"lowered by the site: {hidden} more, see report.html", "warned"
     if loss := uniform_loss_text(judgement):
         yield loss, ""
-    for note in filter(None, (judgement.unseen_loss, *judgement.other_notes)):
+    for note in (*judgement.notes_of("unseen-loss"), *judgement.other_notes):
         yield f"note: {text.one_line(note)}", ""
     for note, of in notes.items():
         yield f"note: {text.one_line(f'{first_few(of, 2)}: {note}')}", ""
