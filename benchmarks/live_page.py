@@ -19,8 +19,7 @@ from pathlib import Path
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.report.files import page_of, write_live_page
-from pytest_ddpscale.report.live_progress import REFRESH_S, LiveProgress
-from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.report.while_measuring import REFRESH_S, Progress
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import read_judgement
@@ -34,9 +33,9 @@ def measured(path: Path, refreshes: int) -> dict[str, float]:
     judgement, record, evidence = read_judgement(run.verdicts_json), run.read_run(), read_evidence(run)
     rendered: list[str] = []
     page_ms = _median_ms(PAGES, lambda: rendered.append(page_of(judgement, record, evidence, goes_on=True)))
-    progress = LiveProgress(Progress(evidence.plan))
+    progress = Progress(evidence.plan)
     for one in run.read_records():
-        progress.hear(one)
+        progress(one)
 
     def refresh() -> None:
         write_live_page(folder, rendered[0], progress.section(record.started_at, judgement))

@@ -17,7 +17,7 @@ from pathlib import Path
 from reporting import Share, argument_parser, keep, table
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.report.time_left import TimeLeft, range_text
+from pytest_ddpscale.report.while_measuring import Progress, range_text
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord, StudyStart
@@ -49,8 +49,8 @@ def said(run: RunDirectory) -> list[tuple[float, float, float, float]]:
     arrivals, record = list(timed_records(run)), run.read_run()
     began_s, ended_s = in_utc(record.started_at).timestamp(), arrivals[-1][0]
     now_s = began_s
-    left = TimeLeft(
-        run.read_plan(), isolate="--ddp-profile" in str(record.argv), budget_s=_budget_s(record), now=lambda: now_s
+    left = Progress(
+        run.read_plan(), now=lambda: now_s, isolate="--ddp-profile" in str(record.argv), budget_s=_budget_s(record)
     )
     found = []
     check_s = began_s + FIRST_S
@@ -61,7 +61,7 @@ def said(run: RunDirectory) -> list[tuple[float, float, float, float]]:
                 found.append((check_s - began_s, *_shown(*ends), ended_s - check_s))
             check_s += EVERY_S
         now_s = arrived_s
-        left.hear(one)
+        left(one)
     return found
 
 

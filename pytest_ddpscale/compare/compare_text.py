@@ -15,6 +15,7 @@ from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
 
 COLUMNS = 100  # of a line
+_ALIKE = "no difference shown"
 _HEADERS = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
     "generations": ("WORKLOAD", "A {unit}/s/GPU", "B {unit}/s/GPU", "RATIO", "INTERVAL", "RESULT"),
@@ -85,11 +86,16 @@ def _configuration(found: ComparedRuns) -> Iterator[str]:
 
 
 def _requirements(found: ComparedRuns) -> Iterator[str]:
-    """Requirements: worse ones first, then better ones, then those without a difference."""
+    """Requirements that differ, worse ones first, and the number of those that do not; of generations all."""
     told = [one for one in found.requirements if one.change]
+    alike = [one for one in told if found.kind == "same SKU" and one.difference == _ALIKE]
     unit = found.a.evidence.plan.unit
     header = [one.format(unit=unit) for one in _HEADERS[found.kind]]
-    yield from table_lines_of([header, *map(_row, sorted(told, key=_most_telling_first))], shrinking=())
+    rows = [_row(one) for one in sorted(told, key=_most_telling_first) if one not in alike]
+    if rows:
+        yield from table_lines_of([header, *rows], shrinking=())
+    if alike:
+        yield f"{text.count_text(len(alike), 'requirement')} without a difference: --format=json has each"
     yield ""
     why_not: dict[str, list[str]] = {}
     for one in found.requirements:
@@ -106,13 +112,13 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
 
 def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
     size = abs(one.change.size) if one.change else 0.0
-    return not one.is_worse, one.difference == "no difference shown", -size
+    return not one.is_worse, one.difference == _ALIKE, -size
 
 
 def _row(one: ComparedRequirement) -> tuple[str, ...]:
     of_both = (one.value_a, one.value_b)
     values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in of_both]
-    result = digits.ABSENT if one.difference == "no difference shown" else one.difference
+    result = digits.ABSENT if one.difference == _ALIKE else one.difference
     return (one.id, *values, *_change_texts(one), result)
 
 

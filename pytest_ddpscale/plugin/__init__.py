@@ -168,6 +168,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     source = config.stash.get(SOURCE, None)
     if source is None or source.plan is None:
         return []
+    from pytest_ddpscale.plugin.console import wrapped
     from pytest_ddpscale.report.plan_text import plan_lines, shortened
 
     thresholds = source.subject.thresholds
@@ -185,7 +186,8 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
         return by
     isolate, samples_per_s = source.subject.settings.is_isolated, source.expected_samples_per_s
     lines = plan_lines(source.plan_to_measure, len(source.selected), isolate=isolate, samples_per_s=samples_per_s)
-    by += lines if config.option.collectonly or config.get_verbosity() > 0 else shortened(lines)
+    is_whole = config.option.collectonly or config.get_verbosity() > 0
+    by += wrapped(config, lines if is_whole else shortened(lines))
     if source.run is not None:
         by.append(f"ddpscale page while measuring: {source.run.path / 'report.html'}")
     return by

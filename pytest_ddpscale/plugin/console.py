@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_ddpscale.plugin.active import TOLD, source_of
-from pytest_ddpscale.report.progress import Progress, load_warning
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
 from pytest_ddpscale.report.text import one_line
+from pytest_ddpscale.report.while_measuring import Progress, load_warning
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
@@ -28,6 +28,14 @@ _COLOURS: dict[str, dict[str, bool]] = {
     "": {}, "header": {"bold": True}, "passed": {"green": True},
     "failed": {"red": True}, "warned": {"yellow": True}, "undecided": {"yellow": True},
 }  # fmt: skip
+
+
+def wrapped(config: pytest.Config, lines: Iterable[str]) -> list[str]:
+    """Lines that are no wider than the terminal, broken between words only."""
+    columns = config.get_terminal_writer().fullwidth
+    broken = (wrap(one, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+              for one in lines)  # fmt: skip
+    return [line for one in broken for line in one]
 
 
 def progress_listener(config: pytest.Config) -> Listener:
@@ -51,7 +59,8 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.rewrite(f"  {line}"[: reporter._tw.fullwidth - 1], erase=True)
             else:
                 reporter.ensure_newline()
-                reporter.write_line(f"  {line}")
+                for one in wrapped(config, [f"  {line}"]):
+                    reporter.write_line(one)
 
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
+from pytest_ddpscale.judge.stats import FAR
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.run.verdicts import (
     LoweredBound,
@@ -66,7 +67,8 @@ def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
 
     ``at least 97.1 %`` or ``at most 95.2 %`` if that end of the interval decides; otherwise
     both ends, ``95.1 … 97.2 %``, or with `nearer_end` only the end that would have to meet the bound. Ends are rounded
-    outwards, so that they claim no more than the interval.
+    outwards, so that they claim no more than the interval. ``each round ≥ 50.0 %`` if that decides, whatever the
+    interval is.
     """
     limits = _limits(verdict, nearer_end)
     return limits + suffix(verdict.unit) if limits else ABSENT
@@ -84,6 +86,10 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     unit, decimals = verdict.unit, _decimals(verdict)
     low, high = verdict.interval
     is_lower_bound = "at_least" in verdict.bound
+    if verdict.because is not None and verdict.because.main.code == "far":
+        is_above = verdict.passed == is_lower_bound
+        far = verdict.bound_value * (FAR if is_above else 1 / FAR)
+        return f"each round {'≥' if is_above else '≤'} {_digits(far, unit, _default_decimals(far, unit))}"
     is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value
     is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
     is_decided = (verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)

@@ -96,17 +96,10 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
     else:
         kind = "failed" if verdict.outcome == "failed" else "inconclusive"
         element = SubElement(testcase, "failure", type=kind, message=message)
-    details = [text.check_text(verdict)] if text.check_text(verdict) else []
-    details += text.details_of(verdict)
     is_counted_once = METRICS[verdict.metric].subject == "check"  # and has no error
     basis = "" if is_counted_once else f", {text.basis_text(verdict)}"
-    details.append(f"value {_value_and_limits(verdict)}{basis}")
-    details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
-    details += [text.compared_text(verdict.compared)] if verdict.compared is not None else []
-    details += [f"note: {text.one_line(note)}" for note in verdict.notes]
-    if text.is_provisional(verdict):
-        details.append("the bound is provisional: no published figure stands behind it")
-    element.text = "\n".join(details)
+    value = f"value {_value_and_limits(verdict)}{basis}"
+    element.text = "\n".join([value, *text.remarks(verdict, in_full=True)])
 
 
 def _value_and_limits(verdict: Verdict) -> str:

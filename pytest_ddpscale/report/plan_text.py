@@ -49,4 +49,7 @@ def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
 
 
 def _arms_text(study: Study) -> str:
-    return ", ".join(f"{arm.name} (batch {arm.batch_size})" for arm in study.arms)
+    """``alone, ddp@2 (batch 512)``; a batch stands after the last arm that has it."""
+    following = [*(arm.batch_size for arm in study.arms[1:]), 0]
+    arms = zip(study.arms, following, strict=True)
+    return ", ".join(arm.name + f" (batch {arm.batch_size})" * (arm.batch_size != after) for arm, after in arms)

@@ -7,22 +7,22 @@ here. Import this only to render: prometheus_client imports an HTTP server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.records import GangRecord, Rank
+from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict, VerdictOutcome
 from pytest_ddpscale.util.printable import one_line
 
 Labels = Mapping[str, object]
-Samples = Iterable[tuple[Labels, float]]
+Samples = list[tuple[Labels, float]]
+Family = tuple[str, str, Samples]  # the end of its name, its help text, what it holds
 
 RUN_OUTCOMES: tuple[RunOutcome, ...] = ("accepted", "accepted_with_waivers", "rejected", "incomplete", "partial")
 VERDICT_OUTCOMES: tuple[VerdictOutcome, ...] = ("passed", "failed", "inconclusive", "not_measured", "error")
@@ -42,99 +42,81 @@ _BOUND_KINDS = {"at_least": "min", "at_most": "max"}
 
 def render_prometheus(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord]) -> str:
     """The judgement of a run as metrics.prom."""
-    return generate_latest(_Collector(judgement, run, gangs)).decode()
+
+    class Collector:
+        """What prometheus_client asks for metric families."""
+
+        def collect(self) -> Iterator[Metric]:
+            for name, documentation, samples in _families(judgement, run, gangs):
+                # Each series once: node_exporter rejects a file with duplicates. What is not known is empty, which
+                # Prometheus leaves out; text has no control characters.
+                texts = ({k: "" if v is None else one_line(str(v)) for k, v in labels.items()} for labels, _ in samples)
+                family = Metric(f"ddpscale_{name}", documentation, "gauge")
+                for series, number in {(*one.items(),): of[1] for one, of in zip(texts, samples, strict=True)}.items():
+                    family.add_sample(family.name, dict(series), number)
+                if samples:
+                    yield family
+
+    return generate_latest(Collector()).decode()
 
 
-@dataclass(frozen=True)
-class _Collector:
-    """What prometheus_client asks for metric families."""
-
-    judgement: Judgement
-    run: RunRecord
-    gangs: Collection[GangRecord]
-
-    def collect(self) -> Iterator[Metric]:
-        for name, documentation, samples in _families(self.judgement, self.run, self.gangs):
-            # Each series once: node_exporter rejects a file with duplicates.
-            series = {_texts(labels): number for labels, number in samples}
-            family = Metric(f"ddpscale_{name}", documentation, "gauge")
-            for texts, number in series.items():
-                family.add_sample(family.name, dict(texts), number)
-            if series:
-                yield family
-
-
-def _families(
-    judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord]
-) -> Iterator[tuple[str, str, Samples]]:
-    """Name, help text and samples of each family."""
-    sku = {"sku": judgement.sku}
-    counts = Counter(verdict.outcome for verdict in judgement.verdicts)
+def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord]) -> Iterator[Family]:
+    sku, verdicts = {"sku": judgement.sku}, judgement.verdicts
+    counts = Counter(verdict.outcome for verdict in verdicts)
     simulated = judgement.simulated or run.is_simulated()
-    yield (
-        "run_outcome", "1 for the outcome of the run, 0 for all others.",
-        [({**sku, "outcome": outcome}, outcome == judgement.outcome) for outcome in RUN_OUTCOMES],
-    )  # fmt: skip
+    of_run: Samples = [({**sku, "outcome": one}, one == judgement.outcome) for one in RUN_OUTCOMES]
+    yield "run_outcome", "1 for the outcome of the run, 0 for all others.", of_run
     yield "run_simulated", "1 if the run simulated a machine and measured none.", [(sku, simulated)]
-    yield (
-        "requirements", "Requirements of the run by outcome.",
-        [({**sku, "outcome": outcome}, counts[outcome]) for outcome in VERDICT_OUTCOMES],
-    )  # fmt: skip
-    every = [(one, outcome) for one in judgement.verdicts for outcome in VERDICT_OUTCOMES]
-    yield (
-        "requirement_outcome", "1 for the outcome of the requirement, 0 for all others; waived failures are failed.",
-        [({**_labels(one), "outcome": outcome}, outcome == one.outcome) for one, outcome in every],
-    )  # fmt: skip
-    for suffix in dict.fromkeys(base for base, _ in _BASE_UNITS.values()):
-        yield from _numbers([one for one in judgement.verdicts if _BASE_UNITS[one.unit][0] == suffix], suffix)
+    counted: Samples = [({**sku, "outcome": one}, counts[one]) for one in VERDICT_OUTCOMES]
+    yield "requirements", "Requirements of the run by outcome.", counted
+    outcomes: Samples = [
+        ({**_labels(one), "outcome": outcome}, outcome == one.outcome)
+        for one in verdicts
+        for outcome in VERDICT_OUTCOMES
+    ]
+    what = "1 for the outcome of the requirement, 0 for all others; waived failures are failed."
+    yield "requirement_outcome", what, outcomes
+    for unit in dict.fromkeys(base for base, _ in _BASE_UNITS.values()):
+        yield from _numbers([one for one in verdicts if _BASE_UNITS[one.unit][0] == unit], unit)
     if simulated:  # there is no machine to blame or to date
         return
-    yield "culprit_failures", "Requirements that block acceptance and name this culprit.", _culprits(judgement)
-    if run.finished_at is not None:
-        present = {host: ranks for host, ranks in ranks_by_host(gangs).items() if host not in run.left_out}
-        yield from _timestamps(judgement, in_utc(run.finished_at).timestamp(), present)
+    named = Counter[tuple[tuple[str, object], ...]]()
+    for one in filter(judgement.is_blocked_by, verdicts):
+        named.update({tuple(_who(culprit).items()) for culprit in one.culprits})
+    blamed: Samples = [(dict(who), number) for who, number in sorted(named.items(), key=str)]
+    yield "culprit_failures", "Requirements that block acceptance and name this culprit.", blamed
+    if run.finished_at is None:
+        return
+    ended_s, nodes, gpus = (
+        in_utc(run.finished_at).timestamp(),
+        list[tuple[Labels, float]](),
+        list[tuple[Labels, float]](),
+    )
+    for host, ranks in ranks_by_host(gangs).items():
+        if host not in run.left_out:
+            labels = {**sku, "outcome": judgement.outcome, "node": host}
+            nodes.append((labels, ended_s))
+            gpus += [({**labels, "gpu": one.place.index, "uuid": one.place.uuid}, ended_s) for one in ranks]
+    yield "node_last_verdict_timestamp_seconds", "End of this node's last judged run, in Unix time.", nodes
+    yield "gpu_last_verdict_timestamp_seconds", "End of this GPU's last judged run, in Unix time.", gpus
 
 
-def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[tuple[str, str, Samples]]:
+def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[Family]:
     """Values, interval ends and bounds of verdicts in one base unit."""
     words = unit.replace("_", " ")
     values, limits, bounds = list[tuple[Labels, float]](), list[tuple[Labels, float]](), list[tuple[Labels, float]]()
     for one in verdicts:
         labels, (_, factor) = _labels(one), _BASE_UNITS[one.unit]
         values += [(labels, factor * one.value)] if one.value is not None else []
-        if one.interval is not None:
-            low, high = one.interval
-            limits += [({**labels, "end": "low"}, factor * low), ({**labels, "end": "high"}, factor * high)]
+        ends = zip(("low", "high"), one.interval or (), strict=False)
+        limits += [({**labels, "end": end}, factor * limit) for end, limit in ends]
         bounds += [({**labels, "kind": _BOUND_KINDS[key]}, factor * bound) for key, bound in one.bound.items()]
     yield f"requirement_value_{unit}", f"Point estimate of the requirement, {words}.", values
     yield f"requirement_limit_{unit}", f"Ends of the confidence interval of the value, {words}.", limits
     yield f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.", bounds
 
 
-def _timestamps(
-    judgement: Judgement, verdict_s: float, present: Mapping[str, Sequence[Rank]]
-) -> Iterator[tuple[str, str, Samples]]:
-    """When each device was last measured; nothing for a node that was left out."""
-    of_run: Labels = {"sku": judgement.sku, "outcome": judgement.outcome}
-    hosts = [({**of_run, "node": host}, [rank.place for rank in ranks]) for host, ranks in present.items()]
-    yield (
-        "node_last_verdict_timestamp_seconds", "End of this node's last judged run, in Unix time.",
-        [(node, verdict_s) for node, _ in hosts],
-    )  # fmt: skip
-    yield (
-        "gpu_last_verdict_timestamp_seconds", "End of this GPU's last judged run, in Unix time.",
-        [({**node, "gpu": one.index, "uuid": one.uuid}, verdict_s) for node, places in hosts for one in places],
-    )  # fmt: skip
-
-
-def _culprits(judgement: Judgement) -> Samples:
-    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
-    for one in filter(judgement.is_blocked_by, judgement.verdicts):
-        counts.update({_texts(_culprit_labels(culprit)) for culprit in one.culprits})
-    return [(dict(labels), number) for labels, number in sorted(counts.items())]
-
-
-def _culprit_labels(one: Culprit) -> Labels:
+def _who(one: Culprit) -> Labels:
     end, peer = (*one.places, Place(""))[:2]
     return {
         "kind": one.kind, "node": end.host, "gpu": end.index, "uuid": end.uuid, "peer_node": peer.host,
@@ -147,8 +129,3 @@ def _labels(verdict: Verdict) -> Labels:
         "requirement": verdict.id, "metric": verdict.metric, "workload": verdict.workload,
         "world_size": verdict.world_size, "severity": verdict.severity, "waived": str(verdict.is_waived).lower(),
     }  # fmt: skip
-
-
-def _texts(labels: Labels) -> tuple[tuple[str, str], ...]:
-    """Labels as lines of text without control characters; what is not known is empty, which Prometheus leaves out."""
-    return tuple((label, "" if value is None else one_line(str(value))) for label, value in labels.items())

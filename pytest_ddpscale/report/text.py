@@ -22,6 +22,7 @@ from pytest_ddpscale.util.printable import one_line as one_line  # reports take 
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 _LONGEST_HEADLINE = 300  # of characters
+_MOST_CULPRITS = 8
 OF_A_WORKLOAD = "what "  # a change by the site of what a workload trains begins so
 _REASONS = {
     "passed": "the bound is met",
@@ -142,6 +143,24 @@ def _is_message(verdict: Verdict) -> bool:
     return verdict.outcome in ("error", "not_measured")
 
 
+def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
+    """What explains or qualifies a verdict besides reason and numbers, a line each: in terminal, items and JUnit alike.
+
+    In full it has all culprits, their UUIDs, and what the table marks by a sign.
+    """
+    told, said = reason_text(verdict), list[str]()
+    if not verdict.passed:
+        said = [check_text(verdict), *details_of(verdict)[not in_full :], waiver_text(verdict)]
+        shown = verdict.culprits if in_full else verdict.culprits[:_MOST_CULPRITS]
+        for one in shown:
+            said.append((culprit_name if one_line(one.evidence) in told else culprit_text)(one, in_full))
+        if hidden := len(verdict.culprits) - len(shown):
+            said.append(f"and {hidden} more: see verdicts.json")
+    said += [f"ratio of {compared_text(verdict.compared)}"] if verdict.compared is not None else []
+    said += ["the bound is provisional: no published figure stands behind it"] * (in_full and is_provisional(verdict))
+    return [*filter(None, said), *(f"note: {one_line(note)}" for note in verdict.notes)]
+
+
 def despite_text(verdict: Verdict) -> str:
     """Why it failed although its value meets the bound, such as wrong data or a drift; empty for all others."""
     is_met = verdict.margin is not None and verdict.margin >= 0
@@ -196,10 +215,10 @@ def basis_text(verdict: Verdict) -> str:
     return f"{rounds}, correlation {round(verdict.correlation, 1) + 0.0:.1f}"  # never -0.0
 
 
-def compared_text(compared: GenerationComparison, *, with_source: bool = True) -> str:
+def compared_text(compared: GenerationComparison) -> str:
     """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
     rate, there = THROUGHPUT_PER_GPU.unit_of(), f"{compared.reference_samples_per_s:.4g}"
-    source = f" ({compared.source})" if with_source and compared.source else ""
+    source = f" ({compared.source})" if compared.source else ""
     return one_line(f"{compared.samples_per_s:.4g} {rate} per GPU here, {there} of {compared.reference}{source}")
 
 

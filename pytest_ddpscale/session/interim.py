@@ -7,8 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.report.live_progress import REFRESH_S, LiveProgress
-from pytest_ddpscale.report.progress import Progress
+from pytest_ddpscale.report.while_measuring import REFRESH_S, Progress
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
 from pytest_ddpscale.run.records import StudyEnd
@@ -37,7 +36,7 @@ class Interim:
         self._source = source
         self._so_far = so_far
         self._now = now
-        self._progress: LiveProgress | None = None
+        self._progress: Progress | None = None
         self._judgement: Judgement | None = None
         self._page = ""
         self._next_progress_s = self._next_judging_s = 0.0
@@ -49,11 +48,9 @@ class Interim:
         if source.plan_to_measure is None or not source.plan_to_measure.study_ids:
             return
         settings = source.subject.settings
-        self._progress = LiveProgress(
-            Progress(
-                source.plan_to_measure, now=self._now, samples_per_s=source.expected_samples_per_s,
-                isolate=settings.is_isolated, budget_s=settings.budget_s,
-            )
+        self._progress = Progress(
+            source.plan_to_measure, now=self._now, samples_per_s=source.expected_samples_per_s,
+            isolate=settings.is_isolated, budget_s=settings.budget_s,
         )  # fmt: skip
         nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
         with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run
@@ -73,7 +70,7 @@ class Interim:
         if isinstance(record, Interrupted):
             self._page = ""  # which may not replace the final one
         if self._progress is not None:
-            self._progress.hear(record)
+            self._progress(record)
             if self._page and self._now() >= self._next_progress_s:
                 with suppress(OSError):
                     self._put_progress()

@@ -151,7 +151,7 @@ def nodes_of(arguments: argparse.Namespace) -> SuiteNodes:
 
 def _progress(source: SuiteSource) -> Callable[[Plan], Listener]:
     """Progress lines for a plan: in place on a terminal, at most one a minute in a log."""
-    from pytest_ddpscale.report.progress import Progress, load_warning
+    from pytest_ddpscale.report.while_measuring import Progress, load_warning
 
     last_shown_s = -_LOG_EVERY_S
     is_terminal = sys.stderr.isatty()

@@ -27,6 +27,7 @@ from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 DEEPEST_EXTENSION = 4
 _NUMBER = re.compile("[a-z]*[0-9]+[a-z]*")  # with the letters around it, which tell a B200 from a GB200
 _LIKENESS = 0.75  # `a100-40gb` suggests `a100-sxm4-40gb`; `gpu` does not suggest `cpu`
+_OF_ANOTHER_GPU = "Another GPU needs a section of its own: docs/how-to/sku.md has one."
 PACKAGED = "packaged"  # what `extends` calls the packaged file
 
 
@@ -109,9 +110,9 @@ class ThresholdsFile:
         if wrong is not None:
             raise first_of(wrong)
         known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
-        near = " or ".join(f"--gpu-sku={one}" for one in nearest_names(asked, known))
-        hint = f"Did you mean {near}?" if near else ""
-        raise SkuError(where, f"{self.path} has no SKU {asked!r}", f"one of {', '.join(sorted(known))}", hint)
+        near = nearest_names(asked, known) or difflib.get_close_matches(asked.casefold(), known) or sorted(known)[:3]
+        expected = f"a name that it has, such as {', '.join(near)} (`ddpscale thresholds show` lists all)"
+        raise SkuError(where, f"{self.path} has no SKU {asked!r}", expected, _OF_ANOTHER_GPU)
 
     def _names_of(self, sku: str) -> set[str]:
         """The name and aliases of a SKU, valid or not, in lower case."""

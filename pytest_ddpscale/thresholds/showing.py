@@ -270,12 +270,13 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
 
 
 def counted_lines(file: ThresholdsFile) -> Iterator[str]:
-    """The SKUs of a file: how many checks and requirements each has, and where their values are from."""
+    """How many checks and requirements each SKU has that the file itself names, and where their values are from."""
+    own = file.layers[-1].section("skus")
     head = ("SKU", "checks", "requirements", "published", "site's", "provisional")
     rows = [
         (one.name, *map(str, (one.checks, one.published + one.site + one.provisional, one.published, one.site,
                               one.provisional)))
-        for one in listed_skus(file)
+        for one in listed_skus(file) if one.name in own
     ]  # fmt: skip
     yield from text_lines(table(head, rows, of_numbers=True))
 

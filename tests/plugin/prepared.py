@@ -33,7 +33,7 @@ MODULES = (
     "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.html_page",
     "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures.of_run",
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
-    "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
+    "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.while_measuring",
 )  # fmt: skip
 # No site has it; it imports all of hypothesis at the end of a session.
 NOT_OF_A_SITE = ("-p", "no:hypothesispytest")

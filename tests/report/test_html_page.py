@@ -16,9 +16,9 @@ from msgspec.structs import replace as with_fields
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.first_page import key_numbers, shared
 from pytest_ddpscale.report.html_page import render_html, topologies
-from pytest_ddpscale.report.live_progress import LIVE
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.text import short_name
+from pytest_ddpscale.report.while_measuring import LIVE
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.survey_record import Survey

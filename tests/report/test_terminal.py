@@ -9,8 +9,7 @@ import pytest
 
 from pytest_ddpscale.report.cause import headline
 from pytest_ddpscale.report.first_page import reservations
-from pytest_ddpscale.report.requirement_table import Line
-from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines
+from pytest_ddpscale.report.terminal import Line, brief_lines, quiet_lines, table_lines
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import WATERMARK

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Severity
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
@@ -44,6 +45,7 @@ def test_each_unit_is_shown_with_its_sensible_digits() -> None:
         assert digits.number_text(value, unit) == expected
 
 
+FAR = replace(PASSED, bound={"at_least": 0.25}, interval=(0.046, 1.1), because=because("far"))
 AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, value=1.02, interval=(1.01, 1.05))
 
 
@@ -54,6 +56,9 @@ AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, val
         (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "at most 94.2 %", "93.0 (≤ 94.2) %"),
         (AT_MOST, "at most 1.05×", "1.02 (≤ 1.05)×"),
         (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "at least 1.11×", "1.15 (≥ 1.11)×"),
+        (replace(FAR, value=0.756), "each round ≥ 50.0 %", "75.6 (each round ≥ 50.0) %"),
+        (replace(FAR, outcome="failed", value=0.1), "each round ≤ 12.5 %", "10.0 (each round ≤ 12.5) %"),
+        (replace(FAR, bound={"at_most": 0.25}, value=0.1), "each round ≤ 12.5 %", "10.0 (each round ≤ 12.5) %"),
     ],
 )
 def test_where_one_side_decides_it_is_the_one_that_is_shown(verdict: Verdict, limits: str, value: str) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.report.live_progress import REFRESH_S
+from pytest_ddpscale.report.while_measuring import REFRESH_S
 from pytest_ddpscale.run.record_lines import Idle, Interrupted
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
-from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.session.interim import LARGEST_SHARE_OF_PROGRESS, Interim
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on, steady_block
@@ -71,16 +70,11 @@ def test_ranks_and_progress_are_put_in_every_10_s_also_while_blocks_are_timed(
         if second % 3:
             timed.page.hear(Idle())
             continue
-        telemetry = TelemetryBlock(
-            study=STUDY, arm="ddp@2", round=second, gang=0, ranks=(0, 1), started_unix_s=1.0, ended_unix_s=2.0,
-            temperature_c=60.0 + second,
-        )  # fmt: skip
-        timed.page.hear(telemetry)
-        timed.page.hear(steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0))
+        timed.page.hear(steady_block(STUDY, Arm("ddp", 2, 4), second, (0, 1), 100.0 + second))
     assert timed.written == pytest.approx([100.0, 110.0, 120.0, 130.0], abs=1.1)
     page = text_of(measuring)
     assert "ddp@2, round 28" in page
-    assert '<td class="n">87</td>' in page
+    assert '<td class="n">127.0</td>' in page
 
 
 def test_it_takes_no_more_than_its_share(measuring: AcceptanceSession, monkeypatch: pytest.MonkeyPatch) -> None:

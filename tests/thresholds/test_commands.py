@@ -46,9 +46,7 @@ def test_init_for_a_sku_makes_a_site_that_changes_nothing_yet(tmp_path: Path, ca
     assert said.endswith("site/thresholds.yaml: valid, 17 SKUs\n")
 
 
-@rows(
-    ("sku", "words"), [("a100-40gb", "Did you mean --gpu-sku=a100-sxm4-40gb"), ("cpu-reference", "published reference")]
-)
+@rows(("sku", "words"), [("a100-40gb", "such as a100-sxm4-40gb"), ("cpu-reference", "published reference")])
 def test_init_for_what_cannot_be_measured_makes_nothing(sku: str, words: str, tmp_path: Path, capsys: Captured) -> None:
     assert main(["init", "--gpu-sku", sku, "site"]) == 4
     assert words in capsys.readouterr().err

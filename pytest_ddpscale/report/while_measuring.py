@@ -1,0 +1,299 @@
+"""What is shown while measuring: lines on the terminal, share done, time left, and the live part of the page."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from html import escape
+
+import numpy as np
+
+from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, UNKNOWN, study_times
+from pytest_ddpscale.plan.pairing import first_rounds
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.text import count_text, headline_of, one_line
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
+from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
+from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.tables import html, shortened, table
+
+REFRESH_S = 10
+# The placeholder in the page; escaping keeps it out of any text from outside.
+LIVE = '<div id="live"></div>'
+_ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
+_SHORTEST_NAME = 8
+_MOST_LASTING = 12
+_MOST_RANKS = 16  # rows; of more ranks the slowest
+_GIB = 2**30
+# Unit, its seconds, the step to which times are rounded, and the time from which on it is used.
+_UNITS = (("h", 3600, 0.5, 7200), ("min", 60, 1, 120), ("s", 1, 10, 0))
+
+
+class Progress:
+    """Turns records into progress lines as they are written, and into the live part of the page.
+
+    `doing` is what goes on now, `lasting` the latest lines that may not be overwritten.
+
+    Args:
+        plan: what is being measured.
+        show: called with a line and whether the next line may overwrite it.
+        now: clock, in seconds.
+        samples_per_s: expected throughput per GPU, by workload name.
+        isolate: whether each study has a gang of its own.
+        budget_s: limit of the wall time from when the ranks are up; None for no limit.
+        width: returns the characters of a line that may be overwritten, which must fit; None if any length does.
+    """
+
+    def __init__(
+        self, plan: Plan, show: Callable[[str, bool], None] = lambda line, passing: None,
+        now: Callable[[], float] = time.monotonic, samples_per_s: Mapping[str, float] = UNKNOWN, *,
+        isolate: bool = False, budget_s: float | None = None, width: Callable[[], int | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._plan, self._show, self._now, self._width = plan, show, now, width
+        self._times, self._pending = study_times(plan, samples_per_s), dict.fromkeys(plan.study_ids)
+        self._isolate, self._budget_s = isolate, budget_s
+        self._begun_s = self._study_begun_s = self._timed_s = now()
+        self._up_s: float | None = None  # when the first gang's ranks were up
+        self._study: Study | None = None
+        self._current = ""  # id of the study, probes or pairs in progress
+        self._round = 0  # begun ones of it
+        self._has_settled = False
+        self._spent_s = self._planned_s = 0.0  # of training studies that have ended
+        self._samples_per_s: dict[str, float] = {}
+        self._gang: GangRecord | None = None
+        self._block: Block | None = None
+        self._last = self._queued_for = ""
+        self.doing = "starting ranks"
+        self.lasting: deque[str] = deque(maxlen=_MOST_LASTING)
+
+    def __call__(self, record: AnyRecord | Notice) -> None:
+        """Handle one record or notice."""
+        match record:
+            case GangRecord():
+                self._gang, self._block = record, None
+                self._up_s = self._now() if self._up_s is None else self._up_s
+                self._say(f"ranks are up: {record.world_size} on torch {record.versions_of(0).get('torch')}")
+            case StudyStart():
+                self._study, self._current = self._plan.study(record.study), record.study
+                self._study_begun_s, self._round, self._samples_per_s = self._now(), 0, {}
+                compiles = self._study is not None and self._study.workload.compile
+                self._pass(record.study, f": {'compiling and ' if compiles else ''}warming up")
+            case Block():
+                if self._block is None or len(record.ranks) >= len(self._block.ranks):
+                    self._block = record  # the latest of those of the most ranks, so that ranks compare
+                self._measured(record)
+            case TrainedEpoch():
+                self._trained(record)
+            case Unfit():
+                for host, why in record.nodes.items():
+                    self._say(f"{host} is unfit: {why}")
+            case StudyEnd():
+                self._end(record)
+            case Queued():  # a lasting line for the reason, a passing one for time
+                self.doing = f"waiting for nodes: {record.state}"
+                if record.state != self._queued_for:
+                    self._queued_for = record.state
+                    self._say(self.doing)
+                else:
+                    self._say(f"waiting for nodes: {_clock(self._now() - self._begun_s)}", passing=True)
+            case Idle():
+                if not self._current and not self._has_settled:
+                    self._pass("", "starting ranks")
+
+    def _measured(self, block: Block) -> None:
+        of_rank_0 = block.each("ranks") == 0
+        if self._study is not None and not of_rank_0.any():
+            return
+        if not self._round:
+            self._timed_s = self._now() - float(block.each("seconds").max())
+        self._round = max(self._round, block.round + 1)
+        if self._study is not None:
+            self._samples_per_s[block.arm] = float(block.per_second[of_rank_0][0])
+            unit = f"{self._study.workload.family.unit}/s per rank"
+            how_far = f": round {self._round}/{self._study.rounds}  "
+            speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._samples_per_s.items()))
+            latest = f"{block.arm} {self._samples_per_s[block.arm]:.0f}"
+            self._pass(self._study.id, f"{how_far}{speeds} {unit}", f"{how_far}{latest} {unit}")
+        elif self._plan.probes is not None and block.study == self._plan.probes.id:
+            self._pass("probes", f": round {self._round}/{self._plan.probes.rounds}  {block.arm.partition('@')[0]}")
+        elif self._plan.pairs is not None and block.study == self._plan.pairs.id:
+            usual = len(first_rounds(self._plan.nodes))
+            of = f"/{usual}" if self._round <= usual else ", slow pairs again"
+            self._pass("pairs of nodes", f": round {self._round}{of}")
+
+    def _trained(self, epoch: TrainedEpoch) -> None:
+        run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
+        if run is not None:
+            unit, loss = run.workload.family.unit, epoch.mean_loss
+            how_far = f": epoch {self._round}/{run.epochs}  {epoch.samples_per_s:.4g} {unit}/s  loss {loss:.4g}"
+            self._pass(run.id, f"{how_far}  accuracy {100 * epoch.accuracy:.1f} %", how_far)
+
+    def _end(self, end: StudyEnd) -> None:
+        self._has_settled, is_current = True, self._current == end.study
+        what = "rounds" if self._plan.training_run(end.study) is None else "epochs"
+        how_far = f"interrupted after {self._round} {what}" if is_current else "not started"
+        if end.reason == "error":
+            self._say(f"{end.study}: ERROR: {headline_of(end.message)}")
+        elif end.reason == "interrupted":
+            self._say(f"{end.study}: {how_far}: {headline_of(end.message)}")
+        elif not is_current:  # no time was left for this launch
+            self._say(f"{end.study}: not started: time limit reached")
+        else:
+            took = _clock(self._now() - self._study_begun_s)
+            self._say(f"{end.study}: {_ENDED.get(end.reason, '')}{self._round} {what} in {took}")
+        self._spent_s, self._planned_s = self._paces_s()
+        self._pending.pop(end.study, None)
+        self._study, self._current, self._round = None, "", 0
+
+    def _pass(self, name: str, *rest: str) -> None:
+        """Show a line that may be overwritten: share done, time left, a name, and the longest `rest` that fits.
+
+        The name is shortened before anything is cut off.
+        """
+        self.doing, room, how_far = f"{name}{rest[0]}", self._width(), self.how_far()
+        head = f"[ {how_far} ] " if how_far else ""
+        fits = [one for one in rest if room is None or len(head + name + one) <= room]
+        line = fits[0] if fits else rest[-1]
+        if room is not None:
+            name = shortened(name, max(min(_SHORTEST_NAME, len(name)), room - len(head + line)))
+        self._say(f"{head}{name}{line}", passing=True)
+
+    def _say(self, line: str, *, passing: bool = False) -> None:
+        if line != self._last:
+            self._last = line
+            if not passing:
+                self.lasting.append(line)
+            self._show(line, passing)
+
+    @property
+    def _rounds(self) -> float:
+        """Of the current study; the one in progress counts as half done."""
+        return self._round - 0.5 if self._round else 0.0
+
+    def _paces_s(self) -> tuple[float, float]:
+        """Seconds of training studies so far, as measured and as planned."""
+        if self._study is None or not self._round:
+            return self._spent_s, self._planned_s
+        planned_s = self._times[self._current].seconds(self._rounds)
+        return self._spent_s + self._now() - self._study_begun_s, self._planned_s + planned_s
+
+    @property
+    def per_cent(self) -> int | None:
+        """Share done, if studies need the usual number of rounds; None if it is unknown."""
+        whole_s = sum(one.seconds(one.usual) for one in self._times.values())
+        if not whole_s or self.seconds() is None:
+            return None
+        left_s = sum(one.seconds(one.usual) for name, one in self._times.items() if name in self._pending)
+        if (own := self._times.get(self._current)) is not None and self._round:
+            left_s -= own.seconds(min(self._rounds, own.usual))
+        return min(max(math.floor(100 * (1 - left_s / whole_s)), 0), 99)  # 100 % would claim that nothing is left
+
+    def seconds(self) -> tuple[float, float] | None:
+        """Seconds left: if each study ends after its fewest rounds, and if all need all rounds; None if unknown.
+
+        The study in progress goes on as it does; others take their planned time at the pace of training so far, in the
+        second no less: a study that ran fast says little of the next.
+        """
+        if any(run.id in self._pending for run in self._plan.training_runs):
+            return None
+        spent_s, planned_s = self._paces_s()
+        pace, low_s, round_s = spent_s / planned_s if planned_s else 1.0, 0.0, 0.0
+        gangs = {name if self._isolate else self._plan.launch_of(name) for name in self._pending}
+        high_s = STARTUP_S * (len(gangs) - bool(self._current)) + SURVEY_S * (self._plan.survey and self._up_s is None)
+        for name in self._pending.keys() & self._times.keys():
+            one, done = self._times[name], self._rounds if name == self._current else 0.0
+            if done:
+                round_s, least = (self._now() - self._timed_s) / done, max(one.fewest, math.ceil(done))
+                low_s, high_s = low_s + (least - done) * round_s, high_s + (max(least, one.most) - done) * round_s
+            else:
+                low_s, high_s = low_s + pace * one.seconds(one.fewest), high_s + max(1.0, pace) * one.seconds(one.most)
+        if self._budget_s is not None:
+            end_s = max(0.0, self._budget_s - (self._now() - (self._up_s or self._now())))
+            low_s, high_s = min(low_s, end_s), min(high_s, end_s + round_s)
+        return low_s, max(low_s, high_s)
+
+    def how_far(self) -> str:
+        """``40 %  5 to 12 min left``; empty if it is unknown."""
+        found, per_cent = self.seconds(), self.per_cent
+        return "" if found is None or per_cent is None else f"{per_cent:2d} %  {range_text(*found)} left"
+
+    def section(self, written_at: str, judgement: Judgement) -> str:
+        """HTML of the page's live part, escaped, with the date and time of writing and the latest judgement."""
+        written = (
+            f"Written at {written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was "
+            "killed: judge it, or continue it with --ddp-resume."
+        )
+        lasting = "".join(f"<li>{escape(one_line(line))}</li>" for line in self.lasting)
+        how_far = self.how_far().replace("%  ", "% done, ")
+        return (
+            f'<p class="live" role="status">{how_far}<br>{escape(one_line(self.doing))}</p>\n'
+            f"<p>{escape(one_line(_so_far(judgement)))}</p>\n{self._ranks()}<ul>{lasting}</ul>\n"
+            f"<p>{escape(one_line(written))}</p>\n"
+        )
+
+    def _ranks(self) -> str:
+        """A table with a row for each rank of the latest block."""
+        block, gang = self._block, self._gang
+        if block is None or gang is None:
+            return ""
+        ranks, study = block.each("ranks"), self._plan.study(block.study)
+        per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
+        columns = (
+            (per_second, 1),
+            (block.each("peak_memory_bytes") / _GIB, 1),
+            (100 * block.each("utilization"), 0),
+        )
+        rows = []
+        for row in np.sort(np.argsort(per_second, kind="stable")[:_MOST_RANKS]).tolist():
+            place = gang.ranks[int(ranks[row])].place
+            of_row = [(float(values[row]), decimals) for values, decimals in columns]
+            numbers = (ABSENT if np.isnan(value) else f"{value:.{decimals}f}" for value, decimals in of_row)
+            rows.append([str(ranks[row]), place.host, place.number, *numbers])
+        unit = study.workload.family.unit if study is not None else self._plan.unit or "samples"
+        titles = ("Rank", "Node", "Device", f"{unit}/s", "Memory, GiB", "Utilization, %")
+        of = "" if len(rows) == len(ranks) else f"; the slowest of {count_text(len(ranks), 'rank')}"
+        said = f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}"
+        return f"<p>{escape(one_line(said))}</p>\n{html(table(titles, rows, of_numbers=True))}\n"
+
+
+def range_text(low_s: float, high_s: float) -> str:
+    """``5 to 12 min``, ``40 to 90 s``, ``up to 3 min``; ``3 h`` if both ends are the same."""
+    unit, length_s, step, _ = next(one for one in _UNITS if high_s >= one[3])
+    low, high = math.floor(low_s / length_s / step) * step, math.ceil(high_s / length_s / step) * step
+    if low <= 0:
+        return f"up to {max(high, step):g} {unit}"
+    return f"{high:g} {unit}" if low >= 0.9 * high else f"{low:g} to {high:g} {unit}"
+
+
+def load_warning(load: float, cores: int) -> str:
+    """Warning about a host's load average before ranks start; empty if the load is at most one per core."""
+    if load <= cores:
+        return ""
+    return f"WARNING: load average {load:.1f} on {cores} cores before measuring starts: values will be too low"
+
+
+def failed_so_far(judgement: Judgement) -> set[str]:
+    """Ids of the requirements that fail; those that are not measured yet do not."""
+    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
+    return {one.id for one in blocking if one.outcome in ("failed", "error")}
+
+
+def _so_far(judgement: Judgement) -> str:
+    """``Verdicts so far: 3 passed, 1 failed (throughput_per_gpu[r-1gpu]), 25 open``."""
+    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
+    failed = [one.id for one in verdicts if one.id in failing]
+    passed = sum(one.passed for one in verdicts)
+    named = f" ({first_few(failed)})" if failed else ""
+    others = len(verdicts) - passed - len(failed)
+    return f"Verdicts so far: {passed} passed, {len(failed)} failed{named}, {others} open"
+
+
+def _clock(seconds: float) -> str:
+    """``1:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

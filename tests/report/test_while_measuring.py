@@ -1,0 +1,220 @@
+"""While measuring: lines that say which study, round, speed and time left, and the live part of the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, round_seconds, study_times, warm_up_seconds
+from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.plan.pairing import pair_study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.while_measuring import Progress, load_warning, range_text
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
+from pytest_ddpscale.run.records import StudyEnd, StudyStart
+from pytest_ddpscale.run.survey_record import Survey
+from tests.approved import assert_approved
+from tests.builders.judgements import HOSTILE, JUDGEMENT
+from tests.builders.records import gang_on, steady_block
+from tests.builders.whole_runs import epoch_of, plan_of, training_run
+from tests.rows import rows
+
+WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=8)
+WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 8)), rounds=20, block_s=5.0, warmup_s=10.0)
+STRONG = Study("strong", WORKLOAD, (Arm("alone", 1, 8), Arm("ddp", 2, 4)), rounds=6, block_s=5.0, warmup_s=10.0)
+PLAN = Plan("cpu", "cpu", (WEAK, STRONG), survey=True)
+PROBES = ProbeStudy((Arm("matmul-fp32"), Arm("all-reduce-1mib", 2)), 6, 0.5)
+GANG = gang_on(["a"], 2, versions={"torch": "2.9.0"})
+BEGIN = StudyStart(study="weak/r", unix_s=1.7e9)
+WARM_UP_S, ROUND_S = warm_up_seconds(WEAK), round_seconds(WEAK, WEAK.arms)
+STRONG_S = study_times(PLAN)["strong/r"].seconds(6)  # that is decided after its six rounds or never
+
+
+def block(arm: str, round_: int, rank: int = 0, block_s: float = 4.0, study: str = "weak/r") -> Block:
+    return Block(
+        study=study, arm=arm, round=round_, gang=0, ranks=(rank,), count=10, work=8.0, began_unix_s=1.7e9,
+        seconds=block_s,
+    )  # fmt: skip
+
+
+class Clocked:
+    """What is shown of a plan, on a clock that is set by hand."""
+
+    def __init__(self, plan: Plan = PLAN, **options: object) -> None:
+        self.shown: list[tuple[str, bool]] = []
+        self.now_s = 100.0
+        show, now = lambda line, passing: self.shown.append((line, passing)), lambda: self.now_s
+        self.progress = Progress(plan, show, now, **options)  # type: ignore[arg-type]
+
+    def hear(self, records: Iterable[AnyRecord | Notice], each_s: float = 0.0) -> Clocked:
+        for record in records:
+            self.progress(record)
+            self.now_s += each_s
+        return self
+
+
+def test_a_session_shows_what_was_approved() -> None:
+    """Each line with whether it passes; ten seconds go by from record to record."""
+    weak, compiled = replace(WEAK, rounds=6), replace(STRONG, workload=replace(WORKLOAD, compile=True))
+    pairs = pair_study("cpu")
+    plan = Plan("cpu", "cpu", (weak, compiled), nodes=4, ranks_per_node=1, probes=PROBES, pairs=pairs)
+    waiting = Queued("job 17 queued and waiting for resources")
+    steps: list[AnyRecord | Notice] = [
+        Idle(), Idle(), waiting, waiting, Unfit({"n2": "gpus: GPU 3: lost", "n4": "disk: 0.1 GiB are free"}),
+        GANG, GANG, StudyStart(study="probes", unix_s=1.7e9), Idle(), block("matmul-fp32@1", 0, study="probes"),
+        block("all-reduce-1mib@2", 2, study="probes"), block("all-reduce-1mib@2", 0, study="probes"),
+        StudyEnd("probes", "decided"), BEGIN, block("alone", 0), block("ddp@2", 1, rank=1),
+        block("ddp@2", 1, block_s=2.0), StudyEnd("weak/r", "rounds"), Idle(), Survey("n", 1.0),
+        StudyStart(study="weak/unknown", unix_s=1.7e9),
+        StudyStart(study="strong/r", unix_s=1.7e9), StudyEnd("strong/r", "error", "rank 1 on node7 failed: no memory"),
+        StudyStart(study="pairs", unix_s=1.7e9),
+        *(block("all-reduce-1mib@2", one, study="pairs") for one in (0, 2, 3)),
+        StudyEnd("pairs", "interrupted", "the job was preempted"),
+    ]  # fmt: skip
+    shown = Clocked(plan).hear(steps, 10.0).shown
+    for reason in ("budget", "interrupted"):  # of studies that did not begin
+        why = "the job was preempted" if reason == "interrupted" else ""
+        shown += Clocked(plan).hear([StudyEnd("strong/r", reason, why)]).shown
+    run = training_run(2)
+    epochs: list[AnyRecord | Notice] = [
+        Idle(),
+        StudyStart(study=run.id, unix_s=1.7e9),
+        epoch_of(run, 0),
+        epoch_of(run, 1),
+    ]
+    shown += Clocked(plan_of([run])).hear([*epochs, StudyEnd(study=run.id, reason="rounds")]).shown
+    lines = [f"{'passes' if passes else 'stays '} {line}" for line, passes in shown]
+    assert_approved("progress.txt", "\n".join([*lines, load_warning(8.0, 8), load_warning(9.24, 8)]) + "\n")
+
+
+@rows("width", [110, 80, 74])
+def test_a_line_that_passes_fits_and_keeps_its_unit(width: int) -> None:
+    study = replace(WEAK, rounds=6, workload=replace(WORKLOAD, name="resnet152-bf16-channels-last-b256"))
+    clocked = Clocked(replace(PLAN, studies=(study,)), width=lambda: width)
+    arms = (block(arm, 0, study=study.id) for arm in ("alone", "no_sync@2"))
+    lines = [line for line, _ in clocked.hear([StudyStart(study=study.id, unix_s=1.7e9), *arms]).shown]
+    assert max(map(len, lines)) <= width
+    assert lines[-1].endswith("no_sync@2 20 img/s per rank")
+    assert lines[-1].startswith("[ ")
+
+
+@rows(
+    ("low_s", "high_s", "text"),
+    [
+        (41.0, 89.0, "40 to 90 s"), (0.0, 3.0, "up to 10 s"), (0.0, 0.0, "up to 10 s"), (50.0, 50.0, "50 s"),
+        (55.0, 57.0, "50 to 60 s"), (301.0, 700.0, "5 to 12 min"), (45.0, 301.0, "up to 6 min"),
+        (7300.0, 9100.0, "2 to 3 h"), (10800.0, 10800.0, "3 h"),
+    ],
+)  # fmt: skip
+def test_a_range_is_rounded_outwards(low_s: float, high_s: float, text: str) -> None:
+    assert range_text(low_s, high_s) == text
+
+
+def rounds(number: int, pace: float = 1.0, plan: Plan = PLAN, **options: object) -> Clocked:
+    """In the middle of this round of `WEAK`, at so many times the planned seconds."""
+    clocked = Clocked(plan, **options).hear([GANG, BEGIN])
+    if number:
+        clocked.now_s += pace * (WARM_UP_S + ROUND_S / 2)
+        clocked.hear([block("alone", 0, block_s=pace * ROUND_S / 2)])
+        clocked.now_s += pace * (number - 1) * ROUND_S
+    return clocked.hear([block("alone", number - 1)] if number > 1 else [])
+
+
+TWO_LAUNCHES = replace(PLAN, studies=(WEAK, replace(WEAK, launch=2)), launches=2, survey=False)
+WHOLE_S = WARM_UP_S + 8 * ROUND_S, WARM_UP_S + 20 * ROUND_S
+ALL_PARTS = replace(PLAN, nodes=4, ranks_per_node=1, probes=PROBES, pairs=pair_study("cpu"))
+
+
+@rows(
+    ("clocked", "low_s", "high_s"),
+    [
+        (Clocked(), WHOLE_S[0] + STRONG_S, WHOLE_S[1] + STRONG_S + STARTUP_S + SURVEY_S),
+        (rounds(2), 6.5 * ROUND_S + STRONG_S, 18.5 * ROUND_S + STRONG_S),
+        (rounds(2, 3.0), 3 * (6.5 * ROUND_S + STRONG_S), 3 * (18.5 * ROUND_S + STRONG_S)),
+        (rounds(2, 0.5), (6.5 * ROUND_S + STRONG_S) / 2, 9.25 * ROUND_S + STRONG_S),
+        (rounds(10), 0.5 * ROUND_S + STRONG_S, 10.5 * ROUND_S + STRONG_S),
+        (rounds(2, budget_s=100.0), 100 - WARM_UP_S - 1.5 * ROUND_S, 100 - WARM_UP_S - 0.5 * ROUND_S),
+        (rounds(8).hear([StudyEnd("weak/r", "decided")]), STRONG_S, STRONG_S + STARTUP_S),
+        (rounds(8).hear([StudyEnd("weak/r", "decided"), StudyEnd("strong/r", "rounds")]), 0.0, 0.0),
+        (Clocked(TWO_LAUNCHES), 2 * WHOLE_S[0], 2 * (WHOLE_S[1] + STARTUP_S)),
+        (rounds(0, isolate=True), WHOLE_S[0] + STRONG_S, WHOLE_S[1] + STRONG_S + STARTUP_S),
+    ],
+    ids=(
+        "all", "of two rounds", "slow", "fast says little of the next", "the next round may decide", "a budget",
+        "one has ended", "all have", "each launch starts its ranks", "each study does",
+    ),
+)  # fmt: skip
+def test_the_time_left_is_from_the_fewest_rounds_to_all(clocked: Clocked, low_s: float, high_s: float) -> None:
+    assert clocked.progress.seconds() == pytest.approx((low_s, high_s))
+
+
+def test_probes_and_pairs_take_time_too() -> None:
+    (low_s, high_s), (least_s, most_s) = (Clocked(one).progress.seconds() or (0, 0) for one in (ALL_PARTS, PLAN))
+    times = study_times(ALL_PARTS)
+    assert low_s - least_s == pytest.approx(times["probes"].seconds(6) + times["pairs"].seconds(3))
+    assert high_s - most_s == pytest.approx(times["probes"].seconds(6) + times["pairs"].seconds(11))
+
+
+def test_the_share_grows_to_99_per_cent() -> None:
+    shares = [rounds(number).progress.per_cent or 0 for number in (0, 1, 8)]
+    shares += [rounds(8).hear([StudyEnd(one, "decided") for one in PLAN.study_ids[:end]]).progress.per_cent or 0
+               for end in (1, 2)]  # fmt: skip
+    assert shares == sorted(set(shares))
+    assert (shares[0], shares[-1]) == (0, 99)
+
+
+def test_the_time_of_whole_training_runs_is_unknown() -> None:
+    progress = Clocked(plan_of([training_run(2)])).progress
+    assert (progress.seconds(), progress.per_cent, progress.how_far()) == (None, None, "")
+
+
+WHEN = "2026-03-01T10:00:00+00:00"
+
+
+def cells(section: str, first: str) -> list[str]:
+    row = re.search(rf'<tr><th scope="row">{first}</th>(.*?)</tr>', section)
+    return re.findall("<td[^>]*>(.*?)</td>", row[1]) if row else []
+
+
+def test_the_page_has_a_line_for_each_rank_of_the_latest_block_of_most_ranks() -> None:
+    both = (steady_block("strong/r", Arm("ddp", 2, 4), number, (0, 1), 100.0 + number) for number in range(2))
+    records = gang_on(["n1", "n2"], 1), BEGIN, block("alone", 0), StudyEnd("weak/r", "decided")
+    clocked = Clocked().hear([*records, StudyStart(study="strong/r", unix_s=2.0), *both])
+    clocked.hear([steady_block("strong/r", Arm("alone", 1, 4), 1, (0,), 999.0)])
+    section = clocked.progress.section(WHEN, JUDGEMENT)
+    assert re.search(r"\d+ % done, .* left<br>strong/r: round 2/6", section)
+    assert f"Written at {WHEN}" in section
+    assert "<li>weak/r: decided after 1 rounds in 0:00</li>" in section
+    assert "Latest block of strong/r: ddp@2, round 2<" in section
+    assert cells(section, "1")[:3] == ["n2", "CPU rank 0", "101.0"]
+    later = clocked.hear([gang_on(["n1", "n2"], 1, number=1)]).progress.section(WHEN, JUDGEMENT)
+    assert "Latest block" not in later, "it is of an earlier gang"
+
+
+def test_of_many_ranks_the_page_has_the_slowest() -> None:
+    seconds = tuple(1.0 + 0.01 * rank for rank in range(100))
+    each = steady_block("weak/r", Arm("each", 100, 8), 0, tuple(range(100)), 100.0, seconds=seconds, series={})
+    section = Clocked().hear([gang_on(["n1"], 100), BEGIN, each]).progress.section(WHEN, JUDGEMENT)
+    assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in range(84, 100)]
+    assert "the slowest of 100 ranks" in section
+
+
+def test_the_page_counts_verdicts_so_far_and_names_failures() -> None:
+    blocking = [one for one in JUDGEMENT.verdicts if JUDGEMENT.is_blocked_by(one)]
+    failed = [one.id for one in blocking if one.outcome in ("failed", "error")]
+    section = Clocked().progress.section(WHEN, JUDGEMENT)
+    assert re.search(rf"Verdicts so far: \d+ passed, {len(failed)} failed \(", section)
+    assert failed[0] in section
+
+
+@rows("record", [StudyStart(study=HOSTILE, unix_s=1.0), StudyEnd(HOSTILE, "error", HOSTILE)])
+def test_names_from_records_stay_text(record: StudyStart | StudyEnd) -> None:
+    section = Clocked().hear([record]).progress.section(WHEN, JUDGEMENT)
+    assert "<script" not in section
+    assert "&lt;script&gt;" in section
