@@ -20,7 +20,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.study import PROBES
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.missing_gpus import missing_gpus
+from pytest_ddpscale.report.causes import missing_gpus
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import Lost, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory

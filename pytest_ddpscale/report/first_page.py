@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, Metric
 from pytest_ddpscale.report import coverage_text, digits, text
-from pytest_ddpscale.report.cause import Cause, warning_text, warnings
+from pytest_ddpscale.report.causes import Cause, counts_text, next_steps, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
-from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.sentences import NOT_COVERED, not_tested_lines, uniform_loss_text
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import GangRecord

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.cause import Cause
+from pytest_ddpscale.report.causes import Cause
 from pytest_ddpscale.report.sentences import interval_mark, launch_sd_text
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.tables import Column, Table, html

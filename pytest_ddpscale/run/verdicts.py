@@ -279,7 +279,7 @@ class CauseRecord:
     """A cause in verdicts.json, with what to do about it.
 
     Attributes:
-        id: a kind of cause (`report/cause_kinds.py`).
+        id: a kind of cause (`report/words/causes.py`).
         severity: of its kind.
         category: ``ISOLATE``, ``CHECK`` or ``MONITOR``.
         sentence: who or what, in numbers, without a full stop.

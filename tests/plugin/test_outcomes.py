@@ -15,7 +15,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.causes import counts_text
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import read_judgement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.cause import causes, headline, warnings
+from pytest_ddpscale.report.causes import causes, headline, warnings
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.junit import render_junit
 from pytest_ddpscale.report.markdown import render_markdown

@@ -13,9 +13,8 @@ from _pytest.mark.expression import Expression
 from msgspec import structs
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.report.cause import causes, headline, warnings
-from pytest_ddpscale.report.cause_kinds import CAUSES, OF_CHECK
-from pytest_ddpscale.report.next_steps import cause_records, next_steps
+from pytest_ddpscale.report.causes import cause_records, causes, headline, next_steps, warnings
+from pytest_ddpscale.report.words.causes import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import RunRecord

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.report.cause import causes
-from pytest_ddpscale.report.cause_lines import screen_lines
+from pytest_ddpscale.report.causes import causes
 from pytest_ddpscale.report.culprits_text import read_findings
-from pytest_ddpscale.report.terminal import brief_lines
+from pytest_ddpscale.report.terminal import brief_lines, screen_lines
 from tests.approved import assert_approved, masked
 from tests.builders.simulated_runs import judged_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 
-from pytest_ddpscale.report.unmet import counts_text, explained_text
+from pytest_ddpscale.report.causes import counts_text, explained_text
 from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judgements import NOT_MEASURED, PASSED
