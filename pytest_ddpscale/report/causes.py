@@ -1,7 +1,8 @@
 """Why a machine is not accepted: each cause once, what it explains, what to do about it; and every report's headline.
 
 A device explains a failure only if the verdict is certain of that device, or of its node where a slow rank makes the
-metric worse or both computed wrong data. Each remaining failure is a cause of its own.
+metric worse or both computed wrong data. Each remaining failure is a cause of its own. A loss that all devices share
+accuses nobody.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from pytest_ddpscale.plan.metric_catalogue import (
     NODE_UNIFORMITY,
     PAIR_BANDWIDTH_GBPS,
     RANK_UNIFORMITY,
+    THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.words.causes import CAUSES, OF_CHECK, UNMET
+from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK, UNMET
 from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -340,7 +342,10 @@ def _of_device(found: _Found) -> Cause:
         if culprit.kind != "node" or found[0][0].kind == "node":
             kind = _id_of_device(culprit, verdict, is_any_slow=is_any_slow)
             of_each[culprit.identity].append((kind, culprit))
-    worst = [min(own, key=lambda one: (CAUSES[one[0]].severity, -(one[1].slowdown or 0))) for own in of_each.values()]
+    worst = [
+        min(own, key=lambda one: (CAUSES[one[0]].severity, not one[1].is_certain, -(one[1].slowdown or 0)))
+        for own in of_each.values()
+    ]
     told = [culprit for _, culprit in worst]
     first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     is_slow = first.slowdown is not None and not first.computed_wrong
@@ -386,7 +391,7 @@ def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | 
         return None
     between = [one for one in judgement.verdicts if one.id in judgement.coverage.between_nodes]
     missed = [one for one in between if one.outcome in ("failed", "inconclusive")]
-    named = [(culprit, verdict) for verdict in missed for culprit in verdict.culprits]
+    named = [(culprit, verdict) for verdict in missed for culprit in verdict.accused]
     if not named:
         return None
     culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
@@ -397,7 +402,7 @@ def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
     """Failures without a certain culprit; similar ones are merged into one cause."""
-    uniform = [one for one in verdicts if one.is_uniform_loss]
+    uniform = [one for one in verdicts if one.is_uniform_loss or _is_shared(one, judgement)]
     same = {one.id for one in verdicts if one in uniform or (uniform and _shows_same_loss(one))}
     others: dict[tuple[CauseId, str, str], list[Verdict]] = defaultdict(list)
     for one in verdicts:
@@ -411,6 +416,14 @@ def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]
     return found + [_of_alike(kind, alike, judgement) for (kind, *_), alike in others.items()]
 
 
+def _is_shared(verdict: Verdict, judgement: Judgement) -> bool:
+    """Whether throughput fails a bound without a reference, on devices that are alike."""
+    if verdict.outcome != "failed" or verdict.metric != THROUGHPUT_PER_GPU.name or verdict.accused:
+        return False
+    compared = {one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name}
+    return {WRONG_DATA, BY_VARIABLE}.isdisjoint(verdict.flags) and (bool(verdict.culprits) or compared == {"passed"})
+
+
 def _shows_same_loss(verdict: Verdict) -> bool:
     """Whether another requirement on computing speed is also worse than its reference and names no slow rank."""
     is_measured = verdict.outcome in ("failed", "inconclusive") and verdict.value is not None
@@ -421,8 +434,10 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 
 
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
-    losses = [1 - v.value / v.published for v in verdicts if v.value is not None and v.published]
-    lost = f"{digits.number_text(statistics.median(losses), 'fraction')} below the reference throughput"
+    known = [(one.value, one.published) for one in verdicts if one.value is not None and one.published]
+    whose = "the reference throughput" if known else "the bound on throughput"
+    losses = [1 - v / of for v, of in known or [(one.value or 0.0, one.bound_value) for one in verdicts]]
+    lost = f"{digits.number_text(statistics.median(losses), 'fraction')} below {whose}"
     uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
     compared = {one.outcome for one in uniformity}
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
@@ -473,7 +488,7 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
 
 def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culprit, ...]:
     """Whom they name, each once; not the only node, which is where anything has to be looked for."""
-    named = {culprit.identity: culprit for verdict in verdicts for culprit in verdict.culprits}
+    named = {culprit.identity: culprit for verdict in verdicts for culprit in verdict.accused}
     is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
     return tuple(one for one in named.values() if not (is_single and one.kind == "node" and not one.is_certain))
 

@@ -100,7 +100,7 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
     is_counted_once = METRICS[verdict.metric].subject == "check"  # and has no error
     basis = "" if is_counted_once else f", {text.basis_text(verdict)}"
     details.append(f"value {_value_and_limits(verdict)}{basis}")
-    details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits]
+    details += [text.culprit_text(culprit, full_uuid=True) for culprit in verdict.accused]
     details += [text.compared_text(verdict.compared)] if verdict.compared is not None else []
     details += [f"note: {text.one_line(note)}" for note in verdict.notes]
     if text.is_provisional(verdict):

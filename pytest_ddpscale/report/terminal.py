@@ -270,10 +270,10 @@ def _explanation(verdict: Verdict, columns: int, shared: Collection[str]) -> Ite
         yield from _indented(text.reason_text(verdict), columns)
         for line in text.details_of(verdict)[1:]:
             yield from _indented(line, columns)
-        for culprit in verdict.culprits[:_MOST_CULPRITS]:
+        for culprit in verdict.accused[:_MOST_CULPRITS]:
             is_told = text.one_line(culprit.evidence) in text.reason_text(verdict)
             yield from _indented((text.culprit_name if is_told else text.culprit_text)(culprit), columns)
-        hidden = len(verdict.culprits) - _MOST_CULPRITS
+        hidden = len(verdict.accused) - _MOST_CULPRITS
         if hidden > 0:
             yield from _indented(f"and {hidden} more: see verdicts.json", columns)
     if text.spread_text(verdict):

@@ -147,6 +147,33 @@ def test_a_uniform_loss_names_nobody_and_says_how_much() -> None:
     assert said == f"REJECTED: 25.0 % below the reference throughput; {nobody}"
 
 
+def test_a_loss_that_all_nodes_share_accuses_nobody_with_and_without_a_reference() -> None:
+    def of(host: str, value: float) -> Culprit:
+        why = because("node-alone", "throughput_per_gpu", value, "img/s", 15, 900.0)
+        return replace(node(host, is_certain=False), because=why)
+
+    alike = (because("most-fail-alike", 16, 16, "nodes"),)
+    slow = replace(
+        FAILED, value=900.0, interval=(890.0, 910.0), bound={"at_least": 1000.0}, remarks=alike,
+        culprits=tuple(of(f"node{number}", 900.0 + number) for number in range(16)),
+    )  # fmt: skip
+    for published, whose in ((1200.0, "25.0 % below the reference throughput"), (None, "10.0 % below the bound on")):
+        (cause,) = causes(_judged(replace(slow, published=published)))
+        assert (cause.id, cause.culprits, cause.category) == ("uniform-loss", (), "CHECK")
+        assert cause.sentence.startswith(whose)
+    assert replace(slow, remarks=(), culprits=(of("a", 902.0),)).accused == (), "nor one that is hardly apart"
+    apart = replace(slow, published=None, culprits=(of("a", 880.0), of("b", 800.0)))
+    assert [one.host for one in apart.accused] == ["b"]
+    assert [one.host for one in causes(_judged(apart))[0].culprits] == ["b"]
+
+
+def test_a_gpu_is_isolated_for_what_is_certain_and_not_for_a_larger_doubt() -> None:
+    doubt = replace(GPU, slowdown=1.31, is_certain=False)
+    open_ = replace(PASSED, id="open", outcome="inconclusive", culprits=(doubt,))
+    (cause,) = causes(_judged(_failed("one", GPU), open_))
+    assert (cause.category, cause.sentence, len(cause.explains)) == ("ISOLATE", SLOW_GPU, 2)
+
+
 def test_gpus_that_nobody_compared_are_not_said_to_be_alike() -> None:
     said = headline(_judged(replace(FAILED, value=900.0, published=1200.0, interval=(890.0, 910.0), culprits=())))
     assert said == "REJECTED: 25.0 % below the reference throughput; whether all GPUs are alike was not measured"

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.causes import cause_records, causes, headline, next_steps, warnings
-from pytest_ddpscale.report.words.causes import CAUSES, OF_CHECK
+from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, NodeCoverage
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import RunRecord
