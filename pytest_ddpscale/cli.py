@@ -258,7 +258,7 @@ def _columns() -> int:
 
 
 def _culprits(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
+    from pytest_ddpscale.report.culprits import HostFindings, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.run.run_json import WATERMARK
 
     readable: list[HostFindings] = []

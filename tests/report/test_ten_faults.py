@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.report.causes import causes
-from pytest_ddpscale.report.culprits_text import read_findings
+from pytest_ddpscale.report.culprits import read_findings
 from pytest_ddpscale.report.terminal import brief_lines, screen_lines
 from tests.approved import assert_approved, masked
 from tests.builders.simulated_runs import judged_run
