@@ -14,6 +14,7 @@ from pytest_ddpscale.report.causes import Cause, counts_text, next_steps, warnin
 from pytest_ddpscale.report.coverage_text import software_line
 from pytest_ddpscale.report.sentences import NOT_COVERED, not_tested_lines, uniform_loss_text
 from pytest_ddpscale.report.text import Style
+from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import GangRecord
@@ -59,6 +60,7 @@ def shared(
         "watermark": WATERMARK if is_simulated else "",
         "judged": f"Judged for {judgement.sku}: {counts_text(judgement)}.",
         "causes": told_causes(causes, judgement, run),
+        "explained": [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)],
         "again": "" if needs_none else shlex.join(map(text.one_line, run.command_again)),
         "warnings": [warning_text(one) for one in warnings(judgement)],
         "key_numbers": key_numbers(judgement),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from docs_pages.declared import DOCS, keys_page, metrics_page, options_page
+from docs_pages.declared import DOCS, keys_page, metrics_page, options_page, rejected_page
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.thresholds.form import CheckRow, Row
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -127,7 +127,10 @@ def problems_of(text: str, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "text"), [("metrics.md", metrics_page()), ("options.md", options_page())])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("metrics.md", metrics_page()), ("options.md", options_page()), ("how-to/rejected.md", rejected_page())],
+)
 def test_a_page_written_from_declarations_is_up_to_date(name: str, text: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == text, "write it: python -m docs_pages.declared"
 

@@ -152,16 +152,17 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         6,
         "CHECK",
         "check power caps, clocks and software of all nodes",
-        "Throughput is below the published value, or the site's, and all GPUs are alike. Check what nodes share: "
-        "power caps, clocks, driver, torch, cooling of the hall. `ddpscale compare` with an earlier run shows what "
-        "changed. If the machine is sound, its bound is not: calibrate it (`ddpscale calibrate`).",
+        "Throughput is below the published value, or the site's, or its bound, and no GPU or node is slower than the "
+        "others: no device is named. Check what nodes share: power caps, clocks, driver, torch, cooling of the hall. "
+        "`ddpscale compare` with an earlier run shows what changed. If the machine is sound, its bound is not: "
+        "calibrate it (`ddpscale calibrate`).",
     ),
     "slow-computing": CauseKind(
         6,
         "CHECK",
         "check power caps, clocks and software of all nodes",
-        "As uniform-loss, but for a value without a published reference, or for single metrics such as step time or "
-        "products.",
+        "As uniform-loss, but nothing shows that all GPUs are alike, or only single metrics are worse, such as step "
+        "time or products.",
     ),
     "slow-scaling": CauseKind(
         6,
