@@ -222,7 +222,7 @@ def counts_text(judgement: Judgement) -> str:
         "not measured, as allowed": unmeasured,
         "only warns" if warned == 1 else "only warn": warned,
         "test failed or skipped" if tests == 1 else "tests failed or skipped": tests,
-        "failure: the run as a whole": any(blocker.kind == "run" for blocker in judgement.blockers),
+        "failure: the run as a whole": any(one.kind == "run" for one in judgement.blockers) and not judgement.rehearsed,
         "not selected": judgement.not_selected,
     }
     return ", ".join([*parts, *(f"{count:d} {word}" for word, count in further.items() if count)])
@@ -371,7 +371,8 @@ def _slow_text(culprit: Culprit) -> str:
 
 def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
     tests: dict[str, list[str]] = defaultdict(list)
-    for one in judgement.other_blockers:
+    # A rehearsal passes over the simulation.
+    for one in judgement.other_blockers if not judgement.rehearsed else ():
         if one.kind == "test":
             tests[one.reason].append(one.name)
         elif between := _of_bounds_between_nodes(one, judgement):

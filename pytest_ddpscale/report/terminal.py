@@ -165,7 +165,8 @@ def _as_fit(remarks: Iterable[Line], room: int, columns: int) -> list[Line]:
 
 
 def _outcome_style(judgement: Judgement) -> Style:
-    is_red = judgement.outcome == "incomplete" and judgement.blockers  # without blockers, incomplete was allowed
+    # Without blockers, incomplete was allowed.
+    is_red = judgement.outcome == "incomplete" and judgement.blockers and not judgement.rehearsed
     return "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]
 
 

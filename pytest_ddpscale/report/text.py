@@ -64,7 +64,9 @@ def verdict_style(verdict: Verdict) -> Style:
 
 
 def outcome_text(judgement: Judgement) -> str:
-    """``REJECTED: why``, and what the site changed in the thresholds that it extends."""
+    """``REJECTED: why``, and what the site changed in the thresholds that it extends; or what a rehearsal found."""
+    if judgement.rehearsed:
+        return "; ".join([f"REHEARSED: {one_line(judgement.rehearsed)}", *changes_by_site(judgement)])
     return f"{outcome_word(judgement.outcome)}: {headline(judgement)}".removesuffix(": ")
 
 

@@ -394,6 +394,7 @@ class Judgement:
         requirements_sha256: their digest.
         causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
         remarks: codes of the notes, in their order.
+        rehearsed: what --ddp-rehearse found, if nothing but the simulation stands in the way: ``would be accepted, …``.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -419,6 +420,7 @@ class Judgement:
     requirements_sha256: str = ""
     schema_version: int = VERDICTS_SCHEMA_VERSION
     remarks: tuple[Reason, ...] = ()
+    rehearsed: str = ""
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.baseline import Baseline
@@ -58,29 +58,16 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", said(reason), cause),)
 
 
-class Rehearsed(NamedTuple):
-    """What a simulated run would come to if its machine had been measured.
-
-    Attributes:
-        passes: whether nothing but the simulation stands in the way of acceptance.
-    """
-
-    outcome: RunOutcome
-    reason: str
-    passes: bool
-
-
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
-    `interim` writes reports while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
+    `interim` writes reports while measuring.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
         self.source = source
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
-        self.rehearsed: Rehearsed | None = None
         self.interim = Interim(source, self.so_far)
 
     @property
@@ -153,13 +140,16 @@ class AcceptanceSession:
             variables=variables,
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
-        outcome, why, cause = conclude(run)
-        reason = said(why)
+        (outcome, why, cause), rehearsed, blockers = conclude(run), "", other_blockers(run)
         if self.subject.settings.rehearse and run.is_simulated:
             as_measured = replace(run, is_simulated=False)
-            is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
-            would_be, why, _ = conclude(as_measured)
-            self.rehearsed = Rehearsed(would_be, said(why), not (is_blocked or other_blockers(as_measured)))
+            would_be, why_so, _ = concluded = conclude(as_measured)
+            still = other_blockers(as_measured)
+            if still or any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts):
+                (outcome, why, cause), blockers = concluded, still
+            else:
+                rehearsed = f"would be {would_be.replace('_', ' ')}, {said(why_so)}"
+        reason = said(why)
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
@@ -177,10 +167,10 @@ class AcceptanceSession:
         loss = uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
             self.sku, outcome, reason, verdicts, tuple(map(said, remarks)), self._basis(), coverage,
-            run.allows_unmeasured, run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
+            run.allows_unmeasured, run.is_simulated, blockers, self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
             len(source.cases) - len(verdicts), source.measured_run.read_run().is_unfinished,
-            requirements=json_of(judged), remarks=remarks,
+            requirements=json_of(judged), remarks=remarks, rehearsed=rehearsed,
         )  # fmt: skip
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
