@@ -174,12 +174,20 @@ class AcceptanceSession:
         )  # fmt: skip
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
-        """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
+        """What the site changed in the SKU; of an acceptance also whether only the site's own bounds or a whole file of
+        its own lead to it, or another file than when it was measured.
+        """
+        if outcome not in ACCEPTING:
+            return self.subject.altered
+        used, began_with = self.subject.thresholds, self.source.measured_run.read_run().thresholds
         own = self.subject.own_bounds(self.source.cases)
         others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
-        if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
-            return self.subject.altered
-        return (*self.subject.altered, "the bounds that it is accepted by")
+        further = {
+            "the bounds that it is accepted by": own and not rests_on_published(others, coverage),
+            "the whole thresholds file": not used.rests_on_packaged,
+            "the thresholds since it was measured": began_with is not None and began_with.digests != used.digests,
+        }
+        return (*self.subject.altered, *(what for what, holds in further.items() if holds))
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""
