@@ -360,6 +360,24 @@ def failures(site: Site, path: str) -> int:
     return len(root.findall(".//testcase/failure")) + len(root.findall(".//testcase/error"))
 
 
+def test_an_interrupted_session_counts_what_was_judged_and_shows_no_line_of_code(site: Site) -> None:
+    site.measured()
+    site.write("conftest.py", """
+from pytest_ddpscale.session.session import AcceptanceSession
+
+def judge(self, case, listener):
+    raise KeyboardInterrupt
+
+AcceptanceSession.judge = judge
+""")
+    result = site.judge()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    said = result.stdout.str()
+    assert "KeyboardInterrupt" not in said
+    assert "Exit: interrupted !" in said
+    assert result.parseoutcomes().get("passed") == ALL
+
+
 def test_a_part_of_a_rejected_run_says_that_the_whole_is_rejected(site: Site) -> None:
     overlay(LOWER.replace("0.96,", "0.99,"))(site, site.measured())
     assert site.judge(OWN).ret == 1
