@@ -602,6 +602,9 @@ def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tup
         return (NextStep("measure with more nodes, or set a bound of the site's own"),)
     if cause.id != "undecided":
         return (first, NextStep("then measure again", _measure_again(run.command_again, cause, judgement)))
+    if run.load and run.load[0] > run.load[1]:
+        busy = "load average {:g} on {} cores: wait until the machine is idle, then measure again".format(*run.load)
+        return (NextStep(busy, _measure_again(run.command_again, cause, judgement)),)
     # Twice the rounds without a time limit.
     longer = f"--ddp-rounds={2 * max(16, *(one.rounds for one in found))}"
     kept = [word for word in run.command_again if not word.startswith(("--ddp-budget=", "--ddp-rounds"))]

@@ -362,14 +362,17 @@ def failures(site: Site, path: str) -> int:
 
 def test_an_interrupted_session_counts_what_was_judged_and_shows_no_line_of_code(site: Site) -> None:
     site.measured()
-    site.write("conftest.py", """
+    site.write(
+        "conftest.py",
+        """
 from pytest_ddpscale.session.session import AcceptanceSession
 
 def judge(self, case, listener):
     raise KeyboardInterrupt
 
 AcceptanceSession.judge = judge
-""")
+""",
+    )
     result = site.judge()
     assert result.ret == pytest.ExitCode.INTERRUPTED
     said = result.stdout.str()

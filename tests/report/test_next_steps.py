@@ -190,6 +190,17 @@ def test_what_is_undecided_is_measured_longer_and_without_a_budget() -> None:
     assert shlex.split(longer) == ["pytest", "--gpu-sku=b200", "acceptance", "--ddp-rounds=64", "-k", FAILED.id]
 
 
+def test_what_is_undecided_on_a_busy_machine_is_measured_once_it_is_idle() -> None:
+    found = judged(replace(FAILED, outcome="inconclusive", culprits=(), rounds=32), outcome="incomplete")
+    for load, begins in (
+        ((7.5, 4), "load average 7.5 on 4 cores: wait until the machine is idle"),
+        ((3.5, 4), "measu"),
+    ):
+        (step,) = next_steps(causes(found)[0], found, structs.replace(AGAIN, load=load))
+        assert step.action.startswith(begins)
+        assert ("--ddp-rounds" in step.command) == (load[0] < 4)
+
+
 def test_nothing_is_measured_again_of_a_run_that_this_program_did_not_measure() -> None:
     found = judged(*failed(1, GPU))
     imported, simulated = (structs.replace(AGAIN, status=status) for status in ("imported", "simulated"))

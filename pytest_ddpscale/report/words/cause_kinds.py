@@ -258,8 +258,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         "CHECK",
         "measure longer",
         "The interval includes the bound, or `--ddp-budget` ran out before a round was complete. The command measures "
-        "twice the rounds without a time limit. If that does not decide it, the machine is at its bound: find what "
-        "makes it scatter.",
+        "twice the rounds without a time limit; on a machine that was busy before measuring began, wait until it is "
+        "idle. If that does not decide it, the machine is at its bound: find what makes it scatter.",
     ),
     "interrupted": CauseKind(
         6,
