@@ -136,6 +136,11 @@ def test_a_page_written_from_declarations_is_up_to_date(name: str, text: str) ->
 
 
 @since("pydantic", "2.9", "the schema names the model of a described key")
+def test_the_glossary_is_short() -> None:
+    words = re.findall("^[|] [a-zA-Z]", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert 10 < len(words) - 1 <= 30
+
+
 def test_each_key_of_the_thresholds_says_what_it_is() -> None:
     rows = [line for line in keys_page().splitlines() if line.startswith("| `")]
     assert len(rows) > 70
