@@ -258,7 +258,7 @@ class Verdict:
 
     @property
     def accused(self) -> tuple[Culprit, ...]:
-        """Its culprits without nodes that are as good as the others: a loss that all share accuses nobody."""
+        """Its culprits without those that are as good as the others: a loss that all share accuses nobody."""
         is_shared = any(one.code == "most-fail-alike" for one in self.remarks)
         apart = _FAR_APART if is_shared else _HARDLY_APART
         return tuple(one for one in self.culprits if one.is_certain or not _is_alike(one, apart))
@@ -276,11 +276,14 @@ class Verdict:
 
 
 def _is_alike(culprit: Culprit, apart: float) -> bool:
-    """Whether a node is named for its value alone, which is no further than this from the other nodes' median."""
-    if culprit.because.code != "node-alone":
-        return False
-    _, value, _, others, median = culprit.because.args
-    return bool(others and abs(value - median) <= apart * abs(median))
+    """Whether a GPU or node is named for its value alone, which is no further than this from the others' median."""
+    args, median = culprit.because.args, None
+    if culprit.because.code == "node-alone":
+        _, value, _, others, median = args
+        median = median if others else None
+    elif culprit.because.code == "misses" and culprit.kind != "link":
+        *_, value, _, median = args
+    return median is not None and bool(abs(value - median) <= apart * abs(median))
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,12 @@ def of_node(number: int, value: float) -> Culprit:
     return replace(node(f"node{number}", f"{value:g} img/s on this node alone"), is_certain=False, because=why)
 
 
+def of_gpu(number: int, value: float) -> Culprit:
+    """A suspected GPU by what a probe reached on it, beside the median of the others."""
+    why = because("misses", "products", 1, 1, "GPUs", value, "matmul", 323.0)
+    return replace(gpu("node7", number), is_certain=False, because=why)
+
+
 def judged(*verdicts: Verdict, outcome: Any = "rejected", **changes: Any) -> Judgement:
     given: dict[str, Any] = {"basis": PLACES} | changes
     return Judgement("b200", outcome, "why", verdicts, **given)
@@ -173,6 +179,9 @@ JUDGED: dict[str, Judgement] = {
         missed("throughput", *NODES_ALIKE[:3], of_node(3, 700.0), **THROUGHPUT, **ALIKE)
     ),
     "a loss of scaling on all nodes": judged(missed("weak", *NODES_ALIKE, **ALIKE)),
+    "a loss of products on all GPUs": judged(
+        missed("products", *(of_gpu(number, 320.0 + number) for number in range(8)), **PRODUCTS, **ALIKE)
+    ),
     "one rank may be slow": judged(missed("throughput", DOUBT, **THROUGHPUT, published=1200.0)),
     "several metrics of one thing": judged(
         missed("weak-1"), missed("weak-2"), missed("strong", metric="strong_scaling_efficiency", value=0.7)
