@@ -151,7 +151,7 @@ def _first(hosts: Iterable[str]) -> str:
 
 
 def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
-    return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
+    return {one.host for verdict in verdicts for one in verdict.accused if one.is_certain == is_certain}
 
 
 def facts(
