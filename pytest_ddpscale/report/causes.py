@@ -230,15 +230,13 @@ def counts_text(judgement: Judgement) -> str:
 
 def explained_text(explains: Collection[str], judgement: Judgement, *, only_worst: bool = False) -> str:
     """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains; or only the first."""
-    blockers: dict[VerdictOutcome, list[str]] = {outcome: [] for outcome in UNMET}
-    for one in filter(judgement.is_blocked_by, judgement.verdicts):
-        blockers[one.outcome].append(one.id)
-    blockers["failed"] += [blocker.name for blocker in judgement.other_blockers]  # a test, or the run as a whole
-    parts = [
-        f"{explained} of {text.count_text(len(found), *UNMET[outcome][1:])}"
-        for outcome, found in blockers.items()
-        if (explained := sum(name in explains for name in found))
-    ]
+    unmet = [(one.id, one.outcome) for one in judgement.verdicts if judgement.is_blocked_by(one)]
+    others = [blocker.name for blocker in judgement.other_blockers]  # a test, or the run as a whole
+    parts = []
+    for outcome, (_, *nouns) in UNMET.items():
+        found = [name in explains for name, what in unmet if what == outcome]
+        found += [name in explains for name in others if outcome == "failed"]
+        parts += [f"{sum(found)} of {text.count_text(len(found), *nouns)}"] * any(found)
     return " and ".join(parts[:1] if only_worst else parts)
 
 
@@ -456,9 +454,7 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
 def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
     """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
     names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
-    suspects = _suspects(verdicts, judgement)
-    if kind == "slow-communication" and not suspects:
-        suspects = _slow_in_pairs(judgement)
+    suspects = _suspects(kind, verdicts, judgement)
     if kind == "interrupted" and len({one.reason for one in verdicts}) > 1:
         undecided = sum(one.outcome == "inconclusive" for one in verdicts)
         counts = [f"{text.count_text(len(verdicts) - undecided, 'requirement')} not measured"]
@@ -487,18 +483,19 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
     return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
 
 
-def _suspects(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culprit, ...]:
-    """Whom they name, each once; not the only node, which is where anything has to be looked for."""
-    named = {culprit.identity: culprit for verdict in verdicts for culprit in verdict.accused}
+def _suspects(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[Culprit, ...]:
+    """Whom they name, each once; not the only node, which is where anything has to be looked for.
+
+    Collectives name no GPU of a node: suspects of those that fail are whom bounds on pairs name that only warn.
+    """
     is_single = judgement.coverage is not None and judgement.coverage.node_count == 1
-    return tuple(one for one in named.values() if not (is_single and one.kind == "node" and not one.is_certain))
-
-
-def _slow_in_pairs(judgement: Judgement) -> tuple[Culprit, ...]:
-    """Whom bounds on pairs that only warn name: suspects where collectives fail, which name no GPU of a node."""
-    pairs = [one for one in judgement.verdicts if one.metric == PAIR_BANDWIDTH_GBPS.name and one.outcome == "failed"]
-    named = {culprit.identity: replace(culprit, is_certain=False) for verdict in pairs for culprit in verdict.culprits}
-    return tuple(named.values())
+    named = [one for verdict in verdicts for one in verdict.accused]
+    named = [one for one in named if one.is_certain or one.kind != "node" or not is_single]
+    if kind == "slow-communication" and not named:
+        pairs = [one for one in judgement.verdicts if one.metric == PAIR_BANDWIDTH_GBPS.name]
+        failed = [one for verdict in pairs if verdict.outcome == "failed" for one in verdict.culprits]
+        named = [replace(one, is_certain=False) for one in failed]
+    return tuple({one.identity: one for one in named}.values())
 
 
 def _id_of_device(culprit: Culprit, verdict: Verdict, *, is_any_slow: bool) -> CauseId:
