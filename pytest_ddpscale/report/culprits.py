@@ -7,7 +7,7 @@ and decides nothing itself. Hosts of ISOLATE causes are drained, the others that
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -37,7 +37,7 @@ _WORDS: Mapping[Use, str] = {
     "drain": "rejected", "accepted": "accepted", "look": "inspect", "none": "nothing to do",
 }  # fmt: skip
 # Subject of a metric → what has to have tested a host, any of these, for a passed requirement to speak for it.
-_TESTED_BY: Mapping[str, Collection[str]] = {"check": {SURVEY}, "probe": {PROBES}, "workload": {TRAINING, INFERENCE}}
+_TESTED_BY: Mapping[str, Set[str]] = {"check": {SURVEY}, "probe": {PROBES}, "workload": {TRAINING, INFERENCE}}
 _MEASURED = frozenset({PROBES, TRAINING, INFERENCE})
 # Whom `launch.gang_failure` names for a gang that made no progress.
 _HELD_UP = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import IDLE
+from pytest_ddpscale.judge.checks import IDLE
 from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.study import Plan, Study
