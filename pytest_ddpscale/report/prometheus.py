@@ -130,7 +130,7 @@ def _timestamps(
 def _culprits(judgement: Judgement) -> Samples:
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()
     for one in filter(judgement.is_blocked_by, judgement.verdicts):
-        counts.update({_texts(_culprit_labels(culprit)) for culprit in one.culprits})
+        counts.update({_texts(_culprit_labels(culprit)) for culprit in one.accused})
     return [(dict(labels), number) for labels, number in sorted(counts.items())]
 
 
