@@ -34,51 +34,49 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         1,
         "ISOLATE",
         "run no job there; dcgmi diag -r 3, then swap the GPU",
-        "A GPU or its replica computed other bits than most ranks did from the same seed, or products, copies or "
-        "messages were wrong. Run no job there. `dcgmi diag -r 3` on the node, then swap the GPU. Without a named GPU "
-        "any of them may be it: run the diagnosis on all nodes that took part. It may be wrong if only two ranks "
-        "disagree; then both are suspects. No waiver covers it.",
+        "A GPU or its replica computed other bits than most ranks from the same seed, or products, copies or messages "
+        "were wrong. Run no job there: `dcgmi diag -r 3`, then swap the GPU. Without a named GPU, diagnose all nodes "
+        "that took part. If only two ranks disagree, both are suspects. No waiver covers it.",
     ),
     "memory-errors": CauseKind(
         2,
         "ISOLATE",
         "reset the GPU; swap it if the errors return",
         "NVML counts uncorrectable ECC errors or a pending row remap (check `ecc`), or they appeared under load "
-        "(`ecc_under_load`), or ECC is off. Reset the GPU (`nvidia-smi -r`, after ending its jobs), and swap it if "
-        "errors return. Counters since the driver was loaded may be of an incident that was repaired: reload the "
-        "driver and measure again.",
+        "(`ecc_under_load`), or ECC is off. End its jobs, reset the GPU (`nvidia-smi -r`), and swap it if errors "
+        "return. Counters may be of an incident that was repaired: reload the driver and measure again.",
     ),
     "lost-node": CauseKind(
         3,
         "CHECK",
         "check console, power and network",
-        "A node stopped answering while it was measured and took no part again. Console, power, network, `journalctl "
-        "-b -1`. The connection or the launcher may be at fault rather than the node; `ddpscale culprits` lists it to "
-        "inspect.",
+        "A node stopped answering while it was measured and took no part again. Look at its console, power, network "
+        "and `journalctl -b -1`. The connection or the launcher may be at fault instead: `ddpscale culprits` lists it "
+        "to inspect.",
     ),
     "lost-gpu": CauseKind(
         3,
         "ISOLATE",
         "look for Xid in dmesg; reseat or reset the GPU",
-        "A GPU is missing, of another model, does not answer, ended its ranks with an error of its own, or stopped in "
-        "the middle of the run while its peers went on (check `gpus`). `dmesg | grep -i xid` on the node; Xid 79 is "
-        '"fallen off the bus". Reseat or power-cycle. Compute mode Prohibited also stands here (`nvidia-smi -c 0`). A '
-        "suspect was only missing in some rounds.",
+        "A GPU is missing, of another model, does not answer, ended its ranks with an error of its own, or stopped "
+        'while its peers went on (check `gpus`). `dmesg | grep -i xid` on the node; Xid 79 is "fallen off the bus". '
+        "Reseat or power-cycle. Compute mode Prohibited also stands here (`nvidia-smi -c 0`). A suspect was only "
+        "missing in some rounds.",
     ),
     "missing-gpus": CauseKind(
         3,
         "ISOLATE",
         "do what the check says; else look for Xid in dmesg, reboot",
-        "A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`, which names no single "
-        'GPU). CUDA\'s error 802, "system not yet initialized", with an `nvidia-smi` that looks healthy: the fabric '
-        "manager of an NVSwitch node is down (`systemctl status nvidia-fabricmanager`; its version must be the "
-        "driver's), on GB200 and GB300 `nvidia-imex` or a switch tray.",
+        "A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`, which names no GPU). "
+        'CUDA\'s error 802, "system not yet initialized", beside a healthy `nvidia-smi`: the fabric manager of an '
+        "NVSwitch node is down (`systemctl status nvidia-fabricmanager`; it has the driver's version), on GB200 and "
+        "GB300 `nvidia-imex` or a switch tray.",
     ),
     "gpu-error": CauseKind(
         3,
         "ISOLATE",
         "look for Xid in dmesg; reset the GPU",
-        "A CUDA error of this GPU ended its ranks; report.md and `logs/` have the message. Look for Xid in dmesg; "
+        "A CUDA error of this GPU ended its ranks; report.md and `logs/` have the message. Look for Xid in dmesg, "
         "reset the GPU, and swap it if the error returns. The driver may name the wrong GPU if one of several peers "
         "failed first: then it is a suspect. An error that the program may have made (an illegal memory access, a "
         "misaligned address, cuDNN's and cuBLAS's) is certain only after another batch.",
@@ -87,18 +85,17 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         4,
         "CHECK",
         "check cable, transceivers and port counters",
-        "Messages between two nodes are slow or stall, though each reaches others. Check cable, transceivers, switch "
-        "port and error counters (`ibdiagnet`, `perfquery`, `ethtool -S`). One link proves little of either end, so "
-        "neither node is drained. Slow pairs keep a run from being accepted although no requirement failed. So does a "
-        "node that did not answer another one's adapter (`status=12` of NCCL's `NET/IB`), where nothing else explains "
-        "why the ranks ended.",
+        "Messages between two nodes are slow or stall, though each reaches others, or a node did not answer another "
+        "one's adapter (`status=12` of NCCL's `NET/IB`). Check cable, transceivers, switch port and error counters "
+        "(`ibdiagnet`, `perfquery`, `ethtool -S`). One link proves little of either end, so neither node is drained. "
+        "Slow pairs keep a run from being accepted although no requirement failed.",
     ),
     "slow-gpu-link": CauseKind(
         4,
         "CHECK",
         "check nvidia-smi nvlink -e and topo -m; reseat the GPUs",
         "Two GPUs of a node exchange messages more slowly than the same pair on other nodes, or than the bound. "
-        "`nvidia-smi topo -m` and `nvidia-smi nvlink -e` on the node; compare with a sound one.",
+        "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -e` with a sound node's.",
     ),
     "slow-host-link": CauseKind(
         4,
@@ -106,8 +103,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         "check PCIe width (nvidia-smi -q -d PCI); reseat the GPU",
         "Fewer PCIe lanes or a lower generation than the SKU has (checks `pcie`, `pcie_under_load`), or copies "
         "between host and GPU slower than the bound or than the same slot on other nodes. `nvidia-smi -q -d PCI`; "
-        "reseat the GPU or its riser. An idle GPU lowers its generation, which the check under load is not deceived "
-        "by; a busy host slows the copies.",
+        "reseat the GPU or its riser. An idle GPU lowers its generation, which does not deceive the check under load; "
+        "a busy host slows the copies.",
     ),
     "nvlink-down": CauseKind(
         4,
@@ -121,32 +118,32 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         "ISOLATE",
         "check network drivers and NCCL_* variables",
         "NCCL's log shows sockets where InfiniBand, NVLink or peer access were expected (check `transport`). Look for "
-        "`NCCL_*` variables, missing modules (`nvidia_peermem`) and the plugin; `NCCL_DEBUG=INFO` names them. One "
-        "image on all nodes fails on all nodes alike: then no node is certain.",
+        "`NCCL_*` variables, missing modules (`nvidia_peermem`) and the plugin; `NCCL_DEBUG=INFO` names them. If all "
+        "nodes fail alike, as with one image, no node is certain.",
     ),
     "slow-communication": CauseKind(
         4,
         "ISOLATE",
         "check NVLinks, PCIe and network ports",
         "A node or GPU is slow only where ranks communicate, in collectives, in training or with all its partners of "
-        "a pair, while it computes as fast as its peers. Check its NVLinks, PCIe and network ports, and where ranks "
-        "are bound to cores.",
+        "a pair, while it computes as fast as its peers. Check its NVLinks, PCIe, network ports and the cores that "
+        "its ranks are bound to.",
     ),
     "slow-gpu": CauseKind(
         5,
         "ISOLATE",
         "check power cap, clocks and cooling; reseat or swap the GPU",
         "Its own forward passes, products or copies take longer than its peers' by more than the limit of `peers:`, "
-        "round after round, without communication. `nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,TEMPERATURE` beside a "
-        "sound GPU: power cap, throttling, fan, seating. Swap it if nothing is found. A job that nobody noticed looks "
-        "the same (check `processes`); a compiled model is compared by whole steps.",
+        "round after round, without communication. Compare `nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,TEMPERATURE` "
+        "with a sound GPU's: power cap, throttling, fan, seating. Swap it if nothing is found. A job that nobody "
+        "noticed looks the same (check `processes`).",
     ),
     "slow-node": CauseKind(
         5,
         "ISOLATE",
         "check power caps, clocks, cooling and CPUs",
-        "All GPUs of a node are slower than the other nodes' median. Power caps, inlet temperature, BIOS settings, "
-        "CPU governor, another tenant. Of two or three nodes the slower one is only a suspect.",
+        "All GPUs of a node are slower than the other nodes' median. Look at power caps, inlet temperature, BIOS "
+        "settings, CPU governor and other tenants. Of two or three nodes the slower one is only a suspect.",
     ),
     "uniform-loss": CauseKind(
         6,
@@ -168,16 +165,16 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         6,
         "CHECK",
         "check links, NCCL settings and CPU binding",
-        "Many GPUs together lose more than the bound allows, and no device stands out. Check NVLink and network "
-        "bandwidth by the probes, NCCL's settings, CPU binding and the input of the workload. One slow rank would be "
-        "named; so it is more likely a setting.",
+        "Many GPUs together lose more than the bound allows, and no device stands out, as one slow rank would: a "
+        "setting is more likely. Check NVLink and network bandwidth by the probes, NCCL's settings, CPU binding and "
+        "the workload's input.",
     ),
     "regression": CauseKind(
         6,
         "ISOLATE",
         "compare with its earlier runs (ddpscale history)",
         "A node reaches less than in its own earlier runs (`no_regression`). `ddpscale history NODE`; what was "
-        "changed on it since? New software on all nodes moves all of them: begin a new baseline.",
+        "changed on it since? If all nodes have new software, begin a new baseline.",
     ),
     "throttling": CauseKind(
         6,
@@ -190,9 +187,9 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         6,
         "ISOLATE",
         "compare nvidia-smi topo -m with another node's",
-        "GPUs and network cards are connected otherwise than on most nodes. `nvidia-smi topo -m` beside a sound "
-        "node's: a card in the wrong slot, a disabled switch, ACS. If nodes differ by design, judge each kind as a "
-        "run of its own.",
+        "GPUs and network cards are connected otherwise than on most nodes: a card in the wrong slot, a disabled "
+        "switch, ACS. Compare `nvidia-smi topo -m` with a sound node's. If nodes differ by design, judge each kind as "
+        "a run of its own.",
     ),
     "software": CauseKind(
         6,
@@ -227,7 +224,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         "ISOLATE",
         "compare the value with its bound's source",
         "Another requirement failed, such as memory, utilization or energy. Compare value, bound and the bound's "
-        "source in the report; a node that is named for it is drained.",
+        "source; a node that is named for it is drained.",
     ),
     "environment": CauseKind(
         6,
@@ -242,16 +239,16 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         6,
         "ISOLATE",
         "give each rank more CPU cores, or a larger batch",
-        "GPUs waited for their host, so that the value says nothing of them; a node of which most GPUs do, while "
-        "other nodes keep the bound, is named and drained. CPU clocks, NUMA binding, data loaders, more CPU cores a "
-        "rank, other binding, a larger batch; look for foreign load. More rounds decide nothing.",
+        "GPUs waited for their host, so the value says nothing of them. A node of which most GPUs wait, while other "
+        "nodes keep the bound, is named and drained. Check CPU clocks, NUMA binding, data loaders, cores a rank and "
+        "foreign load, or take a larger batch. More rounds decide nothing.",
     ),
     "implausible-value": CauseKind(
         6,
         "CHECK",
         "check clocks and the thresholds file",
-        "It is beyond what the hardware can do, so something was measured wrongly: the clock, a wrong SKU, or a peak "
-        "in the thresholds file. More rounds decide nothing.",
+        "It is beyond what the hardware can do: the clock, the SKU or a peak in the thresholds file is wrong. More "
+        "rounds decide nothing.",
     ),
     "undecided": CauseKind(
         6,
@@ -273,9 +270,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         "CHECK",
         "read the error in report.md and in logs/",
         "Ranks ended in an error that no GPU is blamed for: out of memory, NCCL's time-out, a failed import. "
-        "report.md has the message and `logs/` the stacks. The first rank that failed says most, in its first line "
-        "what NCCL or gloo said last; its peers only lost it. The node of a rank that stopped or hangs is listed by "
-        "`ddpscale culprits` to inspect.",
+        "report.md has the message and `logs/` the stacks. The first rank that failed says most; its peers only lost "
+        "it. `ddpscale culprits` lists the node of a rank that stopped or hangs to inspect.",
     ),
     "not-measured": CauseKind(
         6,
