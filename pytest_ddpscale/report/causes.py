@@ -445,6 +445,8 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     elif compared == {"passed"}:
         limit = digits.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
         lost += f"; every GPU is within {limit} of its peers, so no device is named"
+    elif any(one.culprits and not one.accused for one in verdicts):
+        lost += "; no node is far from the others, so none is named"
     else:
         is_known = "is undecided" if {"passed", "inconclusive"} & compared else "was not measured"
         lost += f"; whether all GPUs are alike {is_known}"
