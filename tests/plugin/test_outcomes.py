@@ -373,12 +373,13 @@ def judge(self, case, listener):
 AcceptanceSession.judge = judge
 """,
     )
-    result = site.judge()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    said = result.stdout.str()
-    assert "KeyboardInterrupt" not in said
-    assert "Exit: interrupted !" in said
-    assert result.parseoutcomes().get("passed") == ALL
+    for arguments in ([], ["-v"]):
+        result = site.judge(*arguments)
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        said = result.stdout.str()
+        assert "KeyboardInterrupt" not in said
+        assert "Exit: interrupted !" in said
+        assert result.parseoutcomes().get("passed") == ALL
 
 
 def test_a_part_of_a_rejected_run_says_that_the_whole_is_rejected(site: Site) -> None:
