@@ -1,15 +1,17 @@
-"""Pages about metrics, options and the keys of thresholds.yaml, written from their declarations.
+"""Pages about metrics, options, causes and the keys of thresholds.yaml, written from their declarations.
 
-`python -m docs_pages.declared` writes the first two into docs/; the third is only on the site.
+`python -m docs_pages.declared` writes the first three into docs/; the last is only on the site.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
+from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.settings import OPTIONS, Option
 from pytest_ddpscale.thresholds.form import (
     Change,
@@ -47,6 +49,13 @@ _KEYS_HEAD = """\
 
 [Read and change thresholds.yaml](thresholds.md) explains the file. `thresholds.schema.json` lets editors check it.
 """
+# The first of the severities under each title of how-to/rejected.md.
+_SEVERITIES = {
+    1: "Severity 1 to 3: unusable devices",
+    4: "Severity 4: slow links",
+    5: "Severity 5: slow devices",
+    6: "Severity 6: no device is at fault, or not the hardware",
+}
 # The mappings of the file, and the place of each.
 MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "File": (FileForm, "the top of the file"),
@@ -70,6 +79,21 @@ def metrics_page() -> str:
 def options_page() -> str:
     """A row for each option of pytest."""
     return _OPTIONS_HEAD + "".join(map(_option, OPTIONS.values()))
+
+
+def rejected_page() -> str:
+    """The page as it is up to its first paragraph on a cause, then one for each."""
+    head, _, _ = (DOCS / "how-to" / "rejected.md").read_text(encoding="utf-8").partition(f"## {_SEVERITIES[1]}")
+    last, parts = 0, [head.rstrip()]
+    for name, kind in CAUSES.items():
+        begun = max(first for first in _SEVERITIES if first <= kind.severity)
+        parts += [f"## {_SEVERITIES[begun]}"] if begun != last else []
+        is_never_drained = kind.category == "CHECK" and kind.severity < max(_SEVERITIES)
+        always = ", always CHECK" if is_never_drained else ""
+        text = f"**{name}** ({kind.severity}{always}). {kind.paragraph}"
+        parts.append(textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False))
+        last = begun
+    return "\n\n".join([*parts, "Other words are in the [glossary](../glossary.md).\n"])
 
 
 def keys_page() -> str:
@@ -147,5 +171,6 @@ def _limits(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
-    (DOCS / "options.md").write_text(options_page(), encoding="utf-8")
+    pages = {"metrics.md": metrics_page(), "options.md": options_page(), "how-to/rejected.md": rejected_page()}
+    for path, text in pages.items():
+        (DOCS / path).write_text(text, encoding="utf-8")

@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
+from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
 GANG_FAILED = 3
@@ -40,6 +42,7 @@ EXAMPLES = {
     "runs": "runs",
     "report": "report --open ddpscale-runs/latest",
     "culprits": "culprits ddpscale-runs/latest",
+    "explain": "explain slow-gpu",
     "history": "history node07 --history site.sqlite",
     "calibrate": "calibrate ddpscale-runs/monday ddpscale-runs/tuesday --write site.yaml",
     "compare": "compare ddpscale-runs/before ddpscale-runs/after --fail-below 5%",
@@ -130,6 +133,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
     culprits.add_argument("--rehearse", action="store_true",
         help="treat simulated runs as if they had been measured")  # fmt: skip
     culprits.add_argument("--format", choices=("text", "tsv"), default="text", help="default: %(default)s")
+    explain = _command(commands, "explain", _explain, "what a cause of a report is, and what to do about it")
+    explain.add_argument("cause", metavar="ID", help="as reports name it, such as slow-gpu")
     _add_history(commands)
     add_calibrate(commands)
     add_compare(commands)
@@ -258,7 +263,7 @@ def _columns() -> int:
 
 
 def _culprits(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.report.culprits_text import HostFindings, read_findings, settled, text_lines, tsv_lines
+    from pytest_ddpscale.report.culprits import HostFindings, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.run.run_json import WATERMARK
 
     readable: list[HostFindings] = []
@@ -272,6 +277,18 @@ def _culprits(arguments: argparse.Namespace) -> None:
     for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
         print(line)
     _raise(errors)
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.report.words.cause_kinds import CAUSES
+
+    name = arguments.cause
+    if name not in CAUSES:
+        near = did_you_mean(name, CAUSES).removeprefix("; ").capitalize()
+        raise OptionError("explain", f"found {name!r}", f"one of {', '.join(CAUSES)}", near)
+    kind = CAUSES[name]
+    print(f"{name}, severity {kind.severity} of 6, {kind.category}: {kind.action}.")
+    print(textwrap.fill(kind.paragraph, _columns(), break_long_words=False, break_on_hyphens=False))
 
 
 def _errors(directories: Sequence[Path], take: Callable[[Path], None]) -> list[BadInput]:

@@ -89,7 +89,7 @@ def test_imports_go_one_way() -> None:
 
 
 # What else may name a scheduler: options, which a user types, and the site's files that `ddpscale init` copies.
-MAY_NAME_SLURM = {"launch/slurm.py", "settings.py", "cli.py", "util/packaged.py", "report/culprits_text.py"}
+MAY_NAME_SLURM = {"launch/slurm.py", "settings.py", "cli.py", "util/packaged.py", "report/culprits.py"}
 
 
 def test_only_its_launcher_knows_a_scheduler() -> None:

@@ -147,6 +147,13 @@ def test_culprits_of_readable_runs_are_told_beside_one_that_is_not(tmp_path: Pat
     assert finding.startswith("drain\tn2\t")
 
 
+def test_a_cause_is_explained() -> None:
+    told, unknown = ddpscale("explain", "slow-gpu"), ddpscale("explain", "slowgpu")
+    assert told.stdout.startswith("slow-gpu, severity 5 of 6, ISOLATE: check power cap")
+    assert "A job that nobody noticed looks the same" in " ".join(told.stdout.split())
+    assert (unknown.returncode, "Did you mean 'slow-gpu'?" in unknown.stderr) == (4, True)
+
+
 def test_culprits_are_told_to_a_person(tmp_path: Path) -> None:
     result = ddpscale("culprits", write_judged_run(tmp_path / "rejected", "rejected", ["n2"], [failed()]))
     assert result.returncode == 0

@@ -15,7 +15,7 @@ from pytest_ddpscale.settings import Settings
 if TYPE_CHECKING:
     from pytest_ddpscale.run.run_json import RunRecord
     from pytest_ddpscale.run.verdicts import Blocker, Judgement
-    from pytest_ddpscale.session.session import AcceptanceSession, Rehearsed
+    from pytest_ddpscale.session.session import AcceptanceSession
     from pytest_ddpscale.session.sources import EvidenceSource
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
@@ -34,7 +34,6 @@ class Told:
         self.shown: list[str] = []  # names of blockers that an item shows as a failure
         self.judgement: Judgement | None = None  # set once the run is concluded
         self.record: RunRecord | None = None  # of the concluded run
-        self.rehearsed: Rehearsed | None = None  # set with it by --ddp-rehearse
         self.problems: list[str] = []  # errors of concluding or writing
         self.forgotten = ""  # why this run is missing in the history
 

@@ -87,18 +87,17 @@ def finish(session: pytest.Session, exitstatus: int, acceptance: AcceptanceSessi
     told.problems = _conclude(told, acceptance, interrupted, one_line(str(stopped)) if stopped else "")
     judgement = told.judgement
     if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if exitstatus == pytest.ExitCode.INTERRUPTED and judgement is not None:
+            _count_verdicts(session, judgement)
         return  # pytest itself reports that it did not finish
     if judgement is not None:
         _show_blockers(session, judgement)
-    passes_rehearsal = told.rehearsed is not None and told.rehearsed.passes
-    if told.problems or judgement is None or (judgement.blockers and not passes_rehearsal):
+    if told.problems or judgement is None or (judgement.blockers and not judgement.rehearsed):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
     """Have pytest count blockers of acceptance that no item has shown as a failure, in a rehearsal as expected."""
-    rehearsed = session.config.stash[TOLD].rehearsed
-    is_expected = rehearsed is not None and rehearsed.passes
     shown = Counter(session.config.stash[TOLD].shown)
     terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
     # Without the terminal reporter, which would show progress beyond 100 %.
@@ -114,11 +113,28 @@ def _show_blockers(session: pytest.Session, judgement: Judgement) -> None:
         where = ("ddpscale", None, blocker.name)
         report = pytest.TestReport(name, where, {}, "failed", text, "call", user_properties=properties)
         setattr(report, JUDGED_BY_US, True)
-        if is_expected:
+        if judgement.rehearsed:
             report.outcome, report.wasxfail = "skipped", f"rehearsal: {text}"
         log(report=report)
         if terminal is not None:
-            terminal.stats.setdefault("xfailed" if is_expected else "failed", []).append(report)
+            terminal.stats.setdefault("xfailed" if judgement.rehearsed else "failed", []).append(report)
+
+
+def _count_verdicts(session: pytest.Session, judgement: Judgement) -> None:
+    """Have the last line of an interrupted session count the verdicts that no item showed."""
+    terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    if terminal is None:
+        return
+    reports = [one for some in terminal.stats.values() for one in some]
+    shown = {dict(getattr(one, "user_properties", ())).get("requirement") for one in reports}
+    for verdict in judgement.verdicts:
+        if one_line(verdict.id) in shown:
+            continue
+        kind = "failed" if judgement.is_blocked_by(verdict) else "passed" if verdict.passed else "xfailed"
+        where = ("ddpscale", None, verdict.id)
+        report = pytest.TestReport(f"ddpscale::{verdict.id}", where, {}, "failed", verdict.reason, "call")
+        setattr(report, JUDGED_BY_US, True)
+        terminal.stats.setdefault(kind, []).append(report)
 
 
 def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stopped: str) -> list[str]:
@@ -138,7 +154,7 @@ def _conclude(told: Told, acceptance: AcceptanceSession, interrupted: bool, stop
         evidence = source.measured_so_far() or acceptance.subject.evidence_of_nothing(source.plan)
     except BadInput as error:
         return [*closing, str(error)]
-    told.judgement, told.record, told.rehearsed = judgement, record, acceptance.rehearsed
+    told.judgement, told.record = judgement, record
     problems = closing + write_reports(acceptance.run, judgement, record, evidence)
     told.forgotten = source.remember(judgement, acceptance.history_file)
     return problems

@@ -14,13 +14,11 @@ import pytest
 
 from pytest_ddpscale.plugin.active import TOLD, source_of
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines, tested_line
-from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.report.while_measuring import Progress, load_warning
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Judgement
-    from pytest_ddpscale.session.session import Rehearsed
 
 LOG_EVERY_S = 60.0
 JUDGED_BY_US = "ddpscale_judged"  # marks reports of items that fail by their verdict
@@ -78,13 +76,8 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
     if not is_quiet:
         reporter.write_sep("=", f"ddpscale: {judgement.sku}", bold=True)
     lines_of = quiet_lines if is_quiet else table_lines if config.get_verbosity() > 0 else brief_lines
-    record, rehearsed = config.stash[TOLD].record, config.stash[TOLD].rehearsed
-    lines = lines_of(judgement, reporter._tw.fullwidth, record)
-    if rehearsed is not None and rehearsed[:2] != (judgement.outcome, judgement.reason):
-        said = wrap(_rehearsed_text(rehearsed), reporter._tw.fullwidth, subsequent_indent="  ", break_on_hyphens=False)
-        at = len(lines) if config.get_verbosity() > 0 else 0
-        lines[at:at] = [(line, "undecided") for line in said]
-    for line, style in lines:
+    record = config.stash[TOLD].record
+    for line, style in lines_of(judgement, reporter._tw.fullwidth, record):
         reporter.write_line(line, **_COLOURS[style])
     if not is_quiet and (line := tested_line(judgement, record)):
         reporter.write_line(line)
@@ -95,12 +88,6 @@ def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judg
         reporter.write_line(problem, red=True)
     if config.stash[TOLD].forgotten:
         reporter.write_line(config.stash[TOLD].forgotten, yellow=True)
-
-
-def _rehearsed_text(rehearsed: Rehearsed) -> str:
-    """``REHEARSED, no machine was measured: would be accepted, 84 of 84 requirements passed``."""
-    outcome = rehearsed.outcome.replace("_", " ")
-    return f"REHEARSED, no machine was measured: would be {outcome}, {one_line(rehearsed.reason)}"
 
 
 def print_unreported(config: pytest.Config) -> None:

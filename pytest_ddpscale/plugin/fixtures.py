@@ -73,7 +73,12 @@ class ItemVerdict:
     @cached_property
     def verdict(self) -> Verdict:
         """Outcome, value, interval, bound and culprits."""
-        return self.run.session.judge(self.requirement.case, self.run.listener)
+        session = self.run.session
+        try:
+            return session.judge(self.requirement.case, self.run.listener)
+        except KeyboardInterrupt:
+            # Otherwise pytest shows a line of our code, and how to see its traceback.
+            raise pytest.exit.Exception(session.interim.interruption or "interrupted") from None
 
     @property
     def passed(self) -> bool:

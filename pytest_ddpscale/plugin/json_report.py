@@ -71,8 +71,7 @@ class _Concluded:
         counts = ""
         verdicts: dict[str, Verdict] = {}
         if judgement is not None:
-            from pytest_ddpscale.report.cause import headline
-            from pytest_ddpscale.report.unmet import counts_text
+            from pytest_ddpscale.report.causes import counts_text, headline
 
             outcome, lead, counts = judgement.outcome, headline(judgement), counts_text(judgement)
             verdicts = {one.id: one for one in judgement.verdicts}

@@ -49,7 +49,7 @@ def _properties(verdict: Verdict) -> Iterator[tuple[str, str | float | None]]:
     yield "margin", verdict.margin
     is_of_ranks = METRICS[verdict.metric].subject not in ("check", "node")
     yield "place", text.one_line(verdict.place) or (text.count_text(verdict.world_size, "rank") if is_of_ranks else "")
-    yield "culprits", "; ".join(text.culprit_text(culprit, full_uuid=True) for culprit in verdict.culprits)
+    yield "culprits", "; ".join(text.culprit_text(culprit, full_uuid=True) for culprit in verdict.accused)
     yield "reason", " ".join(text.details_of(verdict)) or text.reason_text(verdict)
 
 

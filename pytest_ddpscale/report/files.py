@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.report.next_steps import cause_records
+from pytest_ddpscale.report.causes import cause_records
 from pytest_ddpscale.report.while_measuring import LIVE
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory

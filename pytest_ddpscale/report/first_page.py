@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, Metric
 from pytest_ddpscale.report import coverage_text, digits, text
-from pytest_ddpscale.report.cause import Cause, warning_text, warnings
+from pytest_ddpscale.report.causes import Cause, counts_text, next_steps, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import software_line
-from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.sentences import NOT_COVERED, not_tested_lines, uniform_loss_text
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import GangRecord
@@ -61,6 +60,7 @@ def shared(
         "watermark": WATERMARK if is_simulated else "",
         "judged": f"Judged for {judgement.sku}: {counts_text(judgement)}.",
         "causes": told_causes(causes, judgement, run),
+        "explained": [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)],
         "again": "" if needs_none else shlex.join(map(text.one_line, run.command_again)),
         "warnings": [warning_text(one) for one in warnings(judgement)],
         "key_numbers": key_numbers(judgement),
@@ -151,7 +151,7 @@ def _first(hosts: Iterable[str]) -> str:
 
 
 def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
-    return {one.host for verdict in verdicts for one in verdict.culprits if one.is_certain == is_certain}
+    return {one.host for verdict in verdicts for one in verdict.accused if one.is_certain == is_certain}
 
 
 def facts(

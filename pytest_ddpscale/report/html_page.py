@@ -16,14 +16,15 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import cause, digits, first_page, page_tables, profile_text, text
+from pytest_ddpscale.report import causes as cause
+from pytest_ddpscale.report import digits, first_page, page_tables, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown
+from pytest_ddpscale.report.causes import explained_text
 from pytest_ddpscale.report.figures.of_run import Figure, figures
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.report.sentences import launches_sentence
-from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.report.while_measuring import LIVE, REFRESH_S, failed_so_far
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord

@@ -12,8 +12,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.cause import headline
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.causes import counts_text, headline
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 

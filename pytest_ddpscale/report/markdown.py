@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 import jinja2
 
-from pytest_ddpscale.report import cause, digits, first_page, profile_text, text
+from pytest_ddpscale.report import causes as cause
+from pytest_ddpscale.report import digits, first_page, profile_text, text
+from pytest_ddpscale.report.causes import explained_text
 from pytest_ddpscale.report.sentences import interval_mark
-from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict

@@ -61,10 +61,10 @@ def node_table(judgement: Judgement, hosts: Collection[str]) -> NodeTable:
     lacks = _not_tested(judgement)
     named: dict[str, _Found] = {host: [] for host in lacks}
     for verdict in missed:
-        for culprit in verdict.culprits:
+        for culprit in verdict.accused:
             for host in culprit.hosts:
                 named.setdefault(host, []).append((verdict, culprit))
-    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.culprits))
+    metrics = tuple(dict.fromkeys(verdict.metric for verdict in missed if verdict.accused))
     rows = [_row(host, named[host], metrics, lacks.get(host, "")) for host in named]
     rows.sort(key=lambda row: (-row.failures, by_number(row.host)))
     known = {node.host for node in judgement.coverage.nodes} if judgement.coverage else {*hosts}
@@ -132,7 +132,7 @@ def _others(hosts: Sequence[str], named: int, missed: list[Verdict]) -> str:
 
 def _without_a_name(missed: Sequence[Verdict]) -> str:
     """``2 requirements failed, 1 not measured, without naming a node``."""
-    counts = Counter(one.outcome for one in missed if not one.culprits)
+    counts = Counter(one.outcome for one in missed if not one.accused)
     if not counts:
         return ""
     (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())

@@ -82,7 +82,7 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
         return
     named = Counter[tuple[tuple[str, object], ...]]()
     for one in filter(judgement.is_blocked_by, verdicts):
-        named.update({tuple(_who(culprit).items()) for culprit in one.culprits})
+        named.update({tuple(_who(culprit).items()) for culprit in one.accused})
     blamed: Samples = [(dict(who), number) for who, number in sorted(named.items(), key=str)]
     yield "culprit_failures", "Requirements that block acceptance and name this culprit.", blamed
     if run.finished_at is None:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.cause import Cause
+from pytest_ddpscale.report.causes import Cause
 from pytest_ddpscale.report.sentences import interval_mark, launch_sd_text
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.tables import Column, Table, html
@@ -79,7 +79,7 @@ def _table(
 
 def _key(verdict: Verdict) -> object:
     """The same for requirements whose reasons differ only in measured values, which stand in their rows."""
-    accused = frozenset((one.identity, one.is_certain) for one in verdict.culprits)
+    accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
     reason = re.sub(r"\d+\.\d+", "", _reason(verdict))
     return verdict.outcome, reason or verdict.metric, accused
 
@@ -135,9 +135,9 @@ def _remarks(verdict: Verdict, told: str) -> list[str]:
 def _named(verdict: Verdict) -> Iterator[str]:
     """Who is at fault or suspected, with the evidence unless the reason already contains it."""
     reason = text.reason_text(verdict)
-    for culprit in verdict.culprits[:_MOST_CULPRITS]:
+    for culprit in verdict.accused[:_MOST_CULPRITS]:
         is_told = text.one_line(culprit.evidence) in reason
         who = (text.culprit_name if is_told else text.culprit_text)(culprit, full_uuid=True)
         yield f"{'at fault' if culprit.is_certain else 'suspected'}: {who}"
-    if verdict.culprits[_MOST_CULPRITS:]:
-        yield f"{len(verdict.culprits) - _MOST_CULPRITS} more: culprits.csv lists all"
+    if verdict.accused[_MOST_CULPRITS:]:
+        yield f"{len(verdict.accused) - _MOST_CULPRITS} more: culprits.csv lists all"

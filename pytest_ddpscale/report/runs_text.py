@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
-from pytest_ddpscale.report.cause import headline
+from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.run.run_directory import RunDirectory

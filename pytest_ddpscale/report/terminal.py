@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
-from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
+from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, next_steps, warning_text, warnings
 from pytest_ddpscale.report.coverage_text import tested_text, took_text
-from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.sentences import (
     TOO_NARROW,
     interval_mark,
@@ -18,16 +16,16 @@ from pytest_ddpscale.report.sentences import (
     uniform_loss_text,
 )
 from pytest_ddpscale.report.text import Style
-from pytest_ddpscale.report.unmet import counts_text
 from pytest_ddpscale.report.words.reasons import said as said_of
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, NextStep, Verdict
 from pytest_ddpscale.util.listing import first_few
 
 Line = tuple[str, Style]
 
 _LEAST_COLUMNS = 40
 _MOST_LINES_OF_A_REASON = 4
+_MOST_CAUSE_LINES = 8  # on the screen, without -v
 _MOST_LOWERED = 5
 _MOST_WARNINGS = 3
 _MOST_ROWS = 3
@@ -57,7 +55,7 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     """
     columns = max(columns, _LEAST_COLUMNS)
     lines = [*_outcome(judgement, columns), *_plain(map(text.one_line, judgement.notes_of("variable")), columns)]
-    lines += [(line, "") for line in cause_lines(judgement, columns, run)]
+    lines += [(line, "") for line in cause_lines(judgement, columns, run, _MOST_CAUSE_LINES)]
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     shown = sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0))[:_MOST_ROWS]
     if shown:
@@ -76,11 +74,50 @@ def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
         return [*lines, *_as_fit(judgement, _MOST_QUIET_LINES, lines, columns)]
     for cause in causes(judgement)[:1]:
         step = next_steps(cause, judgement, run)[0]
-        said = _wrapped(f"{cause.category} {cause.id}: {step.action}", columns, "  ", "", most=1)
+        said = _wrapped(f"{_label(cause)}{step.action}", columns, "  ", "", most=1)
         said += [f"    {step.command}"] if step.command else []
         fits = 1 + screen_lines(said[1:], columns) <= _MOST_QUIET_LINES - len(lines) - len(watermark)
         lines += [(line, "") for line in (said if fits else said[:1])]
     return [*lines, *watermark]
+
+
+def cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, most: int) -> list[str]:
+    """Next steps of the first cause, which the headline tells, and the other causes, in at most so many lines.
+
+    Only commands may be longer than `columns`: they stay one line, so that they can be copied.
+    """
+    if judgement.accepts or not (found := causes(judgement)):
+        return []
+    lines = list(_steps(next_steps(found[0], judgement, run), _label(found[0]), columns))
+    for number, cause in enumerate(found[1:], 1):
+        own = _wrapped(f"also: {text.one_line(cause.sentence)}", columns, "  ", "    ", 2)
+        own += _wrapped(f"{_label(cause)}{next_steps(cause, judgement, run)[0].action}", columns, "    ", "", 1)
+        more = len(found) - number
+        if screen_lines(lines, columns) + len(own) + (more > 1) > most:
+            return [*lines, f"  also: {text.count_text(more, 'more cause')}, see report.html"]
+        lines += own
+    return lines
+
+
+def _steps(steps: Sequence[NextStep], label: str, columns: int) -> Iterator[str]:
+    """Each action with its command, on a line of its own if both do not fit into one."""
+    for step in steps:
+        said, label = f"  {label}{step.action}", ""
+        if step.command and len(said) + len(step.command) + 2 <= columns:
+            yield f"{said}: {step.command}"
+            continue
+        yield from _wrapped(said, columns, "", "    ", 2)
+        if step.command:
+            yield f"    {step.command}"
+
+
+def _label(cause: Cause) -> str:
+    return f"{cause.category} {cause.id}: "
+
+
+def screen_lines(lines: Sequence[str], columns: int) -> int:
+    """How many lines of a screen they take."""
+    return sum(max(1, -(-len(line) // columns)) for line in lines)
 
 
 def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
@@ -170,7 +207,8 @@ def _cells(verdict: Verdict, is_narrow: bool, unmarked: Sequence[str]) -> tuple[
 
 def _outcome(judgement: Judgement, columns: int) -> list[Line]:
     """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
-    is_red = judgement.outcome == "incomplete" and judgement.blockers  # without blockers, incomplete was allowed
+    # Without blockers, incomplete was allowed.
+    is_red = judgement.outcome == "incomplete" and judgement.blockers and not judgement.rehearsed
     style = "failed" if is_red else _OUTCOME_STYLES[judgement.outcome]
     following = " " * len("REJECTED: ")
     return [(line, style) for line in _wrapped(headline(judgement), columns, "", following, most=None)]

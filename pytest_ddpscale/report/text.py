@@ -65,7 +65,9 @@ def verdict_style(verdict: Verdict) -> Style:
 
 
 def outcome_text(judgement: Judgement) -> str:
-    """``REJECTED: why``, and what the site changed in the thresholds that it extends."""
+    """``REJECTED: why``, and what the site changed in the thresholds that it extends; or what a rehearsal found."""
+    if judgement.rehearsed:
+        return "; ".join([f"REHEARSED: {one_line(judgement.rehearsed)}", *changes_by_site(judgement)])
     return f"{outcome_word(judgement.outcome)}: {headline(judgement)}".removesuffix(": ")
 
 
@@ -151,10 +153,10 @@ def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
     told, said = reason_text(verdict), list[str]()
     if not verdict.passed:
         said = [check_text(verdict), *details_of(verdict)[not in_full :], waiver_text(verdict)]
-        shown = verdict.culprits if in_full else verdict.culprits[:_MOST_CULPRITS]
+        shown = verdict.accused if in_full else verdict.accused[:_MOST_CULPRITS]
         for one in shown:
             said.append((culprit_name if one_line(one.evidence) in told else culprit_text)(one, in_full))
-        if hidden := len(verdict.culprits) - len(shown):
+        if hidden := len(verdict.accused) - len(shown):
             said.append(f"and {hidden} more: see verdicts.json")
     said += [f"ratio of {compared_text(verdict.compared)}"] if verdict.compared is not None else []
     said += ["the bound is provisional: no published figure stands behind it"] * (in_full and is_provisional(verdict))

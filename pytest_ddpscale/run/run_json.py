@@ -88,6 +88,7 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
         thresholds: the file at the start of the measurement; None for an imported run.
         versions: of the software of the session, or of an imported run; gangs have those of their ranks.
         devices_present: number of usable GPUs, used or not; None if unknown.
+        load: load average of this machine before its own ranks started, and its cores; None of other machines.
         left_out: why nothing was launched on a host, by host.
         resumed: the sessions after the first one.
         simulated: whether the run is simulated, by `simulation`.
@@ -106,6 +107,7 @@ class RunRecord(Record, kw_only=True, tag_field="schema_version", tag=RUN_SCHEMA
     thresholds: ThresholdsUsed | None = None
     versions: dict[str, str] = field(default_factory=dict)
     devices_present: Count | None = None
+    load: tuple[float, Count] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     resumed: tuple[Resumed, ...] = ()
     simulated: bool = False

@@ -75,6 +75,8 @@ WRONG_DATA: Final = "wrong-data"
 THIS_LAUNCH_ONLY: Final = "this-launch-only"
 BY_VARIABLE: Final = "by-variable"
 PARTLY_KNOWN: Final = "partly-known"
+# Of the other nodes' median: where most nodes fail, and where most may.
+_FAR_APART, _HARDLY_APART = 0.05, 0.005
 _OF_THROUGHPUT = (THROUGHPUT_PER_GPU.name, GENERATION_RATIO.name)
 VERDICTS_SCHEMA_VERSION = 8
 
@@ -255,6 +257,13 @@ class Verdict:
         return self.outcome == "failed" and self.shows_uniform_loss and is_alike and not is_other
 
     @property
+    def accused(self) -> tuple[Culprit, ...]:
+        """Its culprits without those that are as good as the others: a loss that all share accuses nobody."""
+        is_shared = any(one.code == "most-fail-alike" for one in self.remarks)
+        apart = _FAR_APART if is_shared else _HARDLY_APART
+        return tuple(one for one in self.culprits if one.is_certain or not _is_alike(one, apart))
+
+    @property
     def is_open(self) -> bool:
         """Whether further rounds may decide it, or fail further places."""
         may_be_decided = {"host-bound", "implausible", BY_VARIABLE}.isdisjoint(self.flags)
@@ -264,6 +273,17 @@ class Verdict:
     def bound_value(self) -> float:
         """The bound's number."""
         return next(iter(self.bound.values()))
+
+
+def _is_alike(culprit: Culprit, apart: float) -> bool:
+    """Whether a GPU or node is named for its value alone, which is no further than this from the others' median."""
+    args, median = culprit.because.args, None
+    if culprit.because.code == "node-alone":
+        _, value, _, others, median = args
+        median = median if others else None
+    elif culprit.because.code == "misses" and culprit.kind != "link":
+        *_, value, _, median = args
+    return median is not None and bool(abs(value - median) <= apart * abs(median))
 
 
 @dataclass(frozen=True)
@@ -279,7 +299,7 @@ class CauseRecord:
     """A cause in verdicts.json, with what to do about it.
 
     Attributes:
-        id: a kind of cause (`report/cause_kinds.py`).
+        id: a kind of cause (`report/words/cause_kinds.py`).
         severity: of its kind.
         category: ``ISOLATE``, ``CHECK`` or ``MONITOR``.
         sentence: who or what, in numbers, without a full stop.
@@ -377,6 +397,7 @@ class Judgement:
         requirements_sha256: their digest.
         causes: what explains the blockers, then what only warns, as reports tell it; only in verdicts.json.
         remarks: codes of the notes, in their order.
+        rehearsed: what --ddp-rehearse found, if nothing but the simulation stands in the way: ``would be accepted, …``.
         blockers: all reasons against acceptance, which items, reports and the exit code show as failures. Those on
             requirements are added here; the caller passes the others.
     """
@@ -402,6 +423,7 @@ class Judgement:
     requirements_sha256: str = ""
     schema_version: int = VERDICTS_SCHEMA_VERSION
     remarks: tuple[Reason, ...] = ()
+    rehearsed: str = ""
 
     def __post_init__(self) -> None:
         blocking = filter(self.is_blocked_by, self.verdicts)

@@ -30,7 +30,7 @@ from pytest_ddpscale.run.run_directory import new_run_directory
 from pytest_ddpscale.run.run_json import Ending, RunRecord, now_iso
 from pytest_ddpscale.run.survey_record import Survey, surveys_of
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.session.sources import EvidenceSource, Machine, Subject
+from pytest_ddpscale.session.sources import THIS_MACHINE, EvidenceSource, Machine, Subject
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
@@ -84,11 +84,12 @@ class MeasureSource(EvidenceSource):
         self._refuse_wrong_arguments()
         assert self.plan is not None  # select comes first
         run, self._lock = new_run_directory(self.subject.settings.run_dir, self.named)
-        subject = self.subject
+        subject, is_here = self.subject, self.machine.cluster.launcher == THIS_MACHINE.launcher
         record = RunRecord(
             sku=subject.sku, id=uuid4().hex, status="running", started_at=now_iso(),
             argv=tuple(masked_arguments(subject.site.argv)), again=tuple(subject.command_again(self.machine)),
             thresholds=subject.used, devices_present=self.machine.devices_present, noted=dict(subject.settings.note),
+            load=(round(os.getloadavg()[0], 1), os.cpu_count() or 1) if is_here else None,
             versions={"python": platform.python_version(), "pytest": version("pytest"), "pytest_ddpscale": __version__},
         )  # fmt: skip
         # First, so that a run killed from here on is recognised and can be restarted in its directory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.baseline import Baseline
@@ -57,29 +57,16 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", said(reason), cause),)
 
 
-class Rehearsed(NamedTuple):
-    """What a simulated run would come to if its machine had been measured.
-
-    Attributes:
-        passes: whether nothing but the simulation stands in the way of acceptance.
-    """
-
-    outcome: RunOutcome
-    reason: str
-    passes: bool
-
-
 class AcceptanceSession:
     """One session: verdicts by requirement id, on evidence from a source.
 
-    `interim` writes reports while measuring. `rehearsed` is what `--ddp-rehearse` found once concluded.
+    `interim` writes reports while measuring.
     """
 
     def __init__(self, source: EvidenceSource) -> None:
         self.source = source
         self.subject = source.subject
         self.verdicts: dict[str, Verdict] = {}
-        self.rehearsed: Rehearsed | None = None
         self.interim = Interim(source, self.so_far)
 
     @property
@@ -152,13 +139,16 @@ class AcceptanceSession:
             variables=variables,
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
-        outcome, why, cause = conclude(run)
-        reason = said(why)
+        (outcome, why, cause), rehearsed, blockers = conclude(run), "", other_blockers(run)
         if self.subject.settings.rehearse and run.is_simulated:
             as_measured = run._replace(is_simulated=False)
-            is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
-            would_be, why, _ = conclude(as_measured)
-            self.rehearsed = Rehearsed(would_be, said(why), not (is_blocked or other_blockers(as_measured)))
+            would_be, why_so, _ = concluded = conclude(as_measured)
+            still = other_blockers(as_measured)
+            if still or any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts):
+                (outcome, why, cause), blockers = concluded, still
+            else:
+                rehearsed = f"would be {would_be.replace('_', ' ')}, {said(why_so)}"
+        reason = said(why)
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
@@ -176,19 +166,27 @@ class AcceptanceSession:
         loss = uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
             self.sku, outcome, reason, verdicts, tuple(map(said, remarks)), self._basis(), coverage,
-            run.allows_unmeasured, run.is_simulated, other_blockers(run), self.subject.extends, self.subject.lowered,
+            run.allows_unmeasured, run.is_simulated, blockers, self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
             len(source.cases) - len(verdicts), source.measured_run.read_run().is_unfinished,
-            requirements=json_of(judged), remarks=remarks,
+            requirements=json_of(judged), remarks=remarks, rehearsed=rehearsed,
         )  # fmt: skip
 
     def _altered(self, outcome: RunOutcome, verdicts: Sequence[Verdict], coverage: Coverage) -> tuple[str, ...]:
-        """What the site changed in the SKU, and whether only the site's own bounds lead to acceptance."""
+        """What the site changed in the SKU; of an acceptance also whether only the site's own bounds or a whole file of
+        its own lead to it, or another file than when it was measured.
+        """
+        if outcome not in ACCEPTING:
+            return self.subject.altered
+        used, began_with = self.subject.thresholds, self.source.measured_run.read_run().thresholds
         own = self.subject.own_bounds(self.source.cases)
         others = [replace(one, provisional=one.provisional or one.id in own) for one in verdicts]
-        if outcome not in ACCEPTING or not own or rests_on_published(others, coverage):
-            return self.subject.altered
-        return (*self.subject.altered, "the bounds that it is accepted by")
+        further = {
+            "the bounds that it is accepted by": own and not rests_on_published(others, coverage),
+            "the whole thresholds file": not used.rests_on_packaged,
+            "the thresholds since it was measured": began_with is not None and began_with.digests != used.digests,
+        }
+        return (*self.subject.altered, *(what for what, holds in further.items() if holds))
 
     def so_far(self, evidence: Evidence, why: str, reason: str) -> Judgement:
         """The judgement if the run ended now, with its reason; `why` says why a study has no end yet."""

@@ -28,7 +28,7 @@ from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, judging_directory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, Ending, ThresholdsUsed
-from pytest_ddpscale.run.verdicts import Judgement, LoweredBound, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, LoweredBound, Verdict, read_judgement
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
@@ -446,4 +446,16 @@ class JudgeSource(EvidenceSource):
         judged = because("judged-from", str(self.measured_run.path))
         cut = because("text", f"run.json says {record.status}: its session did not end regularly, or still runs")
         of_run = (because("text", note) for note in record.notes)
-        return (judged, *[cut] * record.is_unfinished, *of_run, *super().notes(verdicts))
+        return (judged, *self._of_a_part(), *[cut] * record.is_unfinished, *of_run, *super().notes(verdicts))
+
+    def _of_a_part(self) -> list[Reason]:
+        """A note where a part is judged of a run that is rejected as a whole."""
+        whole = self.measured_run.verdicts_json
+        if len(self.selected) == len(self.cases) or not whole.exists():
+            return []
+        try:
+            judged = read_judgement(whole)
+        except RunDirectoryError:
+            return []
+        why = f"only a part is judged here: the verdicts.json of the run itself rejects it ({judged.reason})"
+        return [because("text", why)] * (judged.outcome == "rejected")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,11 @@ class ThresholdsFile:
     def extended(self) -> tuple[tuple[str, str], ...]:
         """Path and SHA-256 of each file that it extends, the nearest first."""
         return tuple((str(layer.path), layer.sha256) for layer in reversed(self.layers[:-1]))
+
+    @property
+    def rests_on_packaged(self) -> bool:
+        """Whether it is the packaged file, or extends it."""
+        return self.layers[0].sha256 == hashlib.sha256(packaged(THRESHOLDS).read_bytes()).hexdigest()
 
     @property
     def all_below(self) -> Iterator[ThresholdsFile]:

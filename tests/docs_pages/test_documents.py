@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from docs_pages.declared import DOCS, keys_page, metrics_page, options_page
+from docs_pages.declared import DOCS, keys_page, metrics_page, options_page, rejected_page
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.thresholds.form import CheckRow, Row
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -127,12 +127,20 @@ def problems_of(text: str, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "text"), [("metrics.md", metrics_page()), ("options.md", options_page())])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("metrics.md", metrics_page()), ("options.md", options_page()), ("how-to/rejected.md", rejected_page())],
+)
 def test_a_page_written_from_declarations_is_up_to_date(name: str, text: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == text, "write it: python -m docs_pages.declared"
 
 
 @since("pydantic", "2.9", "the schema names the model of a described key")
+def test_the_glossary_is_short() -> None:
+    words = re.findall("^[|] [a-zA-Z]", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert 10 < len(words) - 1 <= 30
+
+
 def test_each_key_of_the_thresholds_says_what_it_is() -> None:
     rows = [line for line in keys_page().splitlines() if line.startswith("| `")]
     assert len(rows) > 70

@@ -50,6 +50,8 @@ def test_what_is_interrupted_is_resumed_to_the_end(tmp_path: Path) -> None:
     (site / "conftest.py").write_text(INTERRUPTING, encoding="utf-8")
     interrupted, run = measured(site, INTERRUPTED="1"), RunDirectory(site / "run")
     assert interrupted.returncode == pytest.ExitCode.INTERRUPTED, interrupted.stdout
+    assert "KeyboardInterrupt" not in interrupted.stdout
+    assert "Exit: interrupted at " in interrupted.stdout, "and why"
     assert {study: end.reason for study, end in ends_of(run.read_records()).items()} == {
         FIRST: "rounds", SECOND: "interrupted",
     }  # fmt: skip

@@ -62,7 +62,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import Pace
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.cause import causes
+from pytest_ddpscale.report.causes import causes
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.causes import counts_text
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import read_judgement
 from tests.plugin.site import LAB_GPU, Site, assert_no_crash, outcome_line

@@ -50,7 +50,7 @@ VERDICT_KEYS = {
 JUDGEMENT_KEYS = {
     "schema_version", "sku", "outcome", "reason", "notes", "basis", "coverage", "verdicts", "allows_unmeasured",
     "simulated", "blockers", "extends", "lowered", "altered", "uniform_loss", "not_selected",
-    "unfinished",
+    "unfinished", "rehearsed",
     "causes", "requirements", "remarks", "requirements_sha256",
 }  # fmt: skip
 VIEWS = {

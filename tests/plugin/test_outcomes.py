@@ -15,7 +15,7 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.report.unmet import counts_text
+from pytest_ddpscale.report.causes import counts_text
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import read_judgement
@@ -360,11 +360,42 @@ def failures(site: Site, path: str) -> int:
     return len(root.findall(".//testcase/failure")) + len(root.findall(".//testcase/error"))
 
 
+def test_an_interrupted_session_counts_what_was_judged_and_shows_no_line_of_code(site: Site) -> None:
+    site.measured()
+    site.write(
+        "conftest.py",
+        """
+from pytest_ddpscale.session.session import AcceptanceSession
+
+def judge(self, case, listener):
+    raise KeyboardInterrupt
+
+AcceptanceSession.judge = judge
+""",
+    )
+    for arguments in ([], ["-v"]):
+        result = site.judge(*arguments)
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        said = result.stdout.str()
+        assert "KeyboardInterrupt" not in said
+        assert "Exit: interrupted !" in said
+        assert result.parseoutcomes().get("passed") == ALL
+
+
+def test_a_part_of_a_rejected_run_says_that_the_whole_is_rejected(site: Site) -> None:
+    overlay(LOWER.replace("0.96,", "0.99,"))(site, site.measured())
+    assert site.judge(OWN).ret == 1
+    said = "only a part is judged here: the verdicts.json of the run itself rejects it (1 of 8 requirements failed: "
+    part = site.judge(OWN, "-k", "not weak_scaling")
+    assert part.ret == 0
+    assert said in " ".join(line.strip() for line in part.outlines)
+
+
 def test_a_waived_failure_is_signed_for(site: Site) -> None:
     WAIVED(site, site.measured())
     result = site.judge(OWN)
-    begins = result.outlines.index(outcome_line(result)) + 1
-    assert ENDS_TOMORROW in " ".join(line.strip() for line in result.outlines[begins : begins + 3])
+    begins = next(at for at, line in enumerate(result.outlines) if line.startswith("ACCEPTED WITH WAIVERS")) + 1
+    assert ENDS_TOMORROW in " ".join(line.strip() for line in result.outlines[begins : begins + 4])
     [verdict] = [one for one in site.verdicts()["verdicts"] if one["outcome"] == "failed"]
     assert verdict["waiver"] == {"who": "A. Name", "why": "the fan of GPU 3 is ordered", "until": str(TOMORROW)}
     assert site.verdicts()["lowered"] == []
@@ -389,7 +420,8 @@ def test_the_headline_says_how_much_less_the_site_asks_for(site: Site) -> None:
     overlay(LOWER.replace("0.96,", "0.97,"), f"change: [{removed}, {warns}]")(site, site.measured())
     result = site.judge(OWN)
     less = "1 bound lowered by the site, 1 requirement not asked, 1 requirement made a warning"
-    assert outcome_line(result) == f"ACCEPTED: {ALL - 1} of {ALL - 1} requirements passed; {less}"
+    own = "changed by the site: the whole thresholds file, the thresholds since it was measured"
+    assert outcome_line(result) == f"ACCEPTED: {ALL - 1} of {ALL - 1} requirements passed; {less}; {own}"
     weak = "weak_scaling_efficiency of resnet152-fp16 at world size 8"
     assert f"lowered by the site: {weak}: ≥ 98.0 % → ≥ 97.0 %" in result.outlines
     first_page = (site.path / "measured" / "report.md").read_text(encoding="utf-8").split("## The rest")[0]

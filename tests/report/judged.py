@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.coverage import TRAINING, Coverage, GpuCoverage, NodeCoverage
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -44,9 +44,8 @@ def write_judged_run(
     *,
     started_unix_s: int = STARTED_UNIX_S,
     record: Mapping[str, Any] | None = None,
-    measured: Sequence[str] | None = None,
+    tested: Mapping[str, Sequence[str]] | None = None,
     device: str = "GPU-{}",
-    arms: Sequence[str] = ("alone", "ddp@8"),
     records: Sequence[AnyRecord] = (),
 ) -> Path:
     """A run directory with its verdicts.
@@ -58,9 +57,8 @@ def write_judged_run(
         verdicts: of its requirements.
         started_unix_s: when it began.
         record: further keys of run.json.
-        measured: hosts that measurements are there of; default: all.
+        tested: what tested each host, as `NodeCoverage.tested_by`; default: training.
         device: UUID, with a ``{}`` for the rank.
-        arms: that those took part in.
         records: further ones.
     """
     run = RunDirectory.create(path)
@@ -70,20 +68,18 @@ def write_judged_run(
         argv=["pytest", "--gpu-sku=tested-gpu"],
     )
     run.write_json(run.run_json, run_record(content, **dict(record or {})))
-    there = hosts if measured is None else measured
-    gang = [*there, *(host for host in hosts if host not in there)]
-    if gang:
-        run.append_record(gang_at([Place(host, 0, device.format(rank)) for rank, host in enumerate(gang)]))
-    if ranks := range(len(there)):
-        for arm in arms:
-            run.append_record(
-                Block(study="weak/resnet152-fp16", arm=arm, round=0, gang=0, ranks=tuple(ranks), count=1, work=1.0,
-                      began_unix_s=1.0, seconds=1.0)
-            )  # fmt: skip
+    places = [Place(host, 0, device.format(rank)) for rank, host in enumerate(hosts)]
+    if places:
+        run.append_record(gang_at(places))
     run.append_records(records)
+    by = dict.fromkeys(hosts, (TRAINING,)) | {host: tuple(kinds) for host, kinds in (tested or {}).items()}
+    nodes = (
+        NodeCoverage(host, kinds, gpus=tuple(GpuCoverage(one) for one in places if one.host == host))
+        for host, kinds in by.items()
+    )
     judgement = Judgement(
         "tested-gpu", outcome, f"why it is {outcome}", tuple(verdicts), basis=run.digests(),
-        unfinished=run.read_run().is_unfinished,
+        coverage=Coverage(tuple(nodes)), unfinished=run.read_run().is_unfinished,
     )  # fmt: skip
     run.write_json(run.verdicts_json, judgement)
     return path

@@ -10,7 +10,7 @@ import pytest
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import ProbeStudy
-from pytest_ddpscale.report.cause import headline
+from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.csv_tables import render_culprits, render_values
 from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.html_page import render_html

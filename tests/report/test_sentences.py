@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_ddpscale.report.cause import causes, headline
-from pytest_ddpscale.report.culprits_text import read_findings
+from pytest_ddpscale.report.causes import causes, headline
+from pytest_ddpscale.report.culprits import read_findings
 from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 from pytest_ddpscale.run.verdicts import Judgement

@@ -31,7 +31,7 @@ from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.history.recording import add_run
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.culprits_text import read_findings
+from pytest_ddpscale.report.culprits import read_findings
 from pytest_ddpscale.run import run_directory
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.records import StudyEnd

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.reading import dotted
+from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 from tests.rows import rows
 from tests.thresholds.edited import BASE, edited
 
@@ -36,6 +37,13 @@ def test_a_file_is_recorded_by_its_digest_and_by_those_of_the_files_it_extends(p
     assert after.extended == (
         (str(path.parent / "base.yaml"), hashlib.sha256(f"{BASE}# changed\n".encode()).hexdigest()),
     )
+
+
+def test_a_file_rests_on_the_packaged_one_or_is_a_whole_of_its_own(path: Path) -> None:
+    assert not load_thresholds(path).rests_on_packaged
+    path.write_text("schema_version: 2\nextends: packaged\n", encoding="utf-8")
+    assert load_thresholds(path).rests_on_packaged
+    assert load_thresholds(packaged(THRESHOLDS)).rests_on_packaged
 
 
 def test_a_byte_order_mark_does_no_harm(path: Path) -> None:

@@ -1,0 +1,277 @@
+"""Findings of runs about hosts: which to drain, which to inspect, which may return to service.
+
+`ddpscale culprits` prints them for people, and as tab-separated values for `slurm/drain_failed.sh`, which acts on them
+and decides nothing itself. Hosts of ISOLATE causes are drained, the others that a run names are inspected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from msgspec import structs
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report.causes import causes, missing_gpus
+from pytest_ddpscale.run.coverage import INFERENCE, PROBES, SURVEY, TRAINING, Coverage
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import Lost
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.run_record import ended
+from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
+from pytest_ddpscale.util.listing import first_few
+
+Use = Literal["drain", "accepted", "look", "none"]
+REASON_PREFIX = "ddpscale: "  # drain_failed.sh recognizes the nodes that it drained by this
+MOST_REASON_CHARACTERS = 180
+NOBODY = "-"
+TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
+_ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
+_LEAST_EVIDENCE = 40
+_WORDS: Mapping[Use, str] = {
+    "drain": "rejected", "accepted": "accepted", "look": "inspect", "none": "nothing to do",
+}  # fmt: skip
+# Subject of a metric → what has to have tested a host, any of these, for a passed requirement to speak for it.
+_TESTED_BY: Mapping[str, Set[str]] = {"check": {SURVEY}, "probe": {PROBES}, "workload": {TRAINING, INFERENCE}}
+_MEASURED = frozenset({PROBES, TRAINING, INFERENCE})
+# Whom `launch.gang_failure` names for a gang that made no progress.
+_HELD_UP = re.compile(
+    r"so (?:the gang|it) was ended\. (?:\d+ of \d+ ranks ha\w+ not come up: (.+?)\?|(.+?) (?:is|are|has|have|sent) )"
+)
+# Slurm cuts a reason at a number of bytes. Characters that a shell or scontrol may read as syntax are removed.
+_ASCII = str.maketrans({"×": "x", "−": "-", "–": "-", "…": "...", "≥": "at least", "≤": "at most", "±": "+/-"})
+_UNSAFE = frozenset("\"'`\\$|<>")
+
+
+@dataclass(frozen=True)
+class HostFinding:
+    """What one run says about one host.
+
+    Attributes:
+        use: ``drain``: the run rejects the host. ``accepted``: the run accepts it and waives no failure of it.
+            ``look``: a person has to judge. ``none``: nothing follows from the run.
+        host: as the run recorded it; ``-`` if no host is meant.
+        evidence: why, in one line.
+        requirements: ids of the requirements for which the host is rejected; empty unless `use` is ``drain``.
+        run: the run directory.
+        started_unix_s: when the run began; 0 if nothing follows from it.
+    """
+
+    use: Use
+    host: str
+    evidence: str
+    requirements: frozenset[str] = frozenset()
+    run: Path = Path()
+    started_unix_s: int = 0
+
+    @property
+    def reason(self) -> str:
+        """For Slurm: ``ddpscale: … [2026-01-31/n7]``, printable ASCII without quotes, at most 180 characters."""
+        absolute = self.run.absolute()
+        where = f" [{_plain(f'{absolute.parent.name}/{absolute.name}')}]"
+        room = MOST_REASON_CHARACTERS - len(REASON_PREFIX)
+        where = where if len(where) <= room - _LEAST_EVIDENCE else ""
+        evidence = _plain(self.evidence)
+        if len(evidence) > room - len(where):
+            evidence = evidence[: room - len(where) - 3] + "..."
+        return f"{REASON_PREFIX}{evidence}{where}"
+
+
+@dataclass(frozen=True)
+class HostFindings:
+    """Everything a run says about its hosts.
+
+    If a run met every requirement it selected, even if it did not select all, `kept` has the ids of the requirements
+    that passed, by the hosts that were tested for them.
+    """
+
+    findings: tuple[HostFinding, ...]
+    started_unix_s: int = 0
+    kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
+    """Findings of a run about its hosts, by its verdicts.
+
+    A rehearsal treats a simulated run as if its machine had been measured, and refuses any other run.
+
+    Raises:
+        RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
+    """
+    run, judged = open_judged(path)
+    record, judgement, records = run.read_run(), read_judged(run, judged), run.read_records()
+    coverage = judgement.coverage or Coverage()
+    is_simulated = judgement.simulated or record.is_simulated(gpu.place.uuid for gpu in coverage.gpus)
+    if rehearses and not is_simulated:
+        raise OptionError("--rehearse", f"found {path}, a run of a real machine", "simulated runs")
+    if rehearses:
+        record = structs.replace(record, status="finished")
+    elif is_simulated or record.is_imported:
+        aside = WATERMARK if is_simulated else "imported: measured by another tool, elsewhere"
+        return HostFindings((HostFinding("none", NOBODY, aside, run=path),))
+    tested = {node.host: node.tested_by for node in coverage.nodes if not node.left_out}
+    began, kept, lost = int(record.began.timestamp()), dict[str, frozenset[str]](), [*_lost(records, tested)]
+    if record.status != "finished":
+        why = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
+        named = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
+        dated = (replace(one, run=path, started_unix_s=began) for one in named)
+        return HostFindings((HostFinding("look" if named else "none", NOBODY, why, run=path), *dated))
+    if judgement.accepts:
+        found = _accepted(judgement, [host for host, by in tested.items() if {TRAINING, INFERENCE} & {*by}])
+        why = f"{_ALLOW_INCOMPLETE} was given" if _ALLOW_INCOMPLETE in record.argv else ""
+        why = why or ("it was resumed, and each session may have had other nodes" if record.resumed else "")
+        found = [HostFinding("none", NOBODY, f"accepted, but {why}: no node returns to service")] if why else found
+    elif judgement.outcome == "rejected":
+        found = [*_rejected(judgement, [*tested]), *lost]
+    else:
+        named = [*lost, *_accused(judgement)]
+        found = [HostFinding("look" if named else "none", NOBODY, text.outcome_text(judgement)), *named]
+    if judgement.accepts or judgement.outcome == "partial":
+        kept = {host: _kept(judgement.verdicts, by) for host, by in tested.items()}
+    return HostFindings(tuple(replace(one, run=path, started_unix_s=began) for one in found), began, kept)
+
+
+def settled(runs: Sequence[HostFindings]) -> list[HostFinding]:
+    """All findings; those that a later run contradicts become findings for a person."""
+    return [_held_against(finding, runs) for run in runs for finding in run.findings]
+
+
+def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
+    """For people: host, what to do, why, and which run says so; once for a host that the same run rejects."""
+    drained = {(one.host, one.run) for one in findings if one.use == "drain"}
+    for finding in findings:
+        where, evidence = (finding.host, finding.run), finding.evidence
+        if finding.use == "look" and where in drained:
+            continue
+        if finding.use == "drain":
+            others = (one.evidence for one in findings if one.use == "look" and (one.host, one.run) == where)
+            evidence = "; also ".join([evidence, *others])
+        host = "" if finding.host == NOBODY else f"{text.one_line(finding.host)}: "
+        yield f"{host}{_WORDS[finding.use]}: {text.one_line(evidence)} [{text.one_line(str(finding.run))}]"
+
+
+def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
+    """For scripts: a header, then a line for each finding; no field is empty or holds a tab."""
+    yield "\t".join(TSV_HEADER)
+    for finding in findings:
+        fields = (finding.use, finding.host, str(finding.started_unix_s), str(finding.run), finding.reason)
+        yield "\t".join(text.one_line(field) or NOBODY for field in fields)
+
+
+def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]:
+    """Every host that trained, except those named by a waived failure: a person decides about them.
+
+    If a waived failure names no host, it may concern any of them, so none is accepted.
+    """
+    named = list(_accused(replace(judgement, verdicts=tuple(judgement.waived))))
+    unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
+    if unnamed:
+        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
+        return [HostFinding("look", NOBODY, why), *named]
+    failing = {host for verdict in judgement.waived for one in verdict.culprits for host in one.hosts}
+    fit = [HostFinding("accepted", host, text.one_line(judgement.reason)) for host in trained if host not in failing]
+    return [*fit, *named]
+
+
+def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
+    """Findings of a rejected run. If no host is named, a single host is blamed, but none of several."""
+    accused = list(_accused(judgement))
+    if any(finding.use == "drain" for finding in accused):
+        return accused
+    failed, evidence = [one for one in judgement.verdicts if _rejects(one)], text.one_line(judgement.reason)
+    if failed:
+        first, more = failed[0], len(failed) - 1
+        name, despite = f"{first.metric} {text.short_name(first)}", text.despite_text(first)
+        evidence = f"{name} {digits.point_text(first)}, bound {digits.bound_text(first)}"
+        evidence += f": {despite}" if despite else ""
+        evidence += f" and {more} more failed" if more else ""
+    if len(hosts) == 1:
+        return [HostFinding("drain", hosts[0], evidence, frozenset(one.id for one in failed)), *accused]
+    nobody = f"rejected ({evidence}), but no node or GPU is {'certain to be at fault' if accused else 'named'}"
+    return [HostFinding("look", NOBODY, nobody), *accused]
+
+
+def _accused(judgement: Judgement) -> Iterator[HostFinding]:
+    """One finding per use of each host that verdicts name, with every piece of evidence once."""
+    accused: dict[tuple[str, Use], dict[str, list[Verdict]]] = {}
+    isolated = {one.host for cause in causes(judgement) if cause.category == "ISOLATE" for one in cause.culprits}
+    missing = missing_gpus(judgement)
+    certain = {c.identity for v in judgement.verdicts for c in v.culprits if c.kind == "gpu" and c.is_certain}
+    for verdict in judgement.verdicts:
+        others = (one for one in missing.get(verdict.id, ()) if one.identity not in certain)
+        for culprit in (*verdict.accused, *others):
+            is_its_own = culprit.kind != "link" and culprit.is_certain and culprit.host in isolated
+            use: Use = "drain" if is_its_own and _rejects(verdict) else "look"
+            host = text.one_line(culprit.host) or NOBODY
+            accused.setdefault((host, use), {}).setdefault(text.culprit_text(culprit), []).append(verdict)
+    for (host, use), evidence in accused.items():
+        if use == "drain":
+            rejected_for = frozenset(verdict.id for verdicts in evidence.values() for verdict in verdicts)
+            yield HostFinding(use, host, "; ".join(evidence), rejected_for)
+            continue
+        known = accused.get((host, "drain"), {})
+        pieces = [
+            f"{said} ({_listed(verdicts)})" for said, verdicts in evidence.items()
+            if said not in known or any(verdict.is_waived for verdict in verdicts)
+        ]  # fmt: skip
+        if pieces:
+            yield HostFinding(use, host, "; ".join(pieces))
+
+
+def _listed(verdicts: Sequence[Verdict]) -> str:
+    """What a culprit is named for: the first of many, and every waived one."""
+    parts = [f"{text.one_line(one.id)}, {text.waiver_text(one)}" for one in verdicts if one.is_waived]
+    others = [one for one in verdicts if not one.is_waived]
+    if others:
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        parts.append(f"{text.verdict_word(others[0])} {text.one_line(others[0].id)}{more}")
+    return "; ".join(parts)
+
+
+def _rejects(verdict: Verdict) -> bool:
+    return verdict.outcome == "failed" and verdict.blocks()
+
+
+def _kept(verdicts: Sequence[Verdict], tested_by: Collection[str]) -> frozenset[str]:
+    """The passed requirements that speak for a host which was tested by these."""
+    passed = [(one.id, METRICS[one.metric].subject) for one in verdicts if one.passed]
+    return frozenset(name for name, of in passed if not _TESTED_BY.get(of, _MEASURED).isdisjoint(tested_by))
+
+
+def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[HostFinding]:
+    """Nodes lost during the run, and those whose ranks held up all others: each for a person to judge, whatever the
+    verdicts say about it."""
+    why = {host: f"lost: {one.message}" for one in records if isinstance(one, Lost) for host in one.hosts}
+    for message in ended(records, "error").values():
+        held_up = _HELD_UP.search(message)
+        named = (held_up[1] or held_up[2]).replace(",", " ").split() if held_up else ()
+        why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
+    for host, message in why.items():
+        yield HostFinding("look", host, text.one_line(message))
+
+
+def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFinding:
+    """The finding, or one for a person if a run that began later contradicts it.
+
+    A later run contradicts a rejection only if it measured the failed requirements and met them.
+    """
+    for run in runs:
+        if run.started_unix_s <= finding.started_unix_s:
+            continue
+        if finding.use == "drain" and finding.host in run.kept and finding.requirements <= run.kept[finding.host]:
+            return replace(finding, use="look", evidence=f"{finding.evidence}; a later run found nothing")
+        rejected = {other.host for other in run.findings if other.use == "drain"}
+        if finding.use == "accepted" and finding.host in rejected:
+            return replace(finding, use="look", evidence=f"{finding.evidence}; a later run rejects it")
+    return finding
+
+
+def _plain(evidence: str) -> str:
+    """Printable ASCII in one line, without what a shell or scontrol may read as syntax."""
+    known = (one for one in text.one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
+    return "".join(one if one.isascii() else "?" for one in known)
