@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Iterator
 
 import numpy as np
 
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.progress import Progress
-from pytest_ddpscale.report.text import count_text, one_line
+from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.util import document
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
+from pytest_ddpscale.util.document import Bar, Line, bullets, table
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.tables import html, table
 
 REFRESH_S = 10
-# The placeholder in the page; escaping keeps it out of any text from outside.
-LIVE = '<div id="live"></div>'
+LIVE = "live"  # the hole in the page
 _MOST_RANKS = 16  # rows; of more ranks the slowest and the hottest
 _GIB = 2**30
 _OF_TELEMETRY = ("power_w", "temperature_c")
@@ -51,27 +51,24 @@ class LiveProgress:
         elif isinstance(record, Block) and (self._block is None or len(record.ranks) >= len(self._block.ranks)):
             self._block = record  # the latest of those of the most ranks, so that ranks compare
 
-    def section(self, written_at: str, judgement: Judgement) -> str:
-        """HTML, escaped, with the date and time of writing and the latest judgement."""
+    def section(self, written_at: str, judgement: Judgement) -> list[document.Block]:
+        """What fills the hole, with the date and time of writing and the latest judgement."""
         per_cent, left = self._progress.left.per_cent, self._progress.left.text()
-        bar = f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
-        how_far = f"{per_cent} % done, {escape(left)} {bar}<br>" if left and per_cent is not None else ""
+        how_far = (f"{per_cent} % done, {left} ", Bar(per_cent), " ") if left and per_cent is not None else ()
         written = (
             f"Written at {written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was "
             "killed: judge it, or continue it with --ddp-resume."
         )
-        lasting = "".join(f"<li>{escape(one_line(line))}</li>" for line in self._progress.lasting)
-        return (
-            f'<p class="live" role="status">{how_far}{escape(one_line(self._progress.doing))}</p>\n'
-            f"<p>{escape(one_line(_so_far(judgement)))}</p>\n{self._ranks()}<ul>{lasting}</ul>\n"
-            f"<p>{escape(one_line(written))}</p>\n"
-        )
+        return [
+            Line((*how_far, self._progress.doing), "live"), Line(_so_far(judgement)), *self._ranks(),
+            bullets(self._progress.lasting), Line(written),
+        ]  # fmt: skip
 
-    def _ranks(self) -> str:
+    def _ranks(self) -> Iterator[document.Block]:
         """A table with a row for each rank of the latest block."""
         block, gang = self._block, self._gang
         if block is None or gang is None:
-            return ""
+            return
         ranks = block.each("ranks")
         study = self._progress.plan.study(block.study)
         per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
@@ -90,8 +87,8 @@ class LiveProgress:
         unit = study.workload.family.unit if study is not None else self._progress.plan.unit or "samples"
         titles = ("Rank", "Node", "Device", f"{unit}/s", "Memory, GiB", "Utilization, %", "Power, W", "Temperature, °C")
         of = "" if len(rows) == len(ranks) else f"; the slowest and the hottest of {count_text(len(ranks), 'rank')}"
-        said = f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}"
-        return f"<p>{escape(one_line(said))}</p>\n{html(table(titles, rows, of_numbers=True))}\n"
+        yield Line(f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}")
+        yield table(titles, rows, of_numbers=True)
 
 
 def _slowest_and_hottest(per_second: FloatArray, temperature_c: FloatArray) -> IntArray:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.tables import Table, table, text_lines
+from pytest_ddpscale.util.document import Table, table, text_lines
 
 if TYPE_CHECKING:
     from pytest_ddpscale.report.scaling_curves import ScalingSeries

@@ -9,7 +9,7 @@ from itertools import chain
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.cause import causes, headline, warning_text, warnings
 from pytest_ddpscale.report.cause_lines import cause_lines, screen_lines
-from pytest_ddpscale.report.coverage_text import tested_text, took_text
+from pytest_ddpscale.report.machine import tested_text, took_text
 from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.requirement_table import Line, requirement_table
 from pytest_ddpscale.report.sentences import (

@@ -76,7 +76,7 @@ def document(suite: str, report: SuiteReport, measured: MeasuredSuite) -> list[B
 
 def _answer(report: SuiteReport) -> list[Block]:
     short = ("Not as required", report.failures), ("Not measured", report.problems)
-    return [Headline(report.headline), *(Section(title, [bullets(lines, len(lines))]) for title, lines in short)]
+    return [Headline(report.headline), *(Section(title, [bullets(lines)]) for title, lines in short)]
 
 
 def _sections(report: SuiteReport) -> Iterator[Section]:

@@ -124,6 +124,14 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Note:
+    """What is said of the rows above it: to all readers, and as evidence to those of the page who ask."""
+
+    lines: Sequence[Text]
+    evidence: Sequence[Text] = ()
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows, each with a cell for each column, of which the first names the row.
 
@@ -136,9 +144,14 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text]]
     caption: str = ""
-    below: Mapping[int, Sequence[Block]] = field(default_factory=dict)
+    below: Mapping[int, Note] = field(default_factory=dict)
     more: Text = ""
     style: str = ""
+
+    @property
+    def titles(self) -> list[str]:
+        """Headings of the columns."""
+        return [column.title for column in self.columns]
 
 
 @dataclass(frozen=True)
@@ -223,10 +236,11 @@ def first_rows(whole: Table, most: int, all_in: str = "verdicts.json") -> Table:
     return replace(whole, rows=whole.rows[:most], more=more)
 
 
-def bullets(lines: Sequence[Text], most: int = 50, style: str = "") -> Items:
-    """A list of lines, of which the first are shown."""
-    more = [f"{len(lines) - most} more: verdicts.json lists all"] if lines[most:] else []
-    return Items([[Line(line)] for line in (*lines[:most], *more)], style=style)
+def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> Items:
+    """A list of lines, of which the first are shown, or all."""
+    every = [*lines]
+    more = [f"{len(every) - most} more: verdicts.json lists all"] if most and every[most:] else []
+    return Items([[Line(line)] for line in (*every[:most], *more)], style=style)
 
 
 def holds(block: Block) -> bool:
@@ -311,11 +325,11 @@ def _html(block: Block, level: int, near: str) -> str:
                 parts += _element("div", _element("dt", _html_text(name)) + said)
             return _element("dl", parts, f"facts {style}".rstrip())
         case Table():
-            return _html_table(block, level, near)
+            return _html_table(block, near)
         case Listing(text):
             return _element("pre", escape(_columns(text)), more=' tabindex="0"')
         case Gallery(pictures):
-            return _element("div", "".join(_html_picture(one, level + 1) for one in pictures), "figures")
+            return _element("div", "".join(_html_picture(one, level) for one in pictures), "figures")
         case Section(title, inner, anchor, style):
             heading = _element(f"h{level}", _html_text(title)) if title else ""
             inside = html(*inner, level=level + bool(title), near=title)
@@ -351,14 +365,14 @@ def _html_span(span: Span) -> str:
             return escape(_part(plain(span)))
 
 
-def _html_table(block: Table, level: int, near: str) -> str:
+def _html_table(block: Table, near: str) -> str:
     """It scrolls by itself where it is wider than the page; report.js sorts one that has a name."""
     kinds = ["n" if column.is_number else "" for column in block.columns]
     titled = zip(block.columns, kinds, strict=True)
     head = "".join(_element("th", _html_text(one.title), kind, ' scope="col"') for one, kind in titled)
     rows, bodies, begin = [_html_row(row, kinds) for row in block.rows], "", 0
-    for end, said in [*sorted(block.below.items()), (len(rows), ()), (len(rows), [Line(block.more)])]:
-        note = html(*said, level=level)
+    for end, said in [*sorted(block.below.items()), (len(rows), Note(())), (len(rows), Note([block.more]))]:
+        note = html(*map(Line, said.lines), Closed("Evidence", [bullets(said.evidence)]))
         wide = f'<tr class="note"><td colspan="{len(kinds)}">{note}</td></tr>' if note else ""
         bodies += _element("tbody", f"{''.join(rows[begin:end])}{wide}") if wide or end > begin else ""
         begin = end
@@ -411,7 +425,7 @@ def _markdown(block: Block, level: int) -> str:
         case Facts(pairs):
             return "\n".join(f"- {_markdown_text(name)}: {_markdown_text(said)}" for name, said in pairs)
         case Table():
-            return _markdown_table(block, level)
+            return _markdown_table(block)
         case Listing(text):
             lines = _columns(text).strip("\n")
             fence = _fence(lines, 3)
@@ -461,7 +475,7 @@ def _markdown_span(span: Span) -> str:
             return escaped(plain(span))
 
 
-def _markdown_table(block: Table, level: int) -> str:
+def _markdown_table(block: Table) -> str:
     rows = [
         [escaped(column.title) for column in block.columns],
         ["---:" if column.is_number else "---" for column in block.columns],
@@ -470,17 +484,16 @@ def _markdown_table(block: Table, level: int) -> str:
     lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     left = len(block.rows) - _MOST_ROWS
     more = f"{left} more: report.html lists them" if left > 0 else _markdown_text(block.more)
-    return "\n\n".join(filter(None, (escaped(block.caption), lines, more, markdown(_notes(block), level=level))))
+    return "\n\n".join(filter(None, (escaped(block.caption), lines, more, markdown(_notes(block)))))
 
 
 def _notes(block: Table) -> Items:
-    """What stands below rows, each with the names of its rows."""
-    notes, begin = [], 0
-    for end, (first, *rest) in sorted(block.below.items()):
+    """Notes, each with the names of its rows."""
+    notes, begin = list[list[Block]](), 0
+    for end, note in sorted(block.below.items()):
         names = first_few([plain(row[0]) for row in block.rows[begin:end]], 2, "; ")
-        said = _spans(first.text) if isinstance(first, Line) else ()
-        others = rest if isinstance(first, Line) else [first, *rest]
-        notes.append([Line((f"{names}: " if names else "", *said)), *others])
+        said = [line for line in (*note.lines, *note.evidence) if line]
+        notes += [[Line((f"{names}: ", *_spans(said[0]))), bullets(said[1:])]] if said else []
         begin = end
     return Items(notes[:_MOST_ROWS])
 
@@ -530,7 +543,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 def _text_table(block: Table, width: int | None) -> Iterator[str]:
     """Columns as wide as their widest cell; if that is too wide and none may shrink, a line for each cell."""
-    titles, *others = [[*map(_text_cell, row)] for row in ([one.title for one in block.columns], *block.rows)]
+    titles, *others = [[*map(_text_cell, row)] for row in (block.titles, *block.rows)]
     rows = [titles, *others] if any(titles) else others
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     over = 0 if width is None else sum(widths) + len(_GAP) * (len(widths) - 1) - width

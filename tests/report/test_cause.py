@@ -7,7 +7,6 @@ from dataclasses import replace
 from pytest_ddpscale.report.cause import causes, headline, warnings
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.junit import render_junit
-from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
@@ -22,7 +21,8 @@ from pytest_ddpscale.run.verdicts import (
     Verdict,
 )
 from tests.builders.culprits import gpu, link, node
-from tests.builders.judgements import FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, RUN, hostile_judgement
+from tests.builders.judgements import FAILED, HOSTILE, MEMORY, NOT_MEASURED, PASSED, hostile_judgement
+from tests.report.written import ticket_of
 
 GPU = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c0b7a-77aa", slowdown=1.2, peers=7)
 SLOW_GPU = "GPU 3 (GPU-4f1c0b7a…) on node7 is 1.20× slower than its 7 peers even without communication"
@@ -277,7 +277,7 @@ def test_of_many_workloads_that_train_something_else_the_first_is_named_and_repo
     assert headline(judged).endswith(
         "; changed by the site: `detect`, what w0 trains (batch_size 64 → 128) and 11 more such workloads"
     )
-    for lines in (render_markdown(judged, RUN), "\n".join(line for line, _ in table_lines(judged, 200))):
+    for lines in (ticket_of(judged), "\n".join(line for line, _ in table_lines(judged, 200))):
         assert all(f"what w{number} trains" in lines.replace("\\", "") for number in range(12))
 
 
@@ -290,7 +290,7 @@ def test_the_headline_ends_at_the_first_line_of_an_error_and_the_explanations_ha
     shown = [
         explain(broken, "thresholds.yaml:1", "pytest"),
         "\n".join(line for line, _ in table_lines(judged, 200)),
-        render_markdown(judged, RUN),
+        ticket_of(judged),
         render_junit(judged),
         str(dict(verdict_properties(broken))),
     ]

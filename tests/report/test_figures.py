@@ -302,16 +302,16 @@ def _modules_after(code: str) -> set[str]:
 
 def test_reports_that_draw_nothing_import_no_library() -> None:
     modules = _modules_after("from pytest_ddpscale.report import text, terminal, junit")
-    assert not modules & {"matplotlib", "jinja2", "torch", "pydantic", "yaml", "pytest"}
+    assert not modules & {"matplotlib", "torch", "pydantic", "yaml", "pytest"}
 
 
 def test_a_page_without_figures_imports_no_matplotlib_and_drawing_leaves_pyplot_alone() -> None:
     imports = (
         "from pytest_ddpscale.report.figures.of_run import figures, write_pngs; "
-        "from pytest_ddpscale.report.html_page import render_html; import sys; "
+        "from tests.report.written import page_of; import sys; "
         "assert 'matplotlib' not in sys.modules; from tests.builders.judged import evidence_of_plan; "
         "from tests.builders.judgements import MEASUREMENTS, PLAN, JUDGEMENT, RUN; "
-        "render_html(JUDGEMENT, RUN, evidence_of_plan(PLAN, []), goes_on=True); "
+        "page_of(JUDGEMENT, RUN, evidence_of_plan(PLAN, []), goes_on=True); "
         "assert 'matplotlib' not in sys.modules; "
     )
     modules = _modules_after(imports + "figures(evidence_of_plan(PLAN, MEASUREMENTS), JUDGEMENT, RUN)[0].png()")

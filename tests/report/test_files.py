@@ -70,8 +70,8 @@ def test_the_record_of_truth_comes_first(run: RunDirectory, monkeypatch: pytest.
     [
         ("pytest_ddpscale.report.junit.render_junit", "junit.xml"),
         ("pytest_ddpscale.report.figures.of_run.write_pngs", "plots"),
-        ("pytest_ddpscale.report.markdown.render_markdown", "report.md"),
-        ("pytest_ddpscale.report.html_page.render_html", "report.html"),
+        ("pytest_ddpscale.report.files.markdown_page", "report.md"),
+        ("pytest_ddpscale.report.files.html_page", "report.html"),
     ],
 )
 def test_a_full_disk_costs_one_file_and_not_the_others(

@@ -12,6 +12,7 @@ from pytest_ddpscale.report.live_progress import LiveProgress
 from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.telemetry import TelemetryBlock
+from pytest_ddpscale.util.document import html
 from tests.builders.judgements import HOSTILE, JUDGEMENT, PLAN
 from tests.builders.records import gang_on, steady_block
 
@@ -24,6 +25,10 @@ def heard(*records: object) -> LiveProgress:
     for record in records:
         progress.hear(record)  # type: ignore[arg-type]
     return progress
+
+
+def shown(progress: LiveProgress) -> str:
+    return html(*progress.section(WHEN, JUDGEMENT))
 
 
 def telemetry(ranks: tuple[int, ...], power_w: Any, hot_c: Any = 60.0) -> TelemetryBlock:
@@ -50,8 +55,8 @@ def of_second() -> LiveProgress:
 
 
 def test_each_rank_of_the_latest_block_of_the_most_has_a_line_with_what_is_known() -> None:
-    section = of_second().section(WHEN, JUDGEMENT)
-    assert re.search(r"\d+ % done, .* left .*<br>" + f"{SECOND}: round 2/6", section)
+    section = shown(of_second())
+    assert re.search(r"\d+ % done, .* left .*</progress> " + f"{SECOND}: round 2/6", section)
     assert f"Written at {WHEN}" in section
     assert f"<li>{FIRST}: decided after 1 rounds in 0:00</li>" in section
     assert f"Latest block of {SECOND}: ddp@2, round 2<" in section
@@ -63,14 +68,14 @@ def test_power_and_temperature_are_the_newest_of_each_rank() -> None:
     progress = of_second()
     progress.hear(telemetry((0, 1), (600.0, 650.0)))
     progress.hear(telemetry((0,), (700.4,), 71.6))
-    section = progress.section(WHEN, JUDGEMENT)
+    section = shown(progress)
     assert cells(section, "0")[5:] == ["700", "72"]
     assert cells(section, "1")[5:] == ["650", "60"]
     progress.hear(telemetry((1, 0), (None, 1.0), None))
-    assert cells(progress.section(WHEN, JUDGEMENT), "1")[5:] == ["–", "–"], "the driver gave no value"
+    assert cells(shown(progress), "1")[5:] == ["–", "–"], "the driver gave no value"
     progress.hear(gang_on(["n1", "n2"], 1, number=1))
     progress.hear(steady_block(SECOND, Arm("ddp", 2, 4), 1, (0, 1), 100.0, gang=1))
-    assert cells(progress.section(WHEN, JUDGEMENT), "0")[5:] == ["–", "–"], "it is of an earlier gang"
+    assert cells(shown(progress), "0")[5:] == ["–", "–"], "it is of an earlier gang"
 
 
 def test_of_many_ranks_the_slowest_and_the_hottest_are_shown() -> None:
@@ -80,7 +85,7 @@ def test_of_many_ranks_the_slowest_and_the_hottest_are_shown() -> None:
     )
     hot = tuple(60.0 + (rank if rank < 9 else 0) for rank in ranks)
     told = StudyStart(study=SECOND, unix_s=2.0), telemetry(ranks, 500.0, hot), block
-    section = heard(gang_on(["n1"], 100), *told).section(WHEN, JUDGEMENT)
+    section = shown(heard(gang_on(["n1"], 100), *told))
     assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in (*range(1, 9), *range(92, 100))]
     assert "the slowest and the hottest of 100 ranks" in section
 
@@ -88,13 +93,13 @@ def test_of_many_ranks_the_slowest_and_the_hottest_are_shown() -> None:
 def test_verdicts_so_far_are_counted_and_failures_named() -> None:
     blocking = [one for one in JUDGEMENT.verdicts if JUDGEMENT.is_blocked_by(one)]
     failed = [one.id for one in blocking if one.outcome in ("failed", "error")]
-    section = heard().section(WHEN, JUDGEMENT)
+    section = shown(heard())
     assert re.search(rf"Verdicts so far: \d+ passed, {len(failed)} failed \(", section)
     assert failed[0] in section
 
 
 @pytest.mark.parametrize("record", [StudyStart(study=HOSTILE, unix_s=1.0), StudyEnd(HOSTILE, "error", HOSTILE)])
 def test_names_from_records_stay_text(record: StudyStart | StudyEnd) -> None:
-    section = heard(record).section(WHEN, JUDGEMENT)
+    section = shown(heard(record))
     assert "<script" not in section
     assert "&lt;script&gt;" in section

@@ -17,6 +17,7 @@ from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import plain
 from tests.builders.judged import CONFIDENCE, make_case
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.judge.runs import Run
@@ -62,7 +63,7 @@ def test_every_view_has_the_number_of_the_verdict() -> None:
         assert set(said) == set(shown) == {*expected, 4, *([1] if factor == 1.0 else [])}
         assert said[4] == pytest.approx(shown[4], abs=0.051)
     ((_, table, _),) = scaling_tables(EVIDENCE, judgement.verdicts)
-    rows = {int(row[0]): dict(zip(table.titles, row, strict=True)) for row in table.rows}
+    rows = {int(plain(row[0])): dict(zip(table.titles, row, strict=True)) for row in table.rows}
     for size, value in efficiency.items():
         assert (rows[size]["efficiency"], rows[size]["speed-up"]) == (percent(value, 1), f"{value * size:.2f}x")
     for size, value in throughput.items():

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.report.html_page import render_html
 from pytest_ddpscale.report.scaling_table import scaling_tables
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -18,8 +17,10 @@ from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.util.command_parser import USER_ERROR
+from pytest_ddpscale.util.document import plain
 from tests.builders.judgements import JUDGEMENT, RUN
 from tests.report.page_text import page_text
+from tests.report.written import page_of
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
 Printed = pytest.CaptureFixture[str]
@@ -137,11 +138,13 @@ def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: P
     assert (weak_study, strong_study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
     main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
     printed = capsys.readouterr().out.splitlines()
-    assert [" ".join(row) for row in weak.rows] == [" ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]]
+    assert [" ".join(map(plain, row)) for row in weak.rows] == [
+        " ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]
+    ]
     assert weak.titles[0] == "GPUs"
     assert weak.titles[-2:] == ["GPU-hours", "kWh"]
     assert "sweet spot for GPU-hours: 1 GPU" in remarks
     assert "sweet spot for efficiency of 90 %: 16 GPUs" in remarks
-    page = page_text(render_html(JUDGEMENT, RUN, evidence))
-    assert all(f"| {' | '.join(row)} |" in page for row in (weak.titles, *weak.rows, *strong.rows))
-    assert "\nScaling\n" not in page_text(render_html(JUDGEMENT, RUN, evidence, goes_on=True))
+    page = page_text(page_of(JUDGEMENT, RUN, evidence))
+    assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows, *strong.rows))
+    assert "\nScaling\n" not in page_text(page_of(JUDGEMENT, RUN, evidence, goes_on=True))

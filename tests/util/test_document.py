@@ -25,6 +25,7 @@ from pytest_ddpscale.util.document import (
     Line,
     Link,
     Listing,
+    Note,
     Picture,
     Section,
     Table,
@@ -52,7 +53,7 @@ def every_block(words: str) -> list[Block]:
     """Each kind of block and of text, with these words wherever there can be any."""
     texts: list[Text] = [words, (words, Word(words), Word(words, "failed"), Link(words, words), Code(words))]
     rows = Table([Column(words), Column(words, is_number=True)], [(one, one) for one in texts], words,
-                 {1: [Line(words), Closed(words, [bullets(texts)], is_short=True)]})  # fmt: skip
+                 {1: Note(texts, texts)})  # fmt: skip
     inner: list[Block] = [
         Headline(words), *map(Line, texts), bullets(texts), Items([[Line(words), Listing(words)]], start=1, name="i"),
         Facts([(one, one) for one in texts]), rows, Listing(words),
@@ -164,11 +165,11 @@ def test_a_table_with_a_name_can_be_sorted_and_is_a_named_region() -> None:
 
 
 def test_notes_as_wide_as_the_table_stand_below_their_rows() -> None:
-    noted = Table(SPEEDS.columns, SPEEDS.rows, below={1: [Line((Word("why"), ": load"))], 2: [Line("slow")]})
+    noted = Table(SPEEDS.columns, SPEEDS.rows, below={1: Note([(Word("why"), ": load")], ["GPU 3"]), 2: Note(["slow"])})
     found = ElementTree.fromstring(html(noted))
     bodies = [[cell.tag for cell in body.iter() if cell.tag in ("th", "td", "b")] for body in found.iter("tbody")]
     assert bodies == [["th", "td", "td", "b"], ["th", "td", "td"]]
-    assert markdown(noted).endswith("\n\n- n0: **why**: load\n- node-12: slow")
+    assert markdown(noted).endswith("\n\n- n0: **why**: load\n\n  - GPU 3\n\n- node-12: slow")
 
 
 @pytest.mark.parametrize(("most", "more"), [(1, ["1 more: verdicts.json lists all"]), (2, [])])
