@@ -14,7 +14,7 @@ from pytest_ddpscale.report.time_left import TimeLeft
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
-from pytest_ddpscale.util.tables import shortened
+from pytest_ddpscale.util.document import shortened
 
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 _SHORTEST_NAME = 8
