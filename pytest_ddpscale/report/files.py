@@ -20,7 +20,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.report.figures.of_run import Figure
+    from pytest_ddpscale.report.charts import Picture
 
 
 def write_reports(
@@ -37,12 +37,12 @@ def write_reports(
     from pytest_ddpscale.report.markdown import render_markdown
 
     record, kept = _as_judged(record, judgement), _with_kept_traces(run, evidence)
-    plots, drawn = list[Path](), list["Figure"]()
+    plots, drawn = list[Path](), list["Picture"]()
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
     if is_final:
         from pytest_ddpscale.report import csv_tables, junit
-        from pytest_ddpscale.report.figures.of_run import figures, write_pngs
+        from pytest_ddpscale.report.figures import figures, write_pngs
         from pytest_ddpscale.report.prometheus import render_prometheus
 
         views: dict[str, Callable[[], str]] = {
@@ -69,7 +69,7 @@ def write_reports(
 
 def write_page(
     run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence,
-    drawn: Sequence[Figure] | None = None,
+    drawn: Sequence[Picture] | None = None,
 ) -> str:  # fmt: skip
     """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
     kept, path = _with_kept_traces(run, evidence), run.path / "report.html"
@@ -83,7 +83,7 @@ def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
 
 
 def page_of(
-    judgement: Judgement, record: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
+    judgement: Judgement, record: RunRecord, evidence: Evidence, drawn: Sequence[Picture] | None = None, *,
     goes_on: bool = False,
 ) -> str:  # fmt: skip
     """Render report.html, with run.json as it was judged, and with figures that are already drawn."""

@@ -18,11 +18,12 @@ from markupsafe import Markup, escape
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import cause, digits, first_page, page_tables, profile_text, text
 from pytest_ddpscale.report.breakdown import breakdown
-from pytest_ddpscale.report.figures.of_run import Figure, figures
+from pytest_ddpscale.report.charts import Picture
+from pytest_ddpscale.report.figures import figures
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S, failed_so_far
 from pytest_ddpscale.report.node_table import node_table
 from pytest_ddpscale.report.requirement_groups import PROVISIONAL, requirement_parts, sources
-from pytest_ddpscale.report.scaling_table import scaling_tables
+from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.sentences import launches_sentence
 from pytest_ddpscale.report.unmet import explained_text
 from pytest_ddpscale.run.evidence import Evidence
@@ -38,7 +39,7 @@ _MOST_CAUSES, _MOST_NOT_TESTED = 3, 3  # shown at once
 
 
 def render_html(
-    judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
+    judgement: Judgement, run: RunRecord, evidence: Evidence, drawn: Sequence[Picture] | None = None, *,
     goes_on: bool = False,
 ) -> str:  # fmt: skip
     """The page of a run, whose run.json is as it was judged, with figures that are `drawn` already or drawn now.
@@ -48,7 +49,7 @@ def render_html(
     failed, causes = failed_so_far(judgement), cause.causes(judgement)
     causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
     shown = figures(evidence, judgement, run) if drawn is None else drawn
-    by_id = {one.id: one for one in shown}
+    by_id = {one.key: one for one in shown}
     told = first_page.shared(judgement, run, evidence, causes, goes_on=goes_on)
     return page_template("report.html.j2").render(
         **told,
@@ -57,7 +58,7 @@ def render_html(
         contents=_contents(judgement, has_figures=bool(shown)),
         headline=_headline_so_far(judgement) if goes_on else cause.headline(judgement),
         first_figures=[by_id[name] for name in _FIRST_FIGURES if name in by_id],
-        other_figures=[one for one in shown if one.id not in _FIRST_FIGURES],
+        other_figures=[one for one in shown if one.key not in _FIRST_FIGURES],
         parts=requirement_parts(judgement, causes),
         provisional=[one for one in judgement.verdicts if text.is_provisional(one)],
         sources=sources(judgement.verdicts),
