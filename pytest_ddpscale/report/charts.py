@@ -22,7 +22,6 @@ from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
-from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.tables import Table, table
 
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
@@ -35,7 +34,7 @@ _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_MARKS, _MOST_COLUMNS = 8, 40, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 _MOST_TALL, _MOST_WITH_NUMBERS, _LONGEST_NAME = 24, 16, 18
-_MOST_OF_A_CURVE, _MOST_SAID = 20, 9
+_MOST_OF_A_CURVE, _MOST_SAID = 20, 8
 _FONT = "DejaVu Sans"  # comes with matplotlib
 _VALUE, _MISSED = "value", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -296,8 +295,9 @@ def bars(
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         cells.setdefault(row.name, {}).update({part: number(length) for part, length in row.parts} | {"": row.said})
-    said = [(name, *(of.get(part, ABSENT) for part in (*series, ""))) for name, of in cells.items()]
-    shown = table((x, *series, "note"), said, of_numbers=True)
+    parts = [*series, *([""] if any(row.said for row in rows) else [])]
+    said = [(name, *(of.get(part, ABSENT) for part in parts)) for name, of in cells.items()]
+    shown = table((x, *series, "note")[: len(parts) + 1], said, of_numbers=True)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 
 
@@ -437,8 +437,9 @@ def _drawn(
             canvas.savefig(written, format="png", dpi=110, pil_kwargs={"compress_level": 3})
         return written.getvalue()
 
-    said = [rows.titles, *sorted(rows.rows, key=lambda row: not row[-1].startswith(_MISSED))]
-    alt = f"{title}: {first_few([', '.join(filter(None, row)) for row in said], _MOST_SAID, '; ')}"
+    told = sorted(rows.rows, key=lambda row: not row[-1].startswith(_MISSED))
+    few = rows.titles, *told[:: -(-len(told) // _MOST_SAID)]
+    alt = f"{title}: {'; '.join(', '.join(cell for cell in row if cell.strip(ABSENT)) for row in few)}"
     image = svg.getvalue().replace(f"'{_FONT}'".encode(), f"'{_FONT}', sans-serif".encode())
     return Picture(about.key, about.title, about.caption, alt, image, png, rows, width == _WIDE)
 

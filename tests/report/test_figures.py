@@ -328,7 +328,7 @@ def test_bars_of_each_cell_are_below_each_other_with_their_intervals() -> None:
     assert [bar.get_width() for bar in axes.patches] == [10, 20, 5]
     assert axes.collections[0].get_segments()[0].tolist() == [[18, 1], [30, 1]]
     assert figure is not None
-    assert figure.table.rows == [("1", "10", "–", ""), ("2", "20", "5", "")]
+    assert figure.table.rows == [("1", "10", "–"), ("2", "20", "5")]
     assert grouped_bars(ABOUT, "img/s", ["1"], [Bars("a", [None])]) is None
 
 
