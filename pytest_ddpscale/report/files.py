@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.report.figures.drawing import Drawing
 from pytest_ddpscale.report.live_progress import LIVE, REFRESH_S
 from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.run.evidence import Evidence
@@ -18,7 +17,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
-from pytest_ddpscale.util.document import Block, Picture, Table, filled, html_page, markdown_page
+from pytest_ddpscale.util.document import Block, Picture, filled, html_page, markdown_page
 
 
 def write_reports(
@@ -83,18 +82,11 @@ def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes
 
 def _drawn(evidence: Evidence, judgement: Judgement, record: RunRecord, plots: Path | None = None) -> list[Picture]:
     """The figures of a run, also as files in the folder `plots` if there is one."""
-    from pytest_ddpscale.report.figures.of_run import figures, write_pngs
+    from pytest_ddpscale.report.figures import figures, write_pngs
 
     found = figures(evidence, judgement, record)
-    names = [path.stem for path in write_pngs(found, plots)] if plots else []
-    return [
-        Picture(
-            one.id, one.title, one.caption, one.shown.said if isinstance(one.shown, Drawing) else "",
-            one.svg.encode() if one.png else b"", one.shown if isinstance(one.shown, Table) else None, one.is_wide,
-            f"plots/{one.id}.png" if one.id in names else "",
-        )
-        for one in found
-    ]  # fmt: skip
+    names = {path.stem: f"{path.parent.name}/{path.name}" for path in write_pngs(found, plots)} if plots else {}
+    return [replaced(one, path=names.get(one.key, "")) for one in found]
 
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:

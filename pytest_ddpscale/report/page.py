@@ -12,7 +12,7 @@ from pytest_ddpscale.report import cause, digits, machine, text
 from pytest_ddpscale.report.cause import Cause
 from pytest_ddpscale.report.live_progress import LIVE, failed_so_far
 from pytest_ddpscale.report.next_steps import next_steps
-from pytest_ddpscale.report.scaling_table import scaling_tables
+from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.sentences import (
     NOT_COVERED,
     interval_mark,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from html import unescape
 
 from pytest_ddpscale.report.text import headline_of
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -24,7 +22,6 @@ from pytest_ddpscale.util.document import (
     Headline,
     Line,
     Listing,
-    Picture,
     Section,
     bullets,
     html_page,
@@ -82,14 +79,8 @@ def _answer(report: SuiteReport) -> list[Block]:
 def _sections(report: SuiteReport) -> Iterator[Section]:
     for one in report.sections:
         tables = [table(told.columns, told.rows, of_numbers=True, caption=told.title) for told in one.tables]
-        gallery = Gallery([_picture(svg) for svg in one.figures if svg])
+        gallery = Gallery([*filter(None, one.figures)])
         yield Section(one.title, [*map(Line, one.paragraphs), gallery, *tables, *map(Listing, one.listings)])
-
-
-def _picture(svg: str) -> Picture:
-    """A drawing, with what it says of itself."""
-    title, said = (unescape(one) for one in re.findall("<(?:title|desc) [^>]*>([^<]*)", svg))
-    return Picture("", "", "", f"{title}. {said}", svg.encode())
 
 
 def _facts(suite: str, measured: MeasuredSuite) -> Sequence[tuple[str, str]]:

@@ -12,7 +12,7 @@ import hashlib
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from html import escape
@@ -163,24 +163,25 @@ class Listing:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, or a table where that is clearer.
+    """A drawn picture, which contains its title.
 
     Attributes:
-        key: unique among the pictures of a page, for links; empty without any.
+        key: unique among the pictures of a page, for links, and the name of its PNG.
         alt: the picture in words, for readers who cannot see it.
-        svg: SVG or PNG.
+        png: makes it as a PNG.
         table: its numbers.
         is_wide: whether it needs a whole line of the page.
-        path: of a file with it, relative to the report; empty if there is none.
+        path: of the PNG, relative to the report; empty if there is none.
     """
 
     key: str
     title: str
-    caption: str = ""
-    alt: str = ""
-    svg: bytes = b""
-    table: Table | None = None
-    is_wide: bool = False
+    caption: str
+    alt: str
+    svg: bytes
+    png: Callable[[], bytes]
+    table: Table
+    is_wide: bool
     path: str = ""
 
 
@@ -329,7 +330,7 @@ def _html(block: Block, level: int, near: str) -> str:
         case Listing(text):
             return _element("pre", escape(_columns(text)), more=' tabindex="0"')
         case Gallery(pictures):
-            return _element("div", "".join(_html_picture(one, level) for one in pictures), "figures")
+            return _element("div", "".join(_html_picture(one) for one in pictures), "figures")
         case Section(title, inner, anchor, style):
             heading = _element(f"h{level}", _html_text(title)) if title else ""
             inside = html(*inner, level=level + bool(title), near=title)
@@ -389,16 +390,14 @@ def _html_row(row: Sequence[Text], kinds: Sequence[str]) -> str:
     return _element("tr", _element("th", name, kind, ' scope="row"') + "".join(_element("td", *cell) for cell in rest))
 
 
-def _html_picture(one: Picture, level: int) -> str:
-    kind = "png" if one.svg.startswith(b"\x89PNG") else "svg+xml"
-    data = base64.b64encode(one.svg).decode()
-    image = f'<img alt="{escape(one_line(one.alt))}" src="data:image/{kind};base64,{data}">' if one.svg else ""
-    numbers: list[Block] = [Closed("Numbers", [one.table]) if image else one.table] if one.table else []
-    heading = _element(f"h{level}", _html_text(one.title)) if one.title else ""
+def _html_picture(one: Picture) -> str:
+    data, alt = base64.b64encode(one.svg).decode(), escape(one_line(one.alt))
+    image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
     said = _element("figcaption", _html_text(one.caption)) if one.caption else ""
-    anchor = f' id="{escape(one_line(one.key))}"' if one.key else ""
+    anchor = f' id="{escape(one_line(one.key))}"'
     more = f'{anchor} tabindex="0"' if one.is_wide else anchor
-    return _element("figure", heading + image + html(*numbers, near=one.title) + said, "wide" * one.is_wide, more)
+    numbers = html(Closed("As a table", [replace(one.table, caption=one.title)]))
+    return _element("figure", image + said + numbers, "wide" * one.is_wide, more)
 
 
 def markdown_page(blocks: Sequence[Block]) -> str:

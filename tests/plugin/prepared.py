@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ MODULES = (
     "pytest", "pdb", "numpy", "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "execnet",
     "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
     "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.page",
-    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures.of_run",
+    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.progress",
 )  # fmt: skip
@@ -163,16 +164,14 @@ def _become(start: Start) -> None:
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
         vars(import_module("matplotlib.figure"))["Figure"].savefig = _draw_all_the_same
-        vars(import_module("pytest_ddpscale.report.figures.of_run"))["draw"] = lambda *_, **__: _NotDrawn()
+        vars(import_module("pytest_ddpscale.report.charts"))["_drawn"] = _not_drawn
 
 
-class _NotDrawn:
-    """A picture of nothing."""
+def _not_drawn(about: Any, *given: Any) -> Any:
+    """A picture of nothing, with its table."""
+    from pytest_ddpscale.util.document import Picture
 
-    svg = "<svg></svg>"
-
-    def png(self) -> bytes:
-        return b""
+    return Picture(about.key, about.title, about.caption, about.title, b"<svg></svg>", bytes, given[-1], False)
 
 
 def _draw_all_the_same(*_: object, **__: object) -> None:

@@ -69,7 +69,7 @@ def test_the_record_of_truth_comes_first(run: RunDirectory, monkeypatch: pytest.
     ("broken", "lost"),
     [
         ("pytest_ddpscale.report.junit.render_junit", "junit.xml"),
-        ("pytest_ddpscale.report.figures.of_run.write_pngs", "plots"),
+        ("pytest_ddpscale.report.figures.write_pngs", "plots"),
         ("pytest_ddpscale.report.files.markdown_page", "report.md"),
         ("pytest_ddpscale.report.files.html_page", "report.html"),
     ],

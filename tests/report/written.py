@@ -7,10 +7,13 @@ from pytest_ddpscale.report.page import report, title_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.util.document import Picture, html_page, markdown_page
+from pytest_ddpscale.util.document import Picture, html_page, markdown_page, table
 from tests.builders.judgements import EVIDENCE, RUN
 
-PICTURE = Picture("weak-throughput", "Weak scaling", "How it scales.", "falls", b"<svg/>", path="plots/weak.png")
+PICTURE = Picture(
+    "weak-throughput", "Weak scaling", "How it scales.", "falls", b"<svg/>", bytes,
+    table(("GPUs", "img/s"), [("1", "9")]), is_wide=False, path="plots/weak.png",
+)  # fmt: skip
 
 
 def page_of(judgement: Judgement, run: RunRecord = RUN, evidence: Evidence = EVIDENCE, *, goes_on: bool = False) -> str:

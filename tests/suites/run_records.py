@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from pytest_ddpscale.plan.study import Plan
@@ -22,6 +21,5 @@ SUITE = MeasuredSuite(Evidence(Plan("cpu", "cpu", ()), Columns(), {}), SUITE_REC
 
 def text_of(report: SuiteReport) -> str:
     """What a terminal shows of it, and of each figure what is said to those who do not see it."""
-    said = [re.sub(".*<title[^>]*>(.*)</title><desc[^>]*>(.*)</desc>.*", r"figure: \1: \2", one, flags=re.DOTALL)
-            for part in report.sections for one in part.figures]  # fmt: skip
+    said = [f"figure: {one.alt}" for part in report.sections for one in part.figures if one]
     return "\n".join([*report_lines(report), *said]) + "\n"

@@ -57,7 +57,7 @@ def every_block(words: str) -> list[Block]:
     inner: list[Block] = [
         Headline(words), *map(Line, texts), bullets(texts), Items([[Line(words), Listing(words)]], start=1, name="i"),
         Facts([(one, one) for one in texts]), rows, Listing(words),
-        Gallery([Picture(words, words, words, words, b"<svg/>", rows, path=words)]),
+        Gallery([Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words)]),
     ]  # fmt: skip
     return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True), Hole("later")])]
 

@@ -1,0 +1,333 @@
+"""The figures of a run, from the values that its verdicts have; a figure without data is left out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from pytest_ddpscale.judge.devices import IDLE
+from pytest_ddpscale.judge.links import rails_of
+from pytest_ddpscale.judge.metrics import merged, slowness_of
+from pytest_ddpscale.judge.slow import own_pace_s, pace_in
+from pytest_ddpscale.judge.values import values_of_probe
+from pytest_ddpscale.plan.arm import Arm, ArmKind
+from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
+from pytest_ddpscale.report.digits import bare_number, number_text
+from pytest_ddpscale.report.scaling import (
+    EFFICIENCY,
+    PLOTS,
+    SPEEDUP,
+    Quantity,
+    ScalingCurve,
+    device_of,
+    scaling_curves,
+)
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.arrays import FloatArray
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Picture, table
+from pytest_ddpscale.util.listing import by_number
+
+GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
+PairValues: TypeAlias = Mapping[tuple[str, str], float]
+MOST_NODES, MOST_ROWS = 64, 50  # rows of a map, and of its table
+MOST_BARS = 16  # half a screen
+# Slowdowns, and shares of the typical bandwidth, from which cells have the next shade.
+_SLOWER, _LESS = (1.02, 1.1), (0.95, 0.8)
+_PARTS = (
+    "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
+    "the rest, not measured separately",
+)  # fmt: skip
+_AT_FAULT = "at fault, outlined"
+_HEAT_MAP = (
+    "Step time without communication relative to the typical {device}; darker is slower, "
+    "and {device}s at fault are outlined. The slowest workload counts, and the slowest of nodes that share a row."
+)
+_PAIRS = (
+    "GB/s of each pair's slowest rail, median over the rounds; darker is slower, and nodes at fault are outlined. If "
+    "nodes share a row, the slowest pair counts. The search for slow nodes measured them, if there was one: "
+    "requirements judge other probes, whose GB/s differ."
+)
+_SCALING = (
+    "Judged values with their intervals; sizes without a requirement are estimated alike. Of several nodes the worst "
+    "one is shown where a node is large enough, and no line joins it to sizes of more nodes."
+)
+_TIME = (
+    "A step of the slowest rank in each study's largest arm, median over the rounds, with utilization and power of the "
+    "median GPU. The rest includes all parts that were not measured separately."
+)
+_ACTIVITY = (
+    "Median utilization over the rounds, in the DDP arm in which the device was least busy. NVML counts waiting inside "
+    "a kernel as busy."
+)
+
+
+def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
+    """All figures of a run, in the order of the page."""
+    mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
+    about, plan = partial(About, subject=judgement.sku, mark=mark), evidence.plan
+    device = device_of(plan)
+    found = [
+        heat_map(
+            about("heat-map", f"Step time by node and {device}", _HEAT_MAP.format(device=device)),
+            slowness_by_gpu(evidence), judgement.verdicts,
+        ),
+        pair_matrix(
+            about("pair-matrix", "Bandwidth between nodes", _PAIRS), pair_bandwidths(evidence), judgement.verdicts
+        ),
+    ]  # fmt: skip
+    for scaling, quantity in PLOTS:
+        title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
+        drawn = scaling_curves(scaling, quantity, evidence, judgement.verdicts)
+        found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
+    found += [
+        where_time_goes(about("where-time-goes", "Where the time goes", _TIME), evidence.columns, plan),
+        activity(about("activity", f"{device} activity", _ACTIVITY), evidence.columns, plan),
+    ]
+    return [one for one in found if one]
+
+
+def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
+    """Write each picture beside the page; returns the files. Nothing is written, not even the directory, of none."""
+    for one in drawn:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{one.key}.png").write_bytes(one.png())
+    return [directory / f"{one.key}.png" for one in drawn]
+
+
+def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+    """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
+    bins, down = _binned({host for host, _ in values})
+    gpus = sorted({gpu for _, gpu in values}, key=by_number)
+    cells = np.full((len(down), len(gpus)), np.nan)
+    for (host, gpu), factor in values.items():
+        at = bins[host], gpus.index(gpu)
+        cells[at] = np.fmax(cells[at], factor)
+    blamed = {
+        (one.host, None if one.kind == "node" else one.place.number)
+        for verdict in verdicts for one in verdict.culprits
+        if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
+    }  # fmt: skip
+    outlined = [
+        (bins[host], None if gpu is None else gpus.index(gpu))
+        for host, gpu in blamed if host in bins and gpu in (None, *gpus)
+    ]  # fmt: skip
+    rows = [
+        (host, gpu, number_text(factor, "x"), _AT_FAULT if {(host, gpu), (host, None)} & blamed else "")
+        for (host, gpu), factor in sorted(values.items(), key=lambda one: -one[1])[:MOST_ROWS]
+    ]  # fmt: skip
+    # Shades are those of the numbers in cells, as they are written.
+    shades = np.searchsorted(_SLOWER, np.round(cells, 2), side="right")
+    scale = ["typical", *(f"≥ {factor:.2f}×" for factor in _SLOWER)]
+    drawn = Cells(cells, shades, scale, down, _short(gpus), outlined, "{:.2f}".format)
+    return matrix(about, drawn, table(("node", "GPU", "relative step time", "note"), rows))
+
+
+def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+    """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
+    bins, names = _binned({host for hosts in values for host in hosts})
+    cells = np.full((len(names), len(names)), np.nan)
+    for hosts, gbps in values.items():
+        for at in itertools.permutations([bins[host] for host in hosts]):
+            cells[at] = np.fmin(cells[at], gbps)
+    blamed = {
+        one.hosts for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name for one in verdict.culprits
+        if one.is_certain and {*one.hosts} <= {*bins}
+    }  # fmt: skip
+    ends = [(bins[hosts[0]], bins[hosts[1]] if hosts[1:] else None) for hosts in blamed]
+    typical = statistics.median(values.values() or [math.nan])
+    rows = [
+        (*hosts, number_text(gbps, "GB/s"), _AT_FAULT if any({*one} <= {*hosts} for one in blamed) else "")
+        for hosts, gbps in sorted(values.items(), key=lambda one: one[1])[:MOST_ROWS]
+    ]  # fmt: skip
+    shades = np.searchsorted([-share for share in _LESS], -cells / typical, side="right")
+    scale = [f"typical: {number_text(typical, 'GB/s')}", *(f"≤ {percent(share)} of it" for share in _LESS)]
+    outlined = {*ends, *((column, row) for row, column in ends)}
+    drawn = Cells(cells, shades, scale, names, _short(names), outlined, lambda gbps: bare_number(gbps, "GB/s"))
+    return matrix(about, drawn, table(("one", "other", "bandwidth", "note"), rows))
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Their numbers, if names differ in nothing else."""
+    begins = {name.rstrip("0123456789") for name in names}
+    return [name.removeprefix(*begins) for name in names] if len(begins) == 1 else [*names]
+
+
+def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
+    """The row of each host, and the names of at most `MOST_NODES` rows, each of equally many neighbours."""
+    hosts = sorted(unordered, key=by_number)
+    size = max(1, -(-len(hosts) // MOST_NODES))
+    rows = [hosts[at : at + size] for at in range(0, len(hosts), size)]
+    names = [row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows]
+    return {host: at // size for at, host in enumerate(hosts)}, names
+
+
+def slowness_by_gpu(evidence: Evidence) -> GpuValues:
+    """Step time without communication relative to the typical GPU; the slowest workload counts."""
+    found: dict[tuple[str, str], float] = {}
+    for study in evidence.plan.studies:
+        for arm in (one for one in study.arms if one.kind == "each"):
+            pace = pace_in(study, arm, evidence)
+            times_s = own_pace_s(pace)
+            times_s = times_s[~np.isnan(times_s).any(axis=1)]
+            slowness = slowness_of(times_s, [np.arange(len(pace.ranks))]).tolist() if len(times_s) else []
+            for place, factor in zip(pace.ranks.rank_places, slowness, strict=False):
+                gpu = place.host, place.number
+                found[gpu] = max(factor, found.get(gpu, 0.0))
+    return found
+
+
+def pair_bandwidths(evidence: Evidence) -> PairValues:
+    """GB/s of each pair of nodes, by their sorted names: the slowest rail, each rail as the median of its rounds.
+
+    The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
+    """
+    rails: dict[tuple[Place, ...], list[float]] = {}
+    measured = rails_of(evidence)
+    for ends, gbps in zip(measured.places[measured.ends].tolist(), measured.gbps.tolist(), strict=True):
+        rails.setdefault((*ends,), []).append(gbps)
+    # The probe with the most ranks spans several nodes if any probe does.
+    for probe in [] if rails else sorted(_sends(evidence.plan), key=lambda probe: -probe.world_size)[:1]:
+        values = values_of_probe(probe, evidence).items()
+        rails |= {place.ends: gbps.tolist() for place, gbps in values if place.is_between_nodes}
+    found: dict[tuple[str, str], float] = {}
+    for ends, gbps in rails.items():
+        one, other = sorted(end.host for end in ends)
+        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
+    return found
+
+
+def pair_bandwidths_within(evidence: Evidence) -> PairValues:
+    """GB/s of each pair of local ranks: the median over rounds on the slowest node, by the ranks' names.
+
+    The values come from the send-recv probe with the largest message.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for probe in _sends(evidence.plan):
+        for place, values in values_of_probe(probe, evidence).items():
+            if not place.is_between_nodes:
+                one, other = (f"rank {end.local_rank}" for end in place.ends)
+                found[one, other] = min(statistics.median(values.tolist()), found.get((one, other), math.inf))
+        if found:
+            break
+    return found
+
+
+def _sends(plan: Plan) -> list[Arm]:
+    """The send-recv probes, the largest message first."""
+    sent = [probe for probe in (plan.probes.arms if plan.probes else ()) if probe.operation.kind == "send-recv"]
+    return sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0))
+
+
+def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurve], device: str) -> Picture | None:
+    """A panel for each workload."""
+    if not drawn:
+        return None
+    unit = " or ".join({one.unit: None for one in drawn})
+    axes = LineAxes(
+        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number,
+        interval=f"{100 * drawn[0].confidence:g} % confidence interval",
+    )  # fmt: skip
+    if quantity is EFFICIENCY:
+        axes = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}")
+    elif quantity is SPEEDUP:
+        axes = replace(axes, y="speed-up (×)", scale="log")
+    return curves(about, axes, {one.name: [replace(one, ideal=_ideal(quantity, one))] for one in drawn})
+
+
+def _ideal(quantity: Quantity, curve: ScalingCurve) -> Callable[[float], float] | None:
+    """Of throughput that of one GPU, if it was measured."""
+    if quantity is SPEEDUP:
+        return float
+    one = 1.0 if quantity is EFFICIENCY else curve.values.get(1)
+    return None if one is None else lambda _: one
+
+
+def where_time_goes(about: About, columns: Columns, plan: Plan) -> Picture | None:
+    """A step of each study's largest arm, split by the time of the same ranks without communication.
+
+    Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
+    """
+    rows = []
+    for study in plan.studies:
+        # Arms with real data also wait for it, and no arm here measures that part.
+        arms = [
+            arm for arm in study.arms
+            if arm.kind == "ddp" and arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
+            and len(merged(columns, study.id, arm, plan.layout))
+        ]  # fmt: skip
+        for arm in sorted(arms, key=lambda arm: -arm.world_size)[:1]:
+            trained, levels = merged(columns, study.id, arm, plan.layout), _levels(columns, plan, study, arm)
+            total = _median(trained.step_s)
+            ends = [0.0, *itertools.accumulate((min(level, total) for _, level in levels), max), total]
+            lengths = [(end - start) / total for start, end in itertools.pairwise(ends)]
+            names = [*(part for part, _ in levels), _PARTS[3 if _PARTS[2] in dict(levels) else 4]]
+            if levels:
+                parts = [*zip(names, lengths, strict=True)]
+                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, trained)))
+    return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
+
+
+def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[str, float]]:
+    """Parts with their end in seconds, as far as arms were measured; empty if none computes alone."""
+
+    def rounds_of(kind: ArmKind) -> ArmRounds:
+        alike = [
+            one for one in study.arms
+            if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
+            and one.world_size <= arm.world_size
+        ]  # fmt: skip
+        largest = max(alike, key=lambda one: one.world_size, default=None)
+        return NO_ROUNDS if largest is None else merged(columns, study.id, largest, plan.layout)
+
+    each, silent = rounds_of("each"), rounds_of("no_sync")
+    # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
+    compute = each if len(each) else rounds_of("alone")
+    seconds = compute.mean_step_s, each.step_s, silent.step_s
+    return [(part, _median(of)) for part, of in zip(_PARTS, seconds, strict=False) if len(of) and len(compute)]
+
+
+def _totals(step_s: float, trained: ArmRounds) -> str:
+    said = [number_text(step_s * 1000, "ms")]
+    busy = trained.reading("utilization")
+    power = trained.reading("energy_j") / trained.seconds
+    if not np.isnan(busy).all():
+        said.append(f"{percent(_median(busy))} busy")
+    if not np.isnan(power).all():
+        said.append(f"{_median(power):.0f} W")
+    return ", ".join(said)
+
+
+def _median(values: FloatArray) -> float:
+    return float(np.nanmedian(values))
+
+
+def activity(about: About, columns: Columns, plan: Plan) -> Picture | None:
+    """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
+    lowest: dict[Place, tuple[float, str]] = {}
+    for study, arm in [(one, arm) for one in plan.studies for arm in one.arms if arm.kind == "ddp"]:
+        measured = columns.arms.get((study.id, arm.name), NO_ROUNDS)
+        values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
+        known = np.flatnonzero((~np.isnan(values)).any(axis=0))
+        for place, share in zip(measured.ranks.rank_places[known], np.nanmedian(values[:, known], axis=0), strict=True):
+            lowest[place] = min((float(share), f"{study.scaling} {arm.name}"), lowest.get(place, (2.0, "")))
+    rows, low = [], f"below {percent(IDLE)}"
+    for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
+        part = [(low if share < IDLE else "busy", min(share, 1.0))]
+        rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
+    few = f", the {len(rows)} least busy of {len(lowest)}" if len(rows) < len(lowest) else ""
+    return bars(about, f"utilization{few}", ("busy", low), rows, most=1.0, number=percent)
