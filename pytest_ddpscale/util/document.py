@@ -369,8 +369,10 @@ def _html_span(span: Span) -> str:
 def _html_table(block: Table, near: str) -> str:
     """It scrolls by itself where it is wider than the page; report.js sorts one that has a name."""
     kinds = ["n" if column.is_number else "" for column in block.columns]
-    titled = zip(block.columns, kinds, strict=True)
-    head = "".join(_element("th", _html_text(one.title), kind, ' scope="col"') for one, kind in titled)
+    titled = zip(block.titles, kinds, strict=True)
+    head = "".join(
+        _element("th", _html_text(one), kind, ' scope="col"') if one else "<td></td>" for one, kind in titled
+    )
     rows, bodies, begin = [_html_row(row, kinds) for row in block.rows], "", 0
     for end, said in [*sorted(block.below.items()), (len(rows), Note(())), (len(rows), Note([block.more]))]:
         note = html(*map(Line, said.lines), Closed("Evidence", [bullets(said.evidence)]))
