@@ -64,6 +64,7 @@ _MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
 _MOST_ERRORS, _MOST_LOWERED = 10, 64
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STYLES = {"PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned"}
+_OPEN = ("not met", "waived")  # kinds of requirements
 _ORDER = ("failed", "error", "undecided", "warned", "passed")
 _COLUMNS = (
     Column("Requirement"), Column("Verdict"),
@@ -131,10 +132,9 @@ def report(
             Closed("Software and environment", [software]),
         ], "record"),
     ]  # fmt: skip
-    links: list[str | Link] = []
-    for one in filter(holds, sections):
-        links += [" · " if links else "Contents: ", Link(one.id.capitalize(), f"#{one.id}")]
-    front = [*_first(judgement, run, evidence, causes, versions, goes_on), Line(links, "nav")]
+    links = [part for one in filter(holds, sections) for part in (" · ", Link(one.id.capitalize(), f"#{one.id}"))]
+    contents = Line(["Contents: ", *links[1:]], "nav")
+    front = [*_first(judgement, run, evidence, causes, versions, goes_on), contents]
     return [Section("", front, style="first"), *sections]
 
 
@@ -161,7 +161,10 @@ def _first(
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
         yield Line(["Measure everything again: ", Code(shlex.join(map(text.one_line, run.command_again)))], "step")
-    yield from _few_first([cause.warning_text(one) for one in cause.warnings(judgement)], "more warning")
+    warned = [cause.warning_text(one) for one in cause.warnings(judgement)]
+    more = text.count_text(len(warned) - _MOST_SHOWN, "more warning")
+    yield bullets(warned[:_MOST_SHOWN])
+    yield Closed(more, [bullets(warned[_MOST_SHOWN:], _MOST_LISTED)], is_short=True)
     numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
     yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
     yield Facts(facts(judgement, run, versions, evidence.gangs))
@@ -219,13 +222,6 @@ def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: R
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
     further = Closed(text.count_text(len(causes) - _MOST_TOLD, "more cause"), [rest, Line(left)])
     yield Closed(text.count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, further], is_short=True)
-
-
-def _few_first(lines: Sequence[str], noun: str) -> Iterator[Block]:
-    yield bullets(lines[:_MOST_SHOWN])
-    yield Closed(
-        text.count_text(len(lines) - _MOST_SHOWN, noun), [bullets(lines[_MOST_SHOWN:], _MOST_LISTED)], is_short=True
-    )
 
 
 def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
@@ -354,24 +350,19 @@ def reservations(judgement: Judgement) -> Iterator[str]:
 def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
     """What keeps the machine from being accepted and what is waived; then, closed, what only warns and what passed."""
     found = sorted(judgement.verdicts, key=_worst_first)
-    blocking = [one for one in found if judgement.is_blocked_by(one)]
-    waived = [one for one in found if one.is_waived]
-    passed = [one for one in found if one.passed]
-    shown = {one.id for one in (*blocking, *waived, *passed)}
-    others = [one for one in found if one.id not in shown]
-    kinds = (("not met", blocking, True), ("waived", waived, True), ("not met, only warnings", others, False),
-             ("passed", passed, False))  # fmt: skip
-    numbers, of_cause = _sources(judgement.verdicts), dict[str, int]()
-    for number, one in enumerate(causes, 1):
-        for name in one.explains:
-            of_cause.setdefault(name, number)
+    kinds: dict[str, list[Verdict]] = {"not met": [], "waived": [], "not met, only warnings": [], "passed": []}
+    for one in found:
+        kept = "waived" if one.is_waived else "passed" if one.passed else "not met, only warnings"
+        kinds["not met" if judgement.is_blocked_by(one) else kept].append(one)
+    numbers = _sources(judgement.verdicts)
+    of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
     # Those that say more than fits into a row, once for all requirements that they ended.
     errors = dict.fromkeys("\n".join(text.details_of(one)) for one in judgement.verdicts)
     provisional = "; * marks a provisional bound" * any(map(text.is_provisional, judgement.verdicts))
     launches = launches_sentence(judgement.verdicts)
     return [
-        *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], is_open, judgement.accepts)
-          for kind, some, is_open in kinds),
+        *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
+          for kind, some in kinds.items()),
         Closed("Errors", [*map(Listing, [*filter(None, errors)][:_MOST_ERRORS])], is_short=True),
         Line("" if found else "No requirement was judged."),
         Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source"
