@@ -17,7 +17,6 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.document import Bar, Line, bullets, table
-from pytest_ddpscale.util.listing import first_few
 
 REFRESH_S = 10
 LIVE = "live"  # the hole in the page
@@ -51,8 +50,8 @@ class LiveProgress:
         elif isinstance(record, Block) and (self._block is None or len(record.ranks) >= len(self._block.ranks)):
             self._block = record  # the latest of those of the most ranks, so that ranks compare
 
-    def section(self, written_at: str, judgement: Judgement) -> list[document.Block]:
-        """What fills the hole, with the date and time of writing and the latest judgement."""
+    def section(self, written_at: str) -> list[document.Block]:
+        """What fills the hole, with the date and time of writing."""
         per_cent, left = self._progress.left.per_cent, self._progress.left.text()
         how_far = (f"{per_cent} % done, {left} ", Bar(per_cent), " ") if left and per_cent is not None else ()
         written = (
@@ -60,7 +59,7 @@ class LiveProgress:
             "killed: judge it, or continue it with --ddp-resume."
         )
         return [
-            Line((*how_far, self._progress.doing), "live"), Line(_so_far(judgement)), *self._ranks(),
+            Line((*how_far, self._progress.doing), "live"), *self._ranks(),
             bullets(self._progress.lasting), Line(written),
         ]  # fmt: skip
 
@@ -104,13 +103,3 @@ def failed_so_far(judgement: Judgement) -> set[str]:
     """Ids of the requirements that fail; those that are not measured yet do not."""
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     return {one.id for one in blocking if one.outcome in ("failed", "error")}
-
-
-def _so_far(judgement: Judgement) -> str:
-    """``Verdicts so far: 3 passed, 1 failed (throughput_per_gpu[r-1gpu]), 25 open``."""
-    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
-    failed = [one.id for one in verdicts if one.id in failing]
-    passed = sum(one.passed for one in verdicts)
-    named = f" ({first_few(failed)})" if failed else ""
-    others = len(verdicts) - passed - len(failed)
-    return f"Verdicts so far: {passed} passed, {len(failed)} failed{named}, {others} open"

@@ -186,11 +186,11 @@ def _first(
 
 
 def _headline_so_far(judgement: Judgement) -> str:
-    """``MEASURING: 3 of 29 requirements passed so far, 1 failed``; unmeasured requirements are not failures yet."""
-    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
-    passed, failed = sum(one.passed for one in verdicts), sum(one.id in failing for one in verdicts)
-    said = f"{passed} of {text.count_text(len(verdicts), 'requirement')} passed so far"
-    return f"MEASURING: {said}{f', {failed} failed' if failed else ''}"
+    """``MEASURING: 3 of 29 requirements passed so far, 1 failed, 25 open``; unmeasured ones are not failures yet."""
+    every, failed = len(judgement.verdicts), len(failed_so_far(judgement))
+    passed = sum(one.passed for one in judgement.verdicts)
+    said = f"{passed} of {text.count_text(every, 'requirement')} passed so far"
+    return f"MEASURING: {said}, {failed} failed, {every - passed - failed} open"
 
 
 def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: RunRecord) -> Iterator[Block]:

@@ -13,7 +13,7 @@ from pytest_ddpscale.report.progress import Progress
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 from pytest_ddpscale.util.document import html
-from tests.builders.judgements import HOSTILE, JUDGEMENT, PLAN
+from tests.builders.judgements import HOSTILE, PLAN
 from tests.builders.records import gang_on, steady_block
 
 FIRST, SECOND = PLAN.study_ids[:2]
@@ -28,7 +28,7 @@ def heard(*records: object) -> LiveProgress:
 
 
 def shown(progress: LiveProgress) -> str:
-    return html(*progress.section(WHEN, JUDGEMENT))
+    return html(*progress.section(WHEN))
 
 
 def telemetry(ranks: tuple[int, ...], power_w: Any, hot_c: Any = 60.0) -> TelemetryBlock:
@@ -88,14 +88,6 @@ def test_of_many_ranks_the_slowest_and_the_hottest_are_shown() -> None:
     section = shown(heard(gang_on(["n1"], 100), *told))
     assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in (*range(1, 9), *range(92, 100))]
     assert "the slowest and the hottest of 100 ranks" in section
-
-
-def test_verdicts_so_far_are_counted_and_failures_named() -> None:
-    blocking = [one for one in JUDGEMENT.verdicts if JUDGEMENT.is_blocked_by(one)]
-    failed = [one.id for one in blocking if one.outcome in ("failed", "error")]
-    section = shown(heard())
-    assert re.search(rf"Verdicts so far: \d+ passed, {len(failed)} failed \(", section)
-    assert failed[0] in section
 
 
 @pytest.mark.parametrize("record", [StudyStart(study=HOSTILE, unix_s=1.0), StudyEnd(HOSTILE, "error", HOSTILE)])

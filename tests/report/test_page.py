@@ -292,7 +292,7 @@ def test_a_pass_below_the_bound_says_why_wherever_it_stands() -> None:
 
 def test_while_it_goes_on_only_failures_are_causes() -> None:
     page = page_of(judgement_with(NOT_MEASURED, FAILED), goes_on=True)
-    assert "MEASURING: 0 of 2 requirements passed so far, 1 failed</h1>" in page
+    assert "MEASURING: 0 of 2 requirements passed so far, 1 failed, 1 open</h1>" in page
     causes = page.split("Failures so far, by cause")[1].split("</ol>")[0]
     assert "GPU 3" in causes
     assert "it needs 64 ranks" not in causes
