@@ -118,6 +118,11 @@ def test_only_the_page_of_a_run_that_goes_on_refreshes_and_has_a_hole() -> None:
     assert (page.count(hole), PAGE.count(hole)) == (1, 0)
 
 
+def test_what_keeps_a_machine_from_being_accepted_is_open_and_what_passed_is_closed() -> None:
+    assert re.findall(r"<details open><summary>(.*?)</summary>", PAGE) == ["4 not met"]
+    assert {"1 not met, only warnings", "3 passed"} <= {*re.findall(r"<details><summary>(.*?)</summary>", PAGE)}
+
+
 def test_a_bound_has_the_number_of_its_source() -> None:
     listed = PAGE.split("<summary>Sources of the bounds</summary>")[1]
     sources = {unescape(name): number for number, name in re.findall(r'<li id="source-(\d+)">(.*?)</li>', listed)}
