@@ -32,6 +32,7 @@ from tests.builders.judgements import (
     EVIDENCE,
     FAILED,
     HOSTILE,
+    INCONCLUSIVE,
     JUDGEMENT,
     NOT_MEASURED,
     PLAN,
@@ -229,6 +230,25 @@ def test_how_long_a_run_took_is_told_unless_its_clock_was_set_back() -> None:
 )  # fmt: skip
 def test_all_nodes_meet_all_only_if_every_requirement_passed(judgement: Judgement, said: list[str]) -> None:
     assert list(text_lines(*node_blocks(judgement, ["node7"]))) == said
+
+
+def test_a_node_has_each_gpu_once_those_at_fault_first_and_suspects_as_suspects() -> None:
+    said = enumerate(("odd", "slow", "hot"), 1)
+    odd, slow, hot = (gpu("node7", i, one, f"GPU-{i}", is_certain=i > 1) for i, one in said)
+    first = replace(FAILED, culprits=(odd, slow, hot))
+    warned = replace(WARNED, culprits=(replace(slow, evidence="slow here, too"),))
+    of_suspect = replace(INCONCLUSIVE, outcome="failed", culprits=(odd,))
+    table, *_ = node_blocks(judgement_with(first, warned, of_suspect), ["node7"])
+    found = "Throughput per GPU FAIL 1, Strong-scaling speed-up maybe 1, Weak-scaling efficiency maybe 1"
+    assert list(text_lines(table))[2:] == [
+        f"node7  {found}  –          –",
+        "- node7: GPU 2 (GPU-2) on node7: slow",
+        "  - GPU 3 (GPU-3) on node7: hot",
+        "  - suspected: GPU 1 (GPU-1) on node7: odd",
+    ]
+    ticket = ticket_of(judgement_with(first)).split("## Nodes")[0]
+    assert "  - at fault: GPU 2 (GPU-2) on node7: slow" in ticket
+    assert "  - suspected: GPU 1 (GPU-1) on node7: odd" in ticket
 
 
 def test_a_thousand_failures_fit_into_a_ticket() -> None:
