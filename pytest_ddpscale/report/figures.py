@@ -79,7 +79,7 @@ _ACTIVITY = (
 def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
     """All figures of a run, in the order of the page."""
     mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
-    about, plan = partial(About, subject=judgement.sku, mark=mark), evidence.plan
+    about, plan = partial(About, mark=mark), evidence.plan
     device = device_of(plan)
     found = [
         heat_map(
@@ -204,11 +204,7 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     for probe in [] if rails else sorted(_sends(evidence.plan), key=lambda probe: -probe.world_size)[:1]:
         values = values_of_probe(probe, evidence).items()
         rails |= {place.ends: gbps.tolist() for place, gbps in values if place.is_between_nodes}
-    found: dict[tuple[str, str], float] = {}
-    for ends, gbps in rails.items():
-        one, other = sorted(end.host for end in ends)
-        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
-    return found
+    return _slowest((sorted(end.host for end in ends), gbps) for ends, gbps in rails.items())
 
 
 def pair_bandwidths_within(evidence: Evidence) -> PairValues:
@@ -216,14 +212,18 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
 
     The values come from the send-recv probe with the largest message.
     """
-    found: dict[tuple[str, str], float] = {}
     for probe in _sends(evidence.plan):
-        for place, values in values_of_probe(probe, evidence).items():
-            if not place.is_between_nodes:
-                one, other = (f"rank {end.local_rank}" for end in place.ends)
-                found[one, other] = min(statistics.median(values.tolist()), found.get((one, other), math.inf))
-        if found:
-            break
+        places = [one for one in values_of_probe(probe, evidence).items() if not one[0].is_between_nodes]
+        if places:
+            return _slowest(([f"rank {end.local_rank}" for end in at.ends], gbps.tolist()) for at, gbps in places)
+    return {}
+
+
+def _slowest(measured: Iterable[tuple[Sequence[str], Sequence[float]]]) -> PairValues:
+    """The lowest median of the rounds of each pair."""
+    found: dict[tuple[str, str], float] = {}
+    for (one, other), gbps in measured:
+        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
     return found
 
 
@@ -242,19 +242,12 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
         f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number,
         interval=f"{100 * drawn[0].confidence:g} % confidence interval",
     )  # fmt: skip
+    ideal: Callable[[float], float] | None = None
     if quantity is EFFICIENCY:
-        axes = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}")
+        axes, ideal = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}"), lambda _: 1.0
     elif quantity is SPEEDUP:
-        axes = replace(axes, y="speed-up (×)", scale="log")
-    return curves(about, axes, {one.name: [replace(one, ideal=_ideal(quantity, one))] for one in drawn})
-
-
-def _ideal(quantity: Quantity, curve: ScalingCurve) -> Callable[[float], float] | None:
-    """Of throughput that of one GPU, if it was measured."""
-    if quantity is SPEEDUP:
-        return float
-    one = 1.0 if quantity is EFFICIENCY else curve.values.get(1)
-    return None if one is None else lambda _: one
+        axes, ideal = replace(axes, y="speed-up (×)", scale="log"), float
+    return curves(about, axes, {one.name: [replace(one, ideal=ideal)] for one in drawn})
 
 
 def where_time_goes(about: About, columns: Columns, plan: Plan) -> Picture | None:
@@ -302,14 +295,10 @@ def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[
 
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
+    busy, power = trained.reading("utilization"), trained.reading("energy_j") / trained.seconds
     said = [number_text(step_s * 1000, "ms")]
-    busy = trained.reading("utilization")
-    power = trained.reading("energy_j") / trained.seconds
-    if not np.isnan(busy).all():
-        said.append(f"{percent(_median(busy))} busy")
-    if not np.isnan(power).all():
-        said.append(f"{_median(power):.0f} W")
-    return ", ".join(said)
+    said += [] if np.isnan(busy).all() else [f"{percent(_median(busy))} busy"]
+    return ", ".join(said + ([] if np.isnan(power).all() else [f"{_median(power):.0f} W"]))
 
 
 def _median(values: FloatArray) -> float:
@@ -319,15 +308,17 @@ def _median(values: FloatArray) -> float:
 def activity(about: About, columns: Columns, plan: Plan) -> Picture | None:
     """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
     lowest: dict[Place, tuple[float, str]] = {}
-    for study, arm in [(one, arm) for one in plan.studies for arm in one.arms if arm.kind == "ddp"]:
-        measured = columns.arms.get((study.id, arm.name), NO_ROUNDS)
-        values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
-        known = np.flatnonzero((~np.isnan(values)).any(axis=0))
-        for place, share in zip(measured.ranks.rank_places[known], np.nanmedian(values[:, known], axis=0), strict=True):
-            lowest[place] = min((float(share), f"{study.scaling} {arm.name}"), lowest.get(place, (2.0, "")))
+    for study in plan.studies:
+        for arm in [one for one in study.arms if one.kind == "ddp"]:
+            measured, name = columns.arms.get((study.id, arm.name), NO_ROUNDS), f"{study.scaling} {arm.name}"
+            values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
+            known = np.flatnonzero((~np.isnan(values)).any(axis=0))
+            shares = np.nanmedian(values[:, known], axis=0).tolist()
+            for place, share in zip(measured.ranks.rank_places[known], shares, strict=True):
+                lowest[place] = min((share, name), lowest.get(place, (2.0, "")))
     rows, low = [], f"below {percent(IDLE)}"
     for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
         part = [(low if share < IDLE else "busy", min(share, 1.0))]
         rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
-    few = f", the {len(rows)} least busy of {len(lowest)}" if len(rows) < len(lowest) else ""
-    return bars(about, f"utilization{few}", ("busy", low), rows, most=1.0, number=percent)
+    axis = f"utilization, the {len(rows)} least busy of {len(lowest)}"
+    return bars(about, axis, ("busy", low), rows, most=1.0, number=percent)

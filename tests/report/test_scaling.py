@@ -179,7 +179,7 @@ def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
 def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
     unmeasured = replace(FAILED, outcome="not_measured", value=None, interval=None, world_size=64)
     curve = curve_of(PLAN, MEASUREMENTS, THROUGHPUT, unmeasured)
-    assert (max(curve.xs), max(curve.values)) == (64, 8)
+    assert (curve.bounds[-1].x, max(curve.values)) == (64, 8)
 
 
 def facts_of(job: TrainingJob) -> list[ScalingFact]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.charts import About, Bars, grouped_bars
+from pytest_ddpscale.report.charts import About, grouped_bars
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.suite_views import html_of, markdown_of, text_lines
 from tests.suites.run_records import SUITE
@@ -17,7 +17,7 @@ REPORT = SuiteReport(
             ["plain | words"],
             [SuiteTable(("size", "img/s"), [("1 MiB", "12.5"), ("25 | MiB", "13")], "By size")],
             ["   aligned\ncolumn"],
-            [grouped_bars(About("a", "A <picture>"), "ms", ["1"], [Bars("time", [2.0])]), None],
+            [grouped_bars(About("a", "A <picture>"), "ms", ["1"], {"time": [2.0]}), None],
         )
     ],
     ["resnet50: it broke"],
@@ -55,7 +55,7 @@ def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
     page = html_of("sizes", REPORT, SUITE)
     assert "Sizes &lt;script&gt;" in page
     assert page.count('<img class="chart" src="data:image/svg+xml;base64,') == 1
-    assert 'alt="A &lt;picture&gt;: ms, time; 1, 2"' in page
+    assert 'alt="A &lt;picture&gt;: ms, note; 1, time, 2, 2"' in page
     assert "   aligned\ncolumn" in page
     assert page.count("<script>") == 1
     assert "&lt;b&gt;" in page
