@@ -14,16 +14,16 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from pytest_ddpscale.judge.stats import Found
-from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.report.text import one_line, shorten
-from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.tables import Table, table
 
+Places: TypeAlias = tuple[Mapping[str, int], Sequence[str]]
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
 SERIES = ("#0072b2", "#c4500a", "#00805e", "#a8418a", "#7a6100", "#5b55c9")
 SHADES, ON_SHADES = ("#fff3e4", "#d0732f", "#571b00"), (INK, INK, PAPER)  # from typical to slow, and numbers on them
@@ -34,7 +34,7 @@ _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_MARKS, _MOST_COLUMNS = 8, 40, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
-_MOST_OF_A_CURVE, _MOST_SAID = 20, 8
+_MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
 _FONT = "DejaVu Sans"  # comes with matplotlib
 _VALUE, _MISSED = "value", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -215,7 +215,8 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
             plot.plot(point.x, point.value, "X", color=BAD, markersize=8, markeredgecolor=PAPER, zorder=4,
                       label=_MISSED)  # fmt: skip
         if name == _VALUE and point in (curve.points[0], curve.points[-1]):
-            plot.text(point.x, point.value, axes.number(point.value), ha="center", va="bottom", zorder=2.5)
+            number = axes.number(point.value)
+            plot.annotate(number, (point.x, point.value), (0, 4), textcoords="offset points", ha="center")
 
 
 def _lines(name: str, curve: Curve, axes: LineAxes) -> Iterator[tuple[str, ...]]:
@@ -297,31 +298,42 @@ def grouped_bars(
 
 @dataclass(frozen=True)
 class Cells:
-    """A matrix.
+    """A matrix of values, each by a name of its row and one of its column.
 
     Attributes:
-        values: (rows, columns), NaN where nothing was measured; so are `shades`, which index `SHADES`.
+        rows: the row of each name, and what the rows are called; so are `columns`, of which the names are the
+            same object if pairs have a value in both orders.
+        weight: times a value tells how bad it is.
+        limits: of that, from which cells are darker, ascending.
         meanings: of the shades.
-        down: names of the rows, as `across` of the columns.
-        outlined: rows and columns of cells to outline; None stands for all.
-        number: writes the number in a cell.
+        outlined: names of a row and a column; None stands for all.
     """
 
-    values: FloatArray
-    shades: IntArray
+    values: Mapping[tuple[str, str], float]
+    rows: Places
+    columns: Places
+    unit: str
+    weight: float
+    limits: Sequence[float]
     meanings: Sequence[str]
-    down: Sequence[str]
-    across: Sequence[str]
-    outlined: Collection[tuple[int | None, int | None]]
-    number: Callable[[float], str]
+    outlined: Collection[tuple[str | None, str | None]]
 
 
-def matrix(about: About, cells: Cells, rows: Table) -> Picture | None:
-    """A matrix, with the table of its numbers; None without rows."""
-    (tall, wide), absent = cells.values.shape, np.isnan(cells.values)
-    if not tall:
+def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
+    """A matrix in which the worst value of a cell is shown, and the worst of all in its table; None without values."""
+    worst = sorted(cells.values.items(), key=lambda one: -cells.weight * one[1])
+    if not worst:
         return None
-    across = [drawable(name, _LONGEST_NAME) for name in cells.across]
+    (row_of, down), (column_of, across) = cells.rows, cells.columns
+    values = np.full((len(down), len(across)), np.nan)
+    for (one, other), value in reversed(worst):
+        values[row_of[one], column_of[other]] = value
+    absent, shades = np.isnan(values), np.searchsorted(cells.limits, cells.weight * values, side="right")
+    tall, wide = values.shape
+    outlined = [
+        (row_of.get(one or ""), column_of.get(other or ""))
+        for one, other in cells.outlined if {one} <= {None, *row_of} and {other} <= {None, *column_of}
+    ]  # fmt: skip
     is_named = max(map(len, across)) * wide <= _MOST_ACROSS
     cell, gap, font = (0.27, 1.2, 7.0) if tall <= _MOST_TALL else (0.11, 0.4, 6.0)
 
@@ -329,31 +341,38 @@ def matrix(about: About, cells: Cells, rows: Table) -> Picture | None:
         from matplotlib.colors import ListedColormap
 
         plot = canvas.subplots()
-        plot.imshow(np.ma.masked_array(cells.shades, absent), ListedColormap(SHADES), vmin=0, vmax=len(SHADES) - 1,
+        plot.imshow(np.ma.masked_array(shades, absent), ListedColormap(SHADES), vmin=0, vmax=len(SHADES) - 1,
                     aspect="auto", interpolation="none")  # fmt: skip
         plot.patch.set(hatch=_NOTHING, edgecolor=FAINT)
         plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=gap)
         plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=gap)
-        for row, column in cells.outlined:
+        for row, column in outlined:
             left, right = (0, wide - 1) if column is None else (column, column)
             top, low = (0, tall - 1) if row is None else (row, row)
             corners = np.array([(left, top), (right + 1, top), (right + 1, low + 1), (left, low + 1)]) - 0.5
             for colour, width in ((INK, 4.0), (PAPER, 1.2)):  # visible on every shade
                 plot.fill(*corners.T, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
-        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in cells.down], fontsize=font)
+        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=font)
         plot.set_xticks(range(wide) if is_named else [], across if is_named else [])
         plot.tick_params(length=0, labeltop=True, labelbottom=False)
         plot.spines[:].set_visible(False)
-        for (row, column), value in np.ndenumerate(cells.values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
+        for (row, column), value in np.ndenumerate(values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
             if not absent[row, column]:
-                ink, size = ON_SHADES[cells.shades[row, column]], 7.0 if wide < 10 else 5.5
-                plot.text(column, row, cells.number(value), ha="center", va="center", color=ink, fontsize=size)
+                ink, size = ON_SHADES[shades[row, column]], 7.0 if wide < 10 else 5.5
+                said = bare_number(value, cells.unit)
+                plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=size)
         for shade, name in zip(SHADES, cells.meanings, strict=True):
             plot.fill([], [], facecolor=shade, edgecolor=INK, label=name)
         if absent.any():
             plot.fill([], [], facecolor=PAPER, edgecolor=FAINT, hatch=_NOTHING, label="not measured")
 
-    return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, rows)
+    listed = worst[:: 2 if column_of is row_of else 1]  # a pair once
+    rows = [
+        (one, other, number_text(value, cells.unit),
+         "outlined" if {(one, other), (one, None), (None, other)} & {*cells.outlined} else "")
+        for (one, other), value in listed[:_MOST_LISTED]
+    ]  # fmt: skip
+    return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, table((*titles, "note"), rows))
 
 
 def _drawn(

@@ -22,7 +22,7 @@ from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, Picture, bars, curves, matrix
-from pytest_ddpscale.report.digits import bare_number, number_text
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     PLOTS,
@@ -40,19 +40,15 @@ from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import by_number
-from pytest_ddpscale.util.tables import table
 
 GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
 PairValues: TypeAlias = Mapping[tuple[str, str], float]
-MOST_NODES, MOST_ROWS = 64, 50  # rows of a map, and of its table
+MOST_NODES = 64  # rows of a map
 MOST_BARS = 16  # half a screen
-# Slowdowns, and shares of the typical bandwidth, from which cells have the next shade.
-_SLOWER, _LESS = (1.02, 1.1), (0.95, 0.8)
 _PARTS = (
     "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
     "the rest, not measured separately",
 )  # fmt: skip
-_AT_FAULT = "at fault, outlined"
 _HEAT_MAP = (
     "Step time without communication relative to the typical {device}; darker is slower, "
     "and {device}s at fault are outlined. The slowest workload counts, and the slowest of nodes that share a row."
@@ -111,54 +107,33 @@ def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
 
 def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
-    bins, down = _binned({host for host, _ in values})
     gpus = sorted({gpu for _, gpu in values}, key=by_number)
-    cells = np.full((len(down), len(gpus)), np.nan)
-    for (host, gpu), factor in values.items():
-        at = bins[host], gpus.index(gpu)
-        cells[at] = np.fmax(cells[at], factor)
+    columns = {gpu: at for at, gpu in enumerate(gpus)}, _short(gpus)
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
         for verdict in verdicts for one in verdict.culprits
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip
-    outlined = [
-        (bins[host], None if gpu is None else gpus.index(gpu))
-        for host, gpu in blamed if host in bins and gpu in (None, *gpus)
-    ]  # fmt: skip
-    rows = [
-        (host, gpu, number_text(factor, "x"), _AT_FAULT if {(host, gpu), (host, None)} & blamed else "")
-        for (host, gpu), factor in sorted(values.items(), key=lambda one: -one[1])[:MOST_ROWS]
-    ]  # fmt: skip
-    # Shades are those of the numbers in cells, as they are written.
-    shades = np.searchsorted(_SLOWER, np.round(cells, 2), side="right")
-    scale = ["typical", *(f"≥ {factor:.2f}×" for factor in _SLOWER)]
-    drawn = Cells(cells, shades, scale, down, _short(gpus), outlined, "{:.2f}".format)
-    return matrix(about, drawn, table(("node", "GPU", "relative step time", "note"), rows))
+    nodes, scale = _binned({host for host, _ in values}), ("typical", "≥ 1.02×", "≥ 1.10×")
+    # Shades are those of the numbers in cells, as they are rounded.
+    cells = Cells(values, nodes, columns, "x", 1.0, (1.015, 1.095), scale, blamed)
+    return matrix(about, cells, ("node", "GPU", "relative step time"))
 
 
 def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
-    bins, names = _binned({host for hosts in values for host in hosts})
-    cells = np.full((len(names), len(names)), np.nan)
-    for hosts, gbps in values.items():
-        for at in itertools.permutations([bins[host] for host in hosts]):
-            cells[at] = np.fmin(cells[at], gbps)
-    blamed = {
-        one.hosts for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name for one in verdict.culprits
-        if one.is_certain and {*one.hosts} <= {*bins}
-    }  # fmt: skip
-    ends = [(bins[hosts[0]], bins[hosts[1]] if hosts[1:] else None) for hosts in blamed]
-    typical = statistics.median(values.values() or [math.nan])
-    rows = [
-        (*hosts, number_text(gbps, "GB/s"), _AT_FAULT if any({*one} <= {*hosts} for one in blamed) else "")
-        for hosts, gbps in sorted(values.items(), key=lambda one: one[1])[:MOST_ROWS]
+    nodes, names = _binned({host for hosts in values for host in hosts})
+    typical, both = statistics.median(values.values() or [math.nan]), (nodes, _short(names))
+    blamed = [
+        (one.hosts[0], one.hosts[1] if one.hosts[1:] else None)
+        for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name
+        for one in verdict.culprits if one.is_certain
     ]  # fmt: skip
-    shades = np.searchsorted([-share for share in _LESS], -cells / typical, side="right")
-    scale = [f"typical: {number_text(typical, 'GB/s')}", *(f"≤ {percent(share)} of it" for share in _LESS)]
-    outlined = {*ends, *((column, row) for row, column in ends)}
-    drawn = Cells(cells, shades, scale, names, _short(names), outlined, lambda gbps: bare_number(gbps, "GB/s"))
-    return matrix(about, drawn, table(("one", "other", "bandwidth", "note"), rows))
+    mirrored = {ends: gbps for pair, gbps in values.items() for ends in (pair, pair[::-1])}
+    scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
+    outlined = {ends for pair in blamed for ends in (pair, pair[::-1])}
+    cells = Cells(mirrored, (nodes, names), both, "GB/s", -1 / typical, (-0.95, -0.8), scale, outlined)
+    return matrix(about, cells, ("one", "other", "bandwidth"))
 
 
 def _short(names: Sequence[str]) -> list[str]:
