@@ -334,7 +334,7 @@ def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
         (row_of.get(one or ""), column_of.get(other or ""))
         for one, other in cells.outlined if {one} <= {None, *row_of} and {other} <= {None, *column_of}
     ]  # fmt: skip
-    is_named = max(map(len, across)) * wide <= _MOST_ACROSS
+    named = [drawable(name) for name in across] if max(map(len, across)) * wide <= _MOST_ACROSS else []
     cell, gap, font = (0.27, 1.2, 7.0) if tall <= _MOST_TALL else (0.11, 0.4, 6.0)
 
     def paint(canvas: Any) -> None:
@@ -353,7 +353,7 @@ def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
             for colour, width in ((INK, 4.0), (PAPER, 1.2)):  # visible on every shade
                 plot.fill(*corners.T, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
         plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=font)
-        plot.set_xticks(range(wide) if is_named else [], across if is_named else [])
+        plot.set_xticks(range(len(named)), named)
         plot.tick_params(length=0, labeltop=True, labelbottom=False)
         plot.spines[:].set_visible(False)
         for (row, column), value in np.ndenumerate(values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
