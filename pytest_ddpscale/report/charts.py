@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.util.tables import Table, table
 
-Places: TypeAlias = tuple[Mapping[str, int], Sequence[str]]
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
 SERIES = ("#0072b2", "#c4500a", "#00805e", "#a8418a", "#7a6100", "#5b55c9")
 SHADES, ON_SHADES = ("#fff3e4", "#d0732f", "#571b00"), (INK, INK, PAPER)  # from typical to slow, and numbers on them
@@ -31,11 +30,10 @@ _DASHES: Sequence[Any] = ("-", (0, (4, 2)), (0, (1, 1)), (0, (6, 2, 1, 2)))
 _MARKERS, _HATCHES, _NOTHING = "os^Dvp", ("", "//", "\\\\", "xx", "--"), "//"
 _WIDE, _NARROW = 9.6, 5.2
 _LINE = 0.18  # height of a line of text
-_MOST_TICKS, _MOST_MARKS, _MOST_COLUMNS = 8, 40, 4
+_MOST_TICKS, _MOST_COLUMNS = 8, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
 _MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
-_FONT = "DejaVu Sans"  # comes with matplotlib
 _VALUE, _MISSED = "value", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
@@ -198,7 +196,7 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
     colour = SERIES[order % len(SERIES)]
     look = {
         "color": colour, "linestyle": _DASHES[order % len(_DASHES)], "label": drawable(name), "zorder": 3,
-        "marker": _MARKERS[order % len(_MARKERS)] if len(curve.points) <= _MOST_MARKS else "",
+        "marker": _MARKERS[order % len(_MARKERS)] if axes.x_is_log else "",
     }  # fmt: skip
     for _, part in itertools.groupby(curve.points, key=lambda one: one.is_apart):
         plot.plot(*zip(*((one.x, one.value) for one in part), strict=True), **look)
@@ -301,8 +299,8 @@ class Cells:
     """A matrix of values, each by a name of its row and one of its column.
 
     Attributes:
-        rows: the row of each name, and what the rows are called; so are `columns`, of which the names are the
-            same object if pairs have a value in both orders.
+        rows: what the row of each name is called; so are `columns`, of the same names if pairs have a value in both
+            orders.
         weight: times a value tells how bad it is.
         limits: of that, from which cells are darker, ascending.
         meanings: of the shades.
@@ -310,8 +308,8 @@ class Cells:
     """
 
     values: Mapping[tuple[str, str], float]
-    rows: Places
-    columns: Places
+    rows: Mapping[str, str]
+    columns: Mapping[str, str]
     unit: str
     weight: float
     limits: Sequence[float]
@@ -324,7 +322,9 @@ def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
     worst = sorted(cells.values.items(), key=lambda one: -cells.weight * one[1])
     if not worst:
         return None
-    (row_of, down), (column_of, across) = cells.rows, cells.columns
+    down, across = ([*dict.fromkeys(names.values())] for names in (cells.rows, cells.columns))
+    row_of = {name: down.index(row) for name, row in cells.rows.items()}
+    column_of = {name: across.index(column) for name, column in cells.columns.items()}
     values = np.full((len(down), len(across)), np.nan)
     for (one, other), value in reversed(worst):
         values[row_of[one], column_of[other]] = value
@@ -366,7 +366,7 @@ def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
         if absent.any():
             plot.fill([], [], facecolor=PAPER, edgecolor=FAINT, hatch=_NOTHING, label="not measured")
 
-    listed = worst[:: 2 if column_of is row_of else 1]  # a pair once
+    listed = worst[:: 2 if {*row_of} == {*column_of} else 1]  # a pair once
     rows = [
         (one, other, number_text(value, cells.unit),
          "outlined" if {(one, other), (one, None), (None, other)} & {*cells.outlined} else "")
@@ -423,8 +423,7 @@ def _drawn(
     told = sorted(rows.rows, key=lambda row: not row[-1].startswith(_MISSED))
     few = rows.titles, *told[:: -(-len(told) // _MOST_SAID)]
     alt = f"{about.title}: {'; '.join(', '.join(cell for cell in row if cell.strip(ABSENT)) for row in few)}"
-    image = svg.getvalue().replace(f"'{_FONT}'".encode(), f"'{_FONT}', sans-serif".encode())
-    return Picture(about.key, about.title, about.caption, alt, image, png, rows, width == _WIDE)
+    return Picture(about.key, about.title, about.caption, alt, svg.getvalue(), png, rows, width == _WIDE)
 
 
 @contextmanager
@@ -437,7 +436,7 @@ def _style() -> Iterator[None]:
 
     own: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     own |= {
-        "font.family": _FONT, "font.size": 7.0, "text.parse_math": False, "text.hinting": "none",
+        "font.sans-serif": ["DejaVu Sans"], "font.size": 7.0, "text.parse_math": False, "text.hinting": "none",
         "svg.fonttype": "none", "svg.hashsalt": "", "axes.spines.top": False, "axes.spines.right": False,
         "axes.titlelocation": "left", "grid.alpha": 0.2, "lines.markersize": 4, "legend.frameon": False,
         # Without a position, matplotlib lays out all labels to see whether the title overlaps them.

@@ -108,7 +108,7 @@ def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
 def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
     gpus = sorted({gpu for _, gpu in values}, key=by_number)
-    columns = {gpu: at for at, gpu in enumerate(gpus)}, _short(gpus)
+    columns = dict(zip(gpus, _short(gpus), strict=True))
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
         for verdict in verdicts for one in verdict.culprits
@@ -122,8 +122,8 @@ def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) 
 
 def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
-    nodes, names = _binned({host for hosts in values for host in hosts})
-    typical, both = statistics.median(values.values() or [math.nan]), (nodes, _short(names))
+    nodes, typical = _binned({host for hosts in values for host in hosts}), statistics.median(values.values() or [1.0])
+    columns = dict(zip(nodes, _short([*nodes.values()]), strict=True))
     blamed = [
         (one.hosts[0], one.hosts[1] if one.hosts[1:] else None)
         for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name
@@ -132,7 +132,7 @@ def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = 
     mirrored = {ends: gbps for pair, gbps in values.items() for ends in (pair, pair[::-1])}
     scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
     outlined = {ends for pair in blamed for ends in (pair, pair[::-1])}
-    cells = Cells(mirrored, (nodes, names), both, "GB/s", -1 / typical, (-0.95, -0.8), scale, outlined)
+    cells = Cells(mirrored, nodes, columns, "GB/s", -1 / typical, (-0.95, -0.8), scale, outlined)
     return matrix(about, cells, ("one", "other", "bandwidth"))
 
 
@@ -142,13 +142,12 @@ def _short(names: Sequence[str]) -> list[str]:
     return [name.removeprefix(*begins) for name in names] if len(begins) == 1 else [*names]
 
 
-def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
-    """The row of each host, and the names of at most `MOST_NODES` rows, each of equally many neighbours."""
+def _binned(unordered: Collection[str]) -> dict[str, str]:
+    """The name of each host's row, of at most `MOST_NODES` rows, each of equally many neighbours."""
     hosts = sorted(unordered, key=by_number)
     size = max(1, -(-len(hosts) // MOST_NODES))
     rows = [hosts[at : at + size] for at in range(0, len(hosts), size)]
-    names = [row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows]
-    return {host: at // size for at, host in enumerate(hosts)}, names
+    return {host: row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows for host in row}
 
 
 def slowness_by_gpu(evidence: Evidence) -> GpuValues:

@@ -41,7 +41,6 @@ SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is no
 GOOD_EFFICIENCY = 0.9
 IMAGENET = 1.28e6  # images of one epoch
 _CONFIDENCE = 0.95  # without verdicts: a session's default
-_MOST = 1e15
 _ABSENT = "-"
 _WORST_NODE = "worst node"
 
@@ -422,10 +421,7 @@ def _counted(number: int, device: str) -> str:
 
 def print_scaling(arguments: argparse.Namespace) -> None:
     """Print scaling facts of the measured sizes of a run. Raises BadInput."""
-    for option in ("images", "fixed_s", "deadline", "gpu_hour_price", "kwh_price"):
-        _refuse_nonsense(option, getattr(arguments, option))
-    images = IMAGENET if arguments.images is None else arguments.images
-    job = TrainingJob(images, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
+    job = TrainingJob(arguments.images or IMAGENET, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
     run = RunDirectory.open(arguments.directory)
     evidence = read_evidence(run)
     found = scaling_series(evidence, read_judged(run, run).verdicts if run.verdicts_json.exists() else (), job)
@@ -446,10 +442,3 @@ def print_scaling(arguments: argparse.Namespace) -> None:
         if arguments.deadline is not None and spots.deadline is None:
             lines.append(f"  deadline of {arguments.deadline:g} s: met by no measured number of {one.device}s")
     print(strict_json(said) if arguments.format == "json" else "\n".join(lines))
-
-
-def _refuse_nonsense(option: str, number: float | None) -> None:
-    # There must be some images; above the maximum, results would not fit into tables or JSON.
-    if number is not None and not (0 <= number <= _MOST and (number > 0 or option != "images")):
-        expected = f"a number {'above 0' if option == 'images' else 'from 0 up'}, at most {_MOST:g}"
-        raise OptionError(f"--{option.replace('_', '-')}", f"found {number:g}", expected)
