@@ -34,7 +34,7 @@ _MOST_TICKS, _MOST_COLUMNS = 8, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
 _MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
-_VALUE, _MISSED = "value", "misses its bound"
+_VALUE, _INTERVAL, _MISSED = "value", "confidence interval", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -125,7 +125,6 @@ class LineAxes:
     Attributes:
         x_is_log: whether the horizontal axis is logarithmic; its ticks are then at the points.
         scale: of the vertical axis: of each panel from 0, or of all logarithmic, or as near as the values are.
-        interval: what intervals are.
         x_name: writes a value of the horizontal axis.
         tick: format of the ticks of the vertical axis.
         number: writes a value without its unit.
@@ -135,7 +134,6 @@ class LineAxes:
     y: str
     x_is_log: bool = False
     scale: Literal["from zero", "log", "near"] = "from zero"
-    interval: str = "interval"
     x_name: Callable[[float], str] = "{:g}".format
     tick: str = "{x:g}"
     number: Callable[[float], str] = "{:.4g}".format
@@ -170,7 +168,7 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
         canvas.supylabel(axes.y, x=0.005)
 
     said = [line for name, curve in every for line in _lines(name or curve.name, curve, axes)]
-    titles = ("", axes.x, axes.y, axes.interval, "bound", "note")
+    titles = ("", axes.x, axes.y, _INTERVAL, "bound", "note")
     size = width, rows * (2.3 if columns < 3 else 1.7)
     return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, table(titles, said, of_numbers=True))
 
@@ -204,7 +202,7 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
         low, high = one.interval or (math.nan, math.nan)
         if low < high:
             ends = max(low, one.value / _WIDEST), min(high, one.value * _WIDEST)
-            plot.vlines(one.x, *ends, colors=colour, linewidths=1, label=axes.interval)
+            plot.vlines(one.x, *ends, colors=colour, linewidths=1, label=_INTERVAL)
     for bound in curve.bounds:
         kind, dots = ("provisional bound", ":") if bound.provisional else ("bound", "-")
         plot.hlines(bound.value, bound.x / 1.2, bound.x * 1.2, colors=INK, linestyles=dots, linewidths=2, label=kind)

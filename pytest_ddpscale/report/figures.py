@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -213,8 +212,7 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
         return None
     unit = " or ".join({one.unit: None for one in drawn})
     axes = LineAxes(
-        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number,
-        interval=f"{100 * drawn[0].confidence:g} % confidence interval",
+        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number
     )  # fmt: skip
     ideal: Callable[[float], float] | None = None
     if quantity is EFFICIENCY:
@@ -232,40 +230,36 @@ def where_time_goes(about: About, columns: Columns, plan: Plan) -> Picture | Non
     rows = []
     for study in plan.studies:
         # Arms with real data also wait for it, and no arm here measures that part.
-        arms = [
-            arm for arm in study.arms
+        trained = [
+            (arm, rounds) for arm in study.arms
             if arm.kind == "ddp" and arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
-            and len(merged(columns, study.id, arm, plan.layout))
+            and len(rounds := merged(columns, study.id, arm, plan.layout))
         ]  # fmt: skip
-        for arm in sorted(arms, key=lambda arm: -arm.world_size)[:1]:
-            trained, levels = merged(columns, study.id, arm, plan.layout), _levels(columns, plan, study, arm)
-            total = _median(trained.step_s)
-            ends = [0.0, *itertools.accumulate((min(level, total) for _, level in levels), max), total]
-            lengths = [(end - start) / total for start, end in itertools.pairwise(ends)]
-            names = [*(part for part, _ in levels), _PARTS[3 if _PARTS[2] in dict(levels) else 4]]
-            if levels:
-                parts = [*zip(names, lengths, strict=True)]
-                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, trained)))
+        for arm, rounds in sorted(trained, key=lambda one: -one[0].world_size)[:1]:
+            each, alone, silent = (_alike(kind, arm, study, columns, plan) for kind in ("each", "alone", "no_sync"))
+            # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
+            compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
+            total, last = _median(rounds.step_s), _PARTS[3 if len(silent) else 4]
+            seconds = compute.mean_step_s, each.step_s, silent.step_s, rounds.step_s
+            for part, times_s in zip((*_PARTS[:3], last), seconds, strict=True):
+                if len(times_s):
+                    end = max(start, min(_median(times_s), total))
+                    parts.append((part, (end - start) / total))
+                    start = end
+            if len(compute):
+                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
     return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
 
 
-def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[str, float]]:
-    """Parts with their end in seconds, as far as arms were measured; empty if none computes alone."""
-
-    def rounds_of(kind: ArmKind) -> ArmRounds:
-        alike = [
-            one for one in study.arms
-            if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
-            and one.world_size <= arm.world_size
-        ]  # fmt: skip
-        largest = max(alike, key=lambda one: one.world_size, default=None)
-        return NO_ROUNDS if largest is None else merged(columns, study.id, largest, plan.layout)
-
-    each, silent = rounds_of("each"), rounds_of("no_sync")
-    # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
-    compute = each if len(each) else rounds_of("alone")
-    seconds = compute.mean_step_s, each.step_s, silent.step_s
-    return [(part, _median(of)) for part, of in zip(_PARTS, seconds, strict=False) if len(of) and len(compute)]
+def _alike(kind: ArmKind, arm: Arm, study: Study, columns: Columns, plan: Plan) -> ArmRounds:
+    """The rounds of the largest arm of a kind that is no larger than an arm under DDP."""
+    arms = [
+        one for one in study.arms
+        if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
+        and one.world_size <= arm.world_size
+    ]  # fmt: skip
+    largest = max(arms, key=lambda one: one.world_size, default=None)
+    return NO_ROUNDS if largest is None else merged(columns, study.id, largest, plan.layout)
 
 
 def _totals(step_s: float, trained: ArmRounds) -> str:

@@ -81,12 +81,10 @@ class ScalingCurve(Curve):
 
     Attributes:
         unit: of values and bounds.
-        confidence: of the intervals, 0 … 1.
         one_gpu: how a single GPU was trained.
     """
 
     unit: str = ""
-    confidence: float = _CONFIDENCE
     one_gpu: OneGpu = "alone"
 
     @property
@@ -133,7 +131,7 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
             points.append(Point(size, found.value, found.interval, is_failed, nodes == _WORST_NODE, note))
     bounds = [Bound(one.world_size, one.bound_value, provisional=one.provisional) for one in judged]
     unit = quantity.metrics[0].unit_of(study.workload.family)
-    return ScalingCurve(study.workload.name, points, bounds, unit=unit, confidence=confidence, one_gpu=one_gpu)
+    return ScalingCurve(study.workload.name, points, bounds, unit=unit, one_gpu=one_gpu)
 
 
 def usual_arms(study: Study) -> list[Arm]:
