@@ -198,15 +198,14 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
     }  # fmt: skip
     for _, part in itertools.groupby(curve.points, key=lambda one: one.is_apart):
         plot.plot(*zip(*((one.x, one.value) for one in part), strict=True), **look)
-    for one in curve.points:
-        low, high = one.interval or (math.nan, math.nan)
-        if low < high:
-            ends = max(low, one.value / _WIDEST), min(high, one.value * _WIDEST)
-            plot.vlines(one.x, *ends, colors=colour, linewidths=1, label=_INTERVAL)
     for bound in curve.bounds:
         kind, dots = ("provisional bound", ":") if bound.provisional else ("bound", "-")
         plot.hlines(bound.value, bound.x / 1.2, bound.x * 1.2, colors=INK, linestyles=dots, linewidths=2, label=kind)
     for point in curve.points:
+        low, high = point.interval or (math.nan, math.nan)
+        if low < high:
+            ends = max(low, point.value / _WIDEST), min(high, point.value * _WIDEST)
+            plot.vlines(point.x, *ends, colors=colour, linewidths=1, label=_INTERVAL)
         if point.is_failed:
             plot.plot(point.x, point.value, "X", color=BAD, markersize=8, markeredgecolor=PAPER, zorder=4,
                       label=_MISSED)  # fmt: skip
@@ -356,9 +355,8 @@ def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
         plot.spines[:].set_visible(False)
         for (row, column), value in np.ndenumerate(values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
             if not absent[row, column]:
-                ink, size = ON_SHADES[shades[row, column]], 7.0 if wide < 10 else 5.5
-                said = bare_number(value, cells.unit)
-                plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=size)
+                said, ink = bare_number(value, cells.unit), ON_SHADES[shades[row, column]]
+                plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=6)
         for shade, name in zip(SHADES, cells.meanings, strict=True):
             plot.fill([], [], facecolor=shade, edgecolor=INK, label=name)
         if absent.any():

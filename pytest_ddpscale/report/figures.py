@@ -34,7 +34,7 @@ from pytest_ddpscale.report.scaling import (
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.digits import percent
@@ -49,25 +49,31 @@ _PARTS = (
     "the rest, not measured separately",
 )  # fmt: skip
 _HEAT_MAP = (
-    "Step time without communication relative to the typical {device}; darker is slower, "
-    "and {device}s at fault are outlined. The slowest workload counts, and the slowest of nodes that share a row."
+    "Step time without communication relative to the typical {device}; "
+    "darker is slower, and {device}s at fault are outlined. "
+    "The slowest workload counts, and the slowest of nodes that share a row."
 )
 _PAIRS = (
-    "GB/s of each pair's slowest rail, median over the rounds; darker is slower, and nodes at fault are outlined. If "
-    "nodes share a row, the slowest pair counts. The search for slow nodes measured them, if there was one: "
+    "GB/s of each pair's slowest rail, median over the rounds; darker is slower, "
+    "and nodes at fault are outlined. Of nodes that share a row the slowest pair counts. "
+    "The search for slow nodes measured them, if there was one: "
     "requirements judge other probes, whose GB/s differ."
 )
 _SCALING = (
-    "Judged values with their intervals; sizes without a requirement are estimated alike. Of several nodes the worst "
-    "one is shown where a node is large enough, and no line joins it to sizes of more nodes."
+    "Judged values with their intervals; "
+    "sizes without a requirement are estimated alike. "
+    "Of several nodes the worst one is shown where a node is large enough; "
+    "no line joins it to sizes of more nodes."
 )
 _TIME = (
-    "A step of the slowest rank in each study's largest arm, median over the rounds, with utilization and power of the "
-    "median GPU. The rest includes all parts that were not measured separately."
+    "A step of the slowest rank in each study's largest arm, median over the rounds, "
+    "with utilization and power of the median {device}. "
+    "The rest includes all parts that were not measured separately."
 )
 _ACTIVITY = (
-    "Median utilization over the rounds, in the DDP arm in which the device was least busy. NVML counts waiting inside "
-    "a kernel as busy."
+    "Median utilization over the rounds, "
+    "in the DDP arm in which the {device} was least busy. "
+    "NVML counts waiting inside a kernel as busy."
 )
 
 
@@ -90,8 +96,8 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
         drawn = scaling_curves(scaling, quantity, evidence, judgement.verdicts)
         found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
     found += [
-        where_time_goes(about("where-time-goes", "Where the time goes", _TIME), evidence.columns, plan),
-        activity(about("activity", f"{device} activity", _ACTIVITY), evidence.columns, plan),
+        where_time_goes(about("where-time-goes", "Where the time goes", _TIME.format(device=device)), evidence),
+        activity(about("activity", f"{device} activity", _ACTIVITY.format(device=device)), evidence),
     ]
     return [one for one in found if one]
 
@@ -222,21 +228,21 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
     return curves(about, axes, {one.name: [replace(one, ideal=ideal)] for one in drawn})
 
 
-def where_time_goes(about: About, columns: Columns, plan: Plan) -> Picture | None:
+def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
     """A step of each study's largest arm, split by the time of the same ranks without communication.
 
     Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
     """
     rows = []
-    for study in plan.studies:
+    for study in evidence.plan.studies:
         # Arms with real data also wait for it, and no arm here measures that part.
         trained = [
             (arm, rounds) for arm in study.arms
             if arm.kind == "ddp" and arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
-            and len(rounds := merged(columns, study.id, arm, plan.layout))
+            and len(rounds := merged(evidence.columns, study.id, arm, evidence.plan.layout))
         ]  # fmt: skip
         for arm, rounds in sorted(trained, key=lambda one: -one[0].world_size)[:1]:
-            each, alone, silent = (_alike(kind, arm, study, columns, plan) for kind in ("each", "alone", "no_sync"))
+            each, alone, silent = (_alike(kind, arm, study, evidence) for kind in ("each", "alone", "no_sync"))
             # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
             compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
             total, last = _median(rounds.step_s), _PARTS[3 if len(silent) else 4]
@@ -251,7 +257,7 @@ def where_time_goes(about: About, columns: Columns, plan: Plan) -> Picture | Non
     return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
 
 
-def _alike(kind: ArmKind, arm: Arm, study: Study, columns: Columns, plan: Plan) -> ArmRounds:
+def _alike(kind: ArmKind, arm: Arm, study: Study, evidence: Evidence) -> ArmRounds:
     """The rounds of the largest arm of a kind that is no larger than an arm under DDP."""
     arms = [
         one for one in study.arms
@@ -259,7 +265,7 @@ def _alike(kind: ArmKind, arm: Arm, study: Study, columns: Columns, plan: Plan) 
         and one.world_size <= arm.world_size
     ]  # fmt: skip
     largest = max(arms, key=lambda one: one.world_size, default=None)
-    return NO_ROUNDS if largest is None else merged(columns, study.id, largest, plan.layout)
+    return NO_ROUNDS if largest is None else merged(evidence.columns, study.id, largest, evidence.plan.layout)
 
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
@@ -273,12 +279,12 @@ def _median(values: FloatArray) -> float:
     return float(np.nanmedian(values))
 
 
-def activity(about: About, columns: Columns, plan: Plan) -> Picture | None:
+def activity(about: About, evidence: Evidence) -> Picture | None:
     """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
     lowest: dict[Place, tuple[float, str]] = {}
-    for study in plan.studies:
+    for study in evidence.plan.studies:
         for arm in [one for one in study.arms if one.kind == "ddp"]:
-            measured, name = columns.arms.get((study.id, arm.name), NO_ROUNDS), f"{study.scaling} {arm.name}"
+            measured, name = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS), f"{study.scaling} {arm.name}"
             values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
             known = np.flatnonzero((~np.isnan(values)).any(axis=0))
             shares = np.nanmedian(values[:, known], axis=0).tolist()

@@ -376,13 +376,12 @@ def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> Sweet
     """Sweet spots among the measured sizes."""
     in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
     efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
-    by_gpu = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]
-    by_kwh = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
-    pairs = itertools.pairwise(facts)
-    flat = [one.gpus for one, after in pairs if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
-    cheapest, thriftiest = (min(costs)[1] if costs else None for costs in (by_gpu, by_kwh))
+    costs = [(one.gpu_cost, one.energy_cost, one.gpus) for one in facts]
+    cheapest = min(((cost, gpus) for cost, _, gpus in costs if cost is not None), default=(0.0, None))
+    thriftiest = min(((cost, gpus) for _, cost, gpus in costs if cost is not None), default=(0.0, None))
+    flat = [one.gpus for one, after in itertools.pairwise(facts) if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
     return SweetSpots(
-        min(in_time, default=None), max(efficient, default=None), cheapest, thriftiest, min(flat, default=None)
+        min(in_time, default=None), max(efficient, default=None), cheapest[1], thriftiest[1], min(flat, default=None)
     )
 
 
