@@ -133,7 +133,7 @@ def test_only_a_failure_is_crossed_and_only_provisional_bounds_are_dotted() -> N
     found = of_weak(judgement_with(PASSED, FAILED))
     crosses = [marked(axes, "X") for axes in canvas_of(found["weak-throughput"]).axes]
     assert [*map(len, crosses)] == [1, 0]
-    assert "misses its bound" in found["weak-throughput"].alt
+    assert "misses its bound" in found["weak-throughput"].alt.split("; ")[1]
     assert "misses its bound" not in texts(found["weak-efficiency"])
     assert {"bound"} == {"bound", "provisional bound"} & {*texts(found["weak-efficiency"])}
     strong = drawn(evidence_of_plan(PLAN, MEASUREMENTS), judgement_with(WARNED))["strong-speedup"]
@@ -238,11 +238,11 @@ def test_time_is_split_as_far_as_arms_tell() -> None:
     blocks = [
         Measurement(study.id, arm, 0, i, i, "n", f"GPU-{i}", 512, 1, s * (1.2 if i == 3 and arm == "each@8" else 1.0),
                     1.7e9)
-        for arm, s in {"each@8": 0.5, "no_sync@8": 0.7, "ddp@8": 1.0}.items() for i in range(8)
+        for arm, s in {"each@8": 0.5, "no_sync@8": 0.55, "ddp@8": 1.0}.items() for i in range(8)
     ]  # fmt: skip
     figure = drawn(evidence_of_plan(make_plan(study), blocks))["where-time-goes"]
-    assert [bar.get_width() for bar in canvas_of(figure).axes[0].patches] == pytest.approx([0.5, 0.1, 0.1, 0.3])
-    assert [row[2] for row in figure.table.rows] == ["50 %", "10 %", "10 %", "30 %"]
+    assert [bar.get_width() for bar in canvas_of(figure).axes[0].patches] == pytest.approx([0.5, 0.1, 0.0, 0.4])
+    assert [row[2] for row in figure.table.rows] == ["50 %", "10 %", "0 %", "40 %"]
     alone = Study("strong", RESNET, (Arm("alone", 1, 256), Arm("ddp", 8, 32)), 5, 1.0, 1.0)
     found = drawn(evidence_of_plan(make_plan(alone), make_measurements(alone, 1000.0, 0.05)))
     assert "where-time-goes" not in found, "nothing to compare with"
@@ -281,7 +281,7 @@ def test_many_nodes_share_rows_and_the_worst_are_listed_first() -> None:
 
 def test_the_slow_pair_is_dark_both_ways_its_node_outlined_and_what_was_not_measured_no_zero() -> None:
     pairs = [(0, a, b, 20.0) for a in range(4) for b in range(a)] + [(0, 0, 2, 5.0)] * 3
-    slow = replace(FAILED, metric="pair_bandwidth_gbps", culprits=(node("n2"),))
+    slow = replace(FAILED, metric="pair_bandwidth_gbps", culprits=(node("n2"), replace(node("n1"), is_certain=False)))
     figure = drawn(pairs_run(pairs), judgement_with(slow))["pair-matrix"]
     assert shades(figure)[0] == [None, 0, 2, 0]
     assert shades(figure)[2] == [2, 0, None, 0]
@@ -298,6 +298,7 @@ def test_the_least_busy_devices_have_a_bar_and_those_below_the_line_another_colo
     assert f"utilization, the {MOST_BARS} least busy of 40" in texts(figure)
     assert figure.table.rows[0][3] == "60.0 %, weak ddp@40"
     assert len(figure.table.rows) == MOST_BARS
+    assert {row[1] for row in figure.table.rows} == {"below 80 %"}
     assert [row[2] for row in figure.table.rows] == [row[3].split(".")[0] + " %" for row in figure.table.rows]
 
 
@@ -343,7 +344,7 @@ def test_bars_of_each_cell_are_below_each_other_with_their_intervals() -> None:
 def test_pairs_of_a_node_are_those_of_the_slowest_node_by_the_largest_message() -> None:
     small, large = Arm("send-recv-1mib", 3), Arm("send-recv-4mib", 3)
     plan = Plan("a100", "cuda", (), nodes=2, ranks_per_node=3, probes=ProbeStudy((small, large), 8, 0.1))
-    measured = measure_probe(plan, small, steady(1.0)) + measure_probe(plan, large, steady(20.0, {(4, 5): 5.0}))
+    measured = measure_probe(plan, small, steady(1.0)) + measure_probe(plan, large, steady(20.0, {(1, 2): 5.0}))
     assert pair_bandwidths_within(probe_evidence(plan, measured)) == pytest.approx(
         {("rank 0", "rank 1"): 20, ("rank 0", "rank 2"): 20, ("rank 1", "rank 2"): 5}, rel=0.01
     )
