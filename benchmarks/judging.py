@@ -27,7 +27,7 @@ from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.judge.deciding import Decider
+from pytest_ddpscale.judge.judge import Decider
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here

@@ -52,7 +52,7 @@ def _note(found: dict[int, Any], rounds: int, now: Any) -> None:
 
 def measure_as_sessions_do(looks_file: Path) -> None:
     """Let `ddpscale simulate`, in this process, end studies when they are decided, and write its `Looks`."""
-    from pytest_ddpscale.judge import deciding
+    from pytest_ddpscale.judge import judge as deciding
     from pytest_ddpscale.judge.judge import judge
     from pytest_ddpscale.report.words.reasons import worded
     from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart

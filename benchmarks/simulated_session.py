@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.judge.coverage import coverage_of
-from pytest_ddpscale.judge.deciding import Decider
-from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.judge.values import matching_study

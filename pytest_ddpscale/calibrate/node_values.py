@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytest_ddpscale.judge.answer import blank_verdict
-from pytest_ddpscale.judge.caveats import ON_NUMBERS
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.judge.judged import Judged
+from pytest_ddpscale.judge.judged import ON_NUMBERS, Judged
 from pytest_ddpscale.judge.metrics import WHOLE
 from pytest_ddpscale.judge.stats import PASSED
 from pytest_ddpscale.judge.values import groups_of, matching_study, probed_values, why_no_study

@@ -11,7 +11,7 @@ from pytest_ddpscale.history.key_values import KeyValue, has_key_values, key_val
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.regression import Compared, Regression, regression_of
 from pytest_ddpscale.judge.answer import blank_verdict
-from pytest_ddpscale.judge.environment import notes_on_variables
+from pytest_ddpscale.judge.coverage import notes_on_variables
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import BY_VARIABLE, PARTLY_KNOWN, Culprit, Flag, Verdict

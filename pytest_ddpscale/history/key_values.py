@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.judge.metrics import groups
-from pytest_ddpscale.judge.rows import digest_of
-from pytest_ddpscale.judge.values import probed_values
+from pytest_ddpscale.judge.values import digest_of, probed_values
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import KINDS

@@ -22,8 +22,9 @@ from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 
-# Place of the GPU, or the host; the check, or "" for all that read the same; a code and its arguments. Codes of missing
-# data begin with "no-", those of notes with "note-"; "looked" says how many GPUs were looked at; others are faults.
+# Place of the GPU, or the host; the check, or "" for all that read the same, but of `transport`, which has one; a code
+# and its arguments. Codes of missing data begin with "no-", those of notes with "note-"; "looked" says how many GPUs
+# were looked at; others are faults.
 Facts: TypeAlias = Iterator[tuple[Any, ...]]
 # Who decides whether a fault is certain, where most nodes or GPUs do not: see `Finding.kind`.
 _BLAME = {"power-brake": "outside", "unclear": "unclear", "unmanaged-ports": "unclear"} | dict.fromkeys((
@@ -40,7 +41,6 @@ _SEGMENT = 10 * 2**20  # of shared memory that NCCL makes for a connection
 _MOST_PIDS = 2**22  # PID_MAX_LIMIT of Linux
 _MAYBE = "maybe"  # a reading that hardware may lack
 _COMPARED = ("topology", "driver", "cuda_driver", "cuda", "nccl", "torch", "python", "pytest_ddpscale", "kernel")
-_COMPARED_ON_CPU = _COMPARED[-4:]
 _FEWEST_TO_COMPARE = 3
 _NETWORKS = ("NET/", "COLLNET/")
 _FAST = ("InfiniBand", "EFA")  # link layers of networks for nothing but RDMA
@@ -150,7 +150,7 @@ def find_surveyed(evidence: Evidence, expected: NodeExpectation) -> Facts:
                 continue
             for one in _on_gpu(expected, survey, gpu):
                 yield place, *one
-    yield from _compared(evidence, _COMPARED_ON_CPU if is_cpu else _COMPARED)
+    yield from _compared(evidence, _COMPARED[-4:] if is_cpu else _COMPARED)
     yield from () if is_cpu else _afterwards(evidence)
 
 
@@ -242,19 +242,19 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
     known, first_with = surveyed(evidence), dict[str, str]()
     # Ranks do not communicate through the kernel, so another one is only noted.
     for name in names:
-        check, found, counted = "topology" if name == "topology" else "versions", dict[str, str](), Counter[str]()
+        check, found = "topology" if name == "topology" else "versions", dict[str, str]()
         for host, survey in known.items():
             one = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
                 cells = survey.connections
                 one = first_with.setdefault(str(cells), host) if cells else None
             if one:
-                if name == "torch" and not counted[one] and (why := why_untried(one)):
+                if name == "torch" and one not in found.values() and (why := why_untried(one)):
                     yield host, check, "note-untried", why
                 found[host] = one
-                counted[one] += 1
             elif name != "kernel":
                 yield host, check, "no-reading", name, survey.torch_problem or survey.driver_problem
+        counted = Counter(found.values())
         usual = max(counted, key=counted.__getitem__, default="")
         is_clear = 2 * counted[usual] > len(found)
         code = "note-kernel" if name == "kernel" else "differs" if is_clear else "unclear"
@@ -337,9 +337,9 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     is_one_node = not expected.crosses_nodes or evidence.plan.nodes <= 1
     ranks, between = Counter(place.host for place in transports), defaultdict[str, set[str]](set)
     for host, count in ranks.items():
-        yield host, "transport", "looked", count
+        yield host, "looked", count
         if count < asked:
-            yield host, "transport", "no-logs", count, asked
+            yield host, "no-logs", count, asked
     for place, one in transports.items():
         # A network connection to an unknown peer counts as one to another node.
         placed = Counter(one.channels_within_node) + Counter(one.channels_between_nodes)
@@ -351,27 +351,25 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
         if is_one_node and ranks[place.host] == 1:
             continue  # without another rank NCCL may not even have begun its log
         if one.problem or one.unreadable:
-            yield place, "transport", "no-log", one.problem, one.unreadable
+            yield place, "no-log", one.problem, one.unreadable
         elif not one.channels and not one.nvls:
-            yield place, "transport", "no-connections"
+            yield place, "no-connections"
         elif expected.nvlinks and detours:
-            yield place, "transport", "detour", tuple(detours)
+            yield place, "detour", tuple(detours)
     if is_one_node:
         return
     # An Ethernet port may belong to the management network; it counts as RoCE only if NCCL uses RDMA somewhere.
     uses_rdma = any(name.startswith("NET/IB") for one in transports.values() for name in one.channels)
-    active, waiting = dict[str, dict[str, bool]](), dict[str, tuple[str, ...]]()
-    for host, node in known.items():
-        state_of = {one: one.state.rpartition(":")[2].strip().upper() for one in node.infiniband}  # ``4: ACTIVE``
-        names = {one: f"{one.device}:{one.port} ({one.link_layer})" for one in state_of}
-        active[host] = {names[one]: one.link_layer in _FAST for one in state_of if state_of[one] == "ACTIVE"}
-        # Linked up; a subnet manager, which Ethernet does not need, makes it active.
-        waiting[host] = tuple(
-            names[one] for one in state_of if state_of[one] == "INIT" and one.link_layer == "InfiniBand"
-        )
-    are_down = all(one.infiniband for one in known.values()) and not any((*active.values(), *waiting.values()))
-    fast = {host: tuple(one for one in ports if ports[one] or uses_rdma) for host, ports in active.items()}
-    counts = {host: sum(ports.values()) for host, ports in active.items()}
+    active, waiting = defaultdict[str, dict[str, bool]](dict), defaultdict[str, list[str]](list)
+    for host, port in ((host, port) for host, node in known.items() for port in node.infiniband):
+        name, state = f"{port.device}:{port.port} ({port.link_layer})", port.state.rpartition(":")[2].strip().upper()
+        if state == "ACTIVE":  # ``4: ACTIVE``
+            active[host][name] = port.link_layer in _FAST
+        elif state == "INIT" and port.link_layer == "InfiniBand":
+            waiting[host].append(name)  # linked up; a subnet manager, which Ethernet does not need, makes it active
+    are_down = all(node.infiniband for node in known.values()) and not active and not waiting
+    counts = {host: sum(active[host].values()) for host in known}
+    fast = {host: tuple(one for one in active[host] if active[host][one] or uses_rdma) for host in known}
     # RDMA through the host's memory, and nodes of which some connection reaches the GPUs' memory.
     by_host = {
         host: tuple(sorted(name for name in used if name[:4] == "NET/" and not re.search("Socket|GDRDMA", name)))
@@ -381,27 +379,27 @@ def find_transports(evidence: Evidence, expected: NodeExpectation) -> Facts:
     for host, used in between.items():
         survey, uses_tcp = known.get(host), any(name.startswith("NET/Socket") for name in used)
         if not any(between.values()):
-            yield host, "transport", "no-nodes-joined"
+            yield host, "no-nodes-joined"
             continue
         if by_host[host]:
             is_odd = host not in direct and 2 * sum(not by_host[one] for one in direct) > len(between) - 1
             code = "host-memory" if is_odd and len(between) >= _FEWEST_TO_COMPARE else "note-host-memory"
-            yield host, "transport", code, by_host[host]
+            yield host, code, by_host[host]
         if survey is None:  # other checks report that, too
             if uses_tcp:
-                yield host, "transport", "no-ports"
+                yield host, "no-ports"
             continue
         states = tuple(astuple(port)[:4] for port in survey.infiniband)
         if uses_tcp and waiting[host] and not fast[host]:
-            yield host, "transport", "unmanaged-ports", waiting[host]
+            yield host, "unmanaged-ports", tuple(waiting[host])
         elif uses_tcp and any(fast.values()):
-            yield host, "transport", "tcp", fast[host], states
+            yield host, "tcp", fast[host], states
         elif uses_tcp and active[host]:
-            yield host, "transport", "note-roce", tuple(active[host])
+            yield host, "note-roce", tuple(active[host])
         elif uses_tcp and are_down:
-            yield host, "transport", "note-ports-down", states
+            yield host, "note-ports-down", states
         # NCCL silently uses fewer ports than most others have.
         more, others = [count for count in counts.values() if count > counts[host]], len(counts) - 1
         if 2 * len(more) > others:
             code = "fewer-ports" if len(counts) >= _FEWEST_TO_COMPARE else "note-fewer-ports"
-            yield host, "transport", code, counts[host], len(more), others, min(more), max(more), states
+            yield host, code, counts[host], len(more), others, min(more), max(more), states

@@ -1,33 +1,52 @@
 """Node checks: what is asked of a node whatever its speed, and the answer over all nodes.
 
-`plan.node_check` names and describes each check; `check_rules` and `devices` find what a node lacks.
+`plan.node_check` names and describes each check; `check_rules` finds what a node lacks, and here is what telemetry of
+devices shows: faults under load, notes on anomalies, and a caveat of device_utilization.
+
+NVML's utilization is the share of time in which *any* kernel ran: NCCL's kernels, which spin while they wait for a
+peer, count as busy. Power tells the difference, and SM activity where the GPU reports it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 
+import numpy as np
+
 from pytest_ddpscale.judge.answer import Answer
-from pytest_ddpscale.judge.check_rules import PREVENTING, Finding, find_surveyed, find_transports
-from pytest_ddpscale.judge.devices import find_under_load
+from pytest_ddpscale.judge.check_rules import (
+    PREVENTING,
+    THROTTLE_FAULTS,
+    Facts,
+    Finding,
+    find_surveyed,
+    find_transports,
+    gpus_afterwards,
+    memory_faults,
+    surveyed,
+    throttled,
+)
+from pytest_ddpscale.judge.peers import median_over_rounds
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
 from pytest_ddpscale.plan.pairing import PAIRS
-from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.survey_record import STUDY_ID, Survey
 from pytest_ddpscale.run.table import Columns, once
+from pytest_ddpscale.run.telemetry import AT_WORK, HARDLY_BUSY, TelemetryColumns
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, expected_by
+from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
 _MOST_NAMED = 3
-_FIND = {"survey": find_surveyed, "transport": find_transports, "telemetry": find_under_load}
 
 
-def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
+def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> None:
     """The answer on one check, from the blank one; its value is the share of nodes that pass.
 
     ``passed`` if every planned node passes, ``failed`` if any has a fault, else ``not_measured``; also ``not_measured``
@@ -36,7 +55,7 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
     check, plan = NODE_CHECKS[case.requirement.check], evidence.plan
     if not check.on_cpu and plan.device_type == "cpu":
         answer.reasons = [because("without-gpu", check.title)]
-        return answer
+        return
     found = _found(case, evidence)
     hosts, untold = {one.place.host for one in found}, [one.said for one in found if one.kind == "no"]
     planned, broken = max(plan.nodes, len(hosts | {*evidence.hosts})), {**evidence.interrupted, **evidence.errors}
@@ -49,27 +68,28 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> Answer:
     faults, doubts = _accused(found, planned)
     if untold and not faults:
         answer.reasons = [missing]
-        return answer
+        return
     share = len(hosts - {one.place.host for one in found if one.kind not in ("note", "looked")}) / planned
     answer.value, answer.interval, answer.rounds = share, (share, share), 1
-    answer.outcome, answer.reasons = "passed", [because("as-expected", planned)]
+    answer.say("passed", because("as-expected", planned))
     if faults:
         failed, told = len({one.place.host for one, _ in faults}), tuple(one.said for one, _ in faults[:_MOST_NAMED])
-        answer.outcome, answer.reasons = "failed", [because("not-as-expected", failed, planned, told, len(faults))]
+        answer.say("failed", because("not-as-expected", failed, planned, told, len(faults)))
     for one, is_certain in faults:
         answer.culprits.append(Culprit("gpu" if one.gpu else "node", (one.place,), one.why, is_certain))
     if untold:
         answer.flags = [PARTLY_KNOWN]
         answer.remarks.append(because("also", missing))
     answer.remarks += doubts
-    return answer
 
 
 @once
 def _facts(evidence: Evidence, reads: str, expected: NodeExpectation) -> list[Finding]:
     """All that checks find in this source, host by host."""
     found = dict[Finding, None]()
-    for at, check, code, *args in _FIND[reads](evidence, expected):
+    find = {"survey": find_surveyed, "transport": find_transports, "telemetry": find_under_load}[reads]
+    for at, *told in find(evidence, expected):
+        check, code, *args = (reads, *told) if reads == "transport" else told
         found[Finding(at if isinstance(at, Place) else Place(at), check, because(code, *args))] = None
     return sorted(found, key=lambda one: one.place.host)
 
@@ -129,3 +149,217 @@ def unfit_nodes(
             if survey.problem:
                 reasons[survey.host][because("no-survey", survey.problem)] = None
     return {host: because("all", *reasons[host]) for host in sorted(reasons)}
+
+
+# A healthy training shows a utilization above 0.95, and a GPU that waits inside a kernel shows 1.
+BUSY = 0.9
+# Share of the range from idle power to the limit. Training of image models draws over half of it on data-centre GPUs;
+# a kernel that spins on a few SMs draws hardly any.
+STALLED_POWER = 0.25
+# Share of the limit alone, for GPUs of unknown idle power: GPUs idle at 10 to 20 % of their limit.
+STALLED_POWER_OF_LIMIT = 0.3
+# NCCL runs on at most 32 of the 80 to 148 SMs of a data-centre GPU, so a GPU with half of its SMs active is computing.
+WORKING_SMS = 0.5
+# Published analyses of DDP scaling call a GPU underused below this utilization.
+IDLE = 0.8
+# Below this utilization a GPU, and with it its link, may be saving power.
+BUSY_UTILIZATION = 0.5
+# Share of polls. A short block has few polls, and one in ten may be a spike that still counts.
+THROTTLED = 0.1
+# A GPU under load runs at 70 % of its maximum clock or more, even at its power limit. Hardware slowdowns halve it.
+SLOW_CLOCK = 0.5
+# Of the other GPUs' clock in an arm. Sound ones differ by a few per cent at their power limit.
+LOWER_CLOCK = 0.95
+# Share of the rounds of an arm; an anomaly in fewer rounds may be a fluke, or come from a neighbour's job.
+SHARE_OF_ROUNDS = 0.5
+# Polls are about a second apart, so only windows shorter than this may have none …
+LONGEST_UNPOLLED_S = 2.0
+# … and even short windows need on average one poll in this time.
+RAREST_POLLS_S = 10.0
+
+
+def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
+    """GPUs by all their windows, and new errors after ranks have failed, which they may have caused.
+
+    Too few windows, or none, of a planned rank's GPU count as missing data; an unchanged counter does not make up.
+    """
+    told, places = evidence.telemetry, dict[object, tuple[int, Place]]()
+    firsts = [places.setdefault(place.identity, (len(places), place)) for place in told.places]
+    gpu, gpus = np.array([at for at, _ in firsts], np.int64)[told.place], [place for _, place in places.values()]
+    for code, counted in (("new-uncorrected", told.ecc_uncorrected), ("note-new-corrected", told.ecc_corrected)):
+        errors = np.bincount(gpu, np.nan_to_num(counted))
+        for at in np.flatnonzero(errors).tolist():
+            yield gpus[at], "ecc_under_load", code, int(errors[at])
+    for place, before, after in gpus_afterwards(evidence):
+        are = memory_faults(after) if after else {}
+        for code, was in memory_faults(before).items():
+            if was is not None and (now := are.get(code)) is not None and now > was:
+                yield place, "ecc_under_load", "afterwards", code, now - was
+    # One unread window makes it unknown: if it is the last one of a launch, no later one counts its errors.
+    has_ecc = told.unreadable.where(lambda one: "not supported" not in one.get("ecc_uncorrected", "").lower())
+    is_unread = np.isnan(told.ecc_uncorrected) & (has_ecc | (expected.ecc is True))
+    unread, first = np.unique(gpu[is_unread], return_index=True)
+    for at, reasons in zip(unread.tolist(), told.unreadable[is_unread][first], strict=True):
+        why = reasons.get("ecc_uncorrected") or reasons.get("device", "")
+        yield gpus[at], "ecc_under_load", "no-reading", "ecc_uncorrected", why
+
+    held, is_polled = held_down(told), told.polls > 0
+    is_known = is_polled & told.throttle_reasons.where(lambda one: one is not None)
+    readings = [("throttling_under_load", "throttle_reasons", told, gpu, held & is_polled, is_known & ~held)]
+    # Too little is a fault of a busy GPU, and an idle one decides nothing.
+    may_be_busy = ~(told.utilization < BUSY_UTILIZATION)  # or of unknown utilization
+    busy, own = told.of(may_be_busy), gpu[may_be_busy]
+    for reading in ("pcie_generation", "pcie_width"):
+        found, least = getattr(busy, reading), getattr(expected, reading)
+        if least is not None:
+            is_low = (busy.utilization >= BUSY_UTILIZATION) & (found < least)
+            readings.append(("pcie_under_load", reading, busy, own, is_low, found >= least))
+    for at in np.setdiff1d(gpu, own).tolist():
+        yield gpus[at], "pcie_under_load", "no-load", BUSY_UTILIZATION
+    for check, reading, of, own, was_so, was_not in readings:
+        for at, is_fault, windows in _in_most_windows(of, own, was_so, was_not):
+            if not is_fault:
+                yield gpus[at], check, "no-windows", reading, windows
+                continue
+            values, least = getattr(of, reading)[own == at], getattr(expected, reading, None)
+            if least is None:
+                seen = set[str]().union(*map(lasting_faults, values.different.values()))
+                yield gpus[at], check, *throttled(sorted(seen), windows)
+            else:
+                yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows
+
+    # Only GPUs that the survey lists and that ran a block count, as far as both are known.
+    worked = {one for arm in evidence.columns.arms.values() if arm.study != PAIRS for one in arm.ranks.gpus}
+    listed = {host: {gpu.uuid for gpu in survey.gpus} for host, survey in surveyed(evidence).items()}
+    watched = [gpus[at] for at in np.unique(gpu).tolist()]
+    known = [one for one in watched if one.uuid in listed.get(one.host, (one.uuid,))]
+    counting = Counter(one.host for one in known if not worked or (one.host, one.uuid) in worked)
+    on_host = Counter(one.host for one in watched)
+    for host in {*on_host, *(host for host, _ in worked)}:
+        yield host, "", "looked", on_host[host]
+        if len(readings) == 1:
+            yield host, "pcie_under_load", "no-expectation", "pcie_generation or pcie_width"
+        if counting[host] < expected.gpus_per_node:
+            yield host, "", "no-telemetry", counting[host], expected.gpus_per_node
+
+
+def _in_most_windows(
+    told: TelemetryColumns, gpu: IntArray, was_so: BoolArray, was_not: BoolArray
+) -> Iterator[tuple[int, bool, Reason]]:
+    """Whether a condition held in at least half of an arm's windows, whatever the unreadable windows contain.
+
+    Arms are judged one by one, so that probes, which heat nothing, cannot outvote a fault that shows only in training.
+    An arm is unknown if unreadable windows could change the result, and a GPU if it was hardly polled. A single window
+    may show a momentary excursion, so an arm needs several; if none has, all windows are judged together.
+
+    Args:
+        told: windows. Those without a poll do not count if a GPU has others, because a probe's may be shorter than the
+            time between two polls; they do count if the GPU does not answer.
+        gpu: number of each window's GPU.
+        was_so: windows where the condition held.
+        was_not: windows where it did not; windows in neither are unreadable.
+
+    Yields:
+        Number of a GPU where it held, or where that is unknown; which of both; and in which windows.
+    """
+    counting = (told.polls > 0) | told.unreadable.where(lambda reasons: "device" in reasons)
+    counting |= told.seconds > LONGEST_UNPOLLED_S
+    counting |= (np.bincount(gpu, counting) == 0)[gpu]
+    gpus, arms = int(gpu.max(initial=0)) + 1, len(told.arms)
+    counts = [
+        np.bincount(gpu * arms + told.arm, counting & those, gpus * arms).reshape(gpus, arms)
+        for those in (counting, was_so, was_not)
+    ]
+    several = counts[0] > 1
+    is_alone = ~several.any(axis=1, keepdims=True)  # in all its arms, which are then one more
+    total, so, not_so = (np.append(one * several, one.sum(axis=1, keepdims=True) * is_alone, 1) for one in counts)
+    at_fault, untold = ((total > 0) & (one >= SHARE_OF_ROUNDS * total) for one in (so, total - not_so))
+    is_fault = np.any(at_fault, axis=1, keepdims=True)
+    found = np.where(is_fault, at_fault, untold)
+    of_windows = [(found * one).sum(axis=1) for one in (np.where(is_fault, so, total - so - not_so), total)]
+    for number in np.flatnonzero(of_windows[1]).tolist():
+        yield number, bool(is_fault[number]), because("windows", *(int(one[number]) for one in of_windows))
+    seconds, polls = np.bincount(gpu, told.seconds), np.bincount(gpu, told.polls)
+    is_hardly_polled = (of_windows[1] == 0) & (seconds >= RAREST_POLLS_S * np.maximum(polls, 1))
+    for number in np.flatnonzero(is_hardly_polled).tolist():
+        yield number, False, because("few-polls", float(polls[number]), float(seconds[number]))
+
+
+def held_down(told: TelemetryColumns) -> BoolArray:
+    """Whether one of `THROTTLE_FAULTS` lasted for at least `THROTTLED` of the polls, (rows,)."""
+    held: BoolArray = told.throttle_reasons.where(lambda one: bool(lasting_faults(one)))
+    return held
+
+
+def lasting_faults(reasons: Mapping[str, float] | None) -> set[str]:
+    """Faults among throttle reasons, with their shares of the polls."""
+    return {one for one in THROTTLE_FAULTS if (reasons or {}).get(one, 0.0) >= THROTTLED}
+
+
+def anomalies(told: TelemetryColumns) -> dict[str, list[TelemetryColumns]]:
+    """By anomaly for each device that has it in most of its windows of an arm of training, those windows.
+
+    - ``stalled``: busy (at least `BUSY`) at nearly idle power (`STALLED_POWER`), unless half of the SMs work or the
+      clock is low, either of which explains the power.
+    - ``slow-clock``: SM clock under `SLOW_CLOCK` of its maximum while the GPU is not idle.
+
+    Of a GPU of unknown utilization, or one that calls itself idle, power and clock alone tell whether it works. Another
+    value that could not be read raises no flag, and does not show health either.
+    """
+    busy, power, limit, idle = told.utilization, told.mean_power_w, told.power_limit_w, told.idle_power_w
+    clock, slowest, is_unknown = told.sm_clock_mhz, SLOW_CLOCK * told.sm_clock_max_mhz, np.isnan(busy)
+    # An idle power of more was read beside a utilization that is wrong.
+    is_idle = idle < np.where(is_unknown, AT_WORK, 1) * limit
+    most = np.where(is_idle, idle + STALLED_POWER * (limit - idle), STALLED_POWER_OF_LIMIT * limit)
+    works = (busy >= IDLE) | ((is_unknown | (busy < HARDLY_BUSY)) & (power >= most))
+    may_wait = ((busy >= BUSY) & ~(clock < slowest)) | (is_unknown & (clock >= slowest))
+    is_waiting = may_wait & (power < most) & ~(told.sm_activity >= WORKING_SMS)
+    flags = {"stalled": is_waiting, "slow-clock": works & (clock < slowest)}
+    # Probes of memory and links wait by nature.
+    is_training = np.array([study != PROBES for study, _ in told.arms], np.bool_)[told.arm]
+    devices, found = told.arm * len(told.places) + told.place, {}
+    known = np.bincount(devices, ~(is_unknown & np.isnan(power)))
+    for name, is_raised in flags.items():
+        often = np.bincount(devices, is_raised) >= SHARE_OF_ROUNDS * known
+        raised = told.of(is_training & is_raised & often[devices])
+        found[name] = [raised.of(rows) for rows in raised.together(raised.place)]
+    return found
+
+
+def what_shows(told: TelemetryColumns, culprits: Iterable[Culprit]) -> Iterator[Culprit]:
+    """The culprits, with what an arm's telemetry shows of GPUs that ran at a lower clock than others there."""
+    numbers = dict[object, int]()
+    device = np.array([numbers.setdefault(one.identity, len(numbers)) for one in told.places], np.int64)[told.place]
+    rows = np.array([told.sm_clock_mhz, told.sm_clock_max_mhz, told.mean_power_w, told.power_limit_w]).T
+    for one in culprits:
+        is_own = device == numbers.get(one.place.identity, -1)
+        own, others = (median_over_rounds(rows[of]) for of in (is_own, ~is_own))
+        if one.kind == "gpu" and own[0] < LOWER_CLOCK * others[0]:
+            reasons = told.throttle_reasons[is_own].different.values()
+            held = sorted({name for of in reasons for name, share in (of or {}).items() if share >= SHARE_OF_ROUNDS})
+            one = replace(one, shown=because("at-clock", *np.nan_to_num(own).tolist(), tuple(held)))
+        yield one
+
+
+def device_notes(evidence: Evidence) -> list[Reason]:
+    """A line for each arm with idle devices, each anomaly of devices in most rounds, and lowered power limits."""
+    notes = list[Reason]()
+    # From the measurements, on a CPU too.
+    for (study, arm), measured in evidence.columns.arms.items():
+        busy = median_over_rounds(measured.reading("utilization")[~measured.single_sample])
+        if count := int((busy < IDLE).sum()):
+            rank, place = measured.ranks.who(int(np.nanargmin(busy)))
+            of, least = int((~np.isnan(busy)).sum()), float(np.nanmin(busy))
+            notes.append(because("low-utilization", study, arm, count, of, IDLE, rank, place.host, least))
+    for name, devices in anomalies(evidence.telemetry).items():
+        places = [windows.place_of(0) for windows in devices]
+        if names := tuple(f"{place.number} on {place.host}" for place in places):
+            notes.append(because(name, names))
+    # A lowered power limit makes GPUs slower than others of their model.
+    capped = tuple(
+        because("power-limit", gpu.index, survey.host, gpu.power_limit_w, gpu.power_limit_default_w)
+        for survey in evidence.surveys.values()
+        for gpu in survey.gpus
+        if gpu.local_rank is not None and (gpu.power_limit_w or np.inf) < (gpu.power_limit_default_w or 0)
+    )
+    return [*notes, because("power-limits", capped)] if capped else notes

@@ -1,12 +1,14 @@
 """What was measured of the machine: coverage, GPUs that were lost, and GPUs whose own errors ended ranks.
 
 Ranks go by host and local rank, which stay the same when a relaunch renumbers them: arrays are (hosts, local ranks).
+
+**Environment variables** leave paths of a run untested, and make speeds that are not the hardware's.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from pytest_ddpscale.judge.answer import Answer
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.pairing import first_rounds
+from pytest_ddpscale.plan.variables import Variable, is_selected, variable_of
 from pytest_ddpscale.run.coverage import (
     INFERENCE,
     PAIRS,
@@ -29,10 +32,10 @@ from pytest_ddpscale.run.coverage import (
 )
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Culprit, Place
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
-from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.run.verdicts import BY_VARIABLE, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase
 from pytest_ddpscale.util.arrays import BoolArray, IntArray
 
@@ -149,17 +152,16 @@ def coverage_of(
         ]
         gpus += [GpuCoverage(Place(host, number)) for number in range(len(at), answering)]
         gpus += [GpuCoverage(one.on(host), problem=one.problem) for one in silent]
-        is_surveyed = survey is not None and not survey.problem
-        by = [SURVEY] * is_surveyed + [kind for kind, where in tested.items() if where[at].any()]
-        by += [PAIRS] * (node in paired)
-        has_gpus = plan.device_type == "cuda"
-        nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus) if has_gpus else ()))
-    ended = {**evidence.interrupted, **evidence.errors}
-    ended |= dict.fromkeys(evidence.out_of_time, "--ddp-budget ran out")
+        by = [kind for kind, where in tested.items() if where[at].any()] + [PAIRS] * (node in paired)
+        by = [SURVEY, *by] if survey and not survey.problem else by
+        gpus *= plan.device_type == "cuda"
+        nodes.append(NodeCoverage(host, tuple(by), left_out.get(host, ""), tuple(gpus)))
+    ended = evidence.errors.get(PAIRS) or evidence.interrupted.get(PAIRS, "")
+    ended = "--ddp-budget ran out" if PAIRS in evidence.out_of_time else ended
     paths_planned = sum(map(len, first_rounds(plan.nodes))) if plan.pairs else 0
     return Coverage(
         tuple(nodes), planned - named, layout.ranks_per_node, layout.world_size,
-        tuple(paths), paths_planned, ended.get(PAIRS, ""), tuple(together), tuple(over_all),
+        tuple(paths), paths_planned, ended, tuple(together), tuple(over_all),
     )  # fmt: skip
 
 
@@ -206,7 +208,7 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     however often it comes, because the other end may be at fault; and one that a program may have made, until it comes
     under another local rank or with another batch: in every other gang two ranks swap theirs.
     """
-    known = _presence(evidence).known if evidence.gpu_errors else ()
+    known = _presence(evidence).known
     devices = {place.identity: place for place in known} | {place.of_rank: place for place in known}
     gangs_on, by_gpu = defaultdict[str, set[int]](set), defaultdict[Place, list[tuple[GpuErrors, RankGpuError]]](list)
     for gang in evidence.gpu_errors:
@@ -221,9 +223,10 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     for place, own in by_gpu.items():
         # Two gangs hit one of many ranks by chance only rarely, and the same one of two in half of the cases.
         needed = 3 if any(gang.ranks == 2 for gang, _ in own) else 2
-        of_link = "nvlink"  # CUDA 220 and 226
-        done = ((gang, one) for gang, one in own if one.peers >= len(gang.errors))
-        seen = [(gang.gang, one) for gang, one in done if of_link not in one.error.lower()]
+        seen = [
+            (gang.gang, one) for gang, one in own
+            if one.peers >= len(gang.errors) and "nvlink" not in one.error.lower()  # CUDA 220 and 226
+        ]  # fmt: skip
         shown, of_device = {gang for gang, _ in seen}, {gang for gang, one in seen if not one.is_program}
         batches = {(one.place.local_rank, gang % 2 if _has_own_batch(evidence, one) else None) for gang, one in seen}
         is_certain = needed <= len(shown) == len(gangs_on[place.host])
@@ -238,29 +241,83 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
 def _has_own_batch(evidence: Evidence, error: RankGpuError) -> bool:
     """Whether it came in an arm for which each rank makes a batch of its own."""
     study, arm = evidence.plan.study(error.study or ""), evidence.plan.arm(error.study or "", error.arm or "")
-    if study is None or arm is None or arm.infers or arm.variant.uneven_share:
+    if study is None or arm is None:
         return False
-    return arm.data_of(study.workload) == "synthetic"
+    return not arm.infers and not arm.variant.uneven_share and arm.data_of(study.workload) == "synthetic"
 
 
-def name_gpu_errors(answer: Answer, study_id: str, evidence: Evidence) -> None:
-    """Name the GPUs whose errors are the reason why a study has no result."""
-    if answer.outcome == "error" and not answer.culprits:
-        answer.culprits = gpu_errors_in(evidence, study_id) or _lost_connections(evidence, study_id)
-
-
-def _lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
+def lost_connections(evidence: Evidence, study_id: str) -> list[Culprit]:
     """Links between nodes that did not answer, where nothing else ended their gang. None is certain: either end, its
     adapter or a switch may be at fault. An address that no node has, or several, names nobody."""
-    hosts = defaultdict[str, list[str]](list)
-    for host, survey in evidence.surveys.items():
-        for address in survey.addresses:
-            hosts[address].append(host)
     found = dict[tuple[Place, ...], Culprit]()
     for gang in evidence.gpu_errors:
-        for one in gang.errors:
-            at = hosts.get(one.peer, [])
-            if study_id in gang.studies and len(at) == 1 and at[0] != one.place.host:
-                ends = tuple(sorted((Place(one.place.host), Place(at[0])), key=lambda place: place.host))
+        for one in gang.errors if study_id in gang.studies else ():
+            at = [host for host, survey in evidence.surveys.items() if one.peer in survey.addresses]
+            if len(at) == 1 and at[0] != one.place.host:
+                ends = tuple(map(Place, sorted((one.place.host, at[0]))))
                 found.setdefault(ends, Culprit("link", ends, because("text", one.error), is_certain=False))
     return list(found.values())
+
+
+@once
+def _variables(evidence: Evidence) -> dict[tuple[Variable, str, str], dict[str, None]]:
+    """Hosts that have a variable set, by variable, its own name and value; those of paths that the run has."""
+    found = defaultdict[tuple[Variable, str, str], dict[str, None]](dict)
+    told = [(gang.ranks[0].place.host, gang.ranks[0].environment) for gang in evidence.gangs]
+    told += [(place.host, one.variables) for place, one in evidence.transports.items()]
+    has = {"node": evidence.plan.layout.ranks_per_node > 1, "net": evidence.plan.nodes > 1}
+    for host, name, value in ((host, *one) for host, variables in told for one in variables.items()):
+        ports = evidence.surveys[host].infiniband if name == "NCCL_IB_HCA" and host in evidence.surveys else ()
+        active = [port for port in ports if "ACTIVE" in port.state.upper()]
+        # All that are active, of Ethernet only where there are no others, are no choice.
+        others = [is_selected(port.device, value) for port in active if port.link_layer != "Ethernet"]
+        chosen = others or [is_selected(port.device, value) for port in active]
+        one = variable_of(name, value)
+        if one and has.get(one.where, True) and not (chosen and all(chosen)):
+            found[one, name, value][host] = None
+    return found
+
+
+def notes_on_variables(evidence: Evidence, cases: Sequence[AnyCase]) -> Iterator[Reason]:
+    """A note on each variable: what is set, where unless everywhere, what it does, and why the site sets it."""
+    on_purpose = dict(cases[0].environment) if cases else {}
+    for (one, name, value), hosts in _variables(evidence).items():
+        where = tuple(hosts) if len(hosts) < len({*evidence.hosts}) else ()
+        yield because("variable", f"{name}={value}", where, one.what, one.effect, on_purpose.get(one.name, ""))
+
+
+def doubt_variables(answer: Answer, case: AnyCase, evidence: Evidence) -> None:
+    """Leave what a variable slows undecided, and accuse no hardware of what a variable does.
+
+    `transport` finds what a variable explains between nodes wherever it is set. On speed counts what changes it. Then a
+    GPU that computes slowly does so whatever its links do, pairs of nodes are unlike others whatever all nodes leave
+    unused, and one without the variable is slow by itself, unless others with it took part.
+    """
+    asked, passed, spans_nodes = case.requirement, answer.outcome == "passed", measured_for(case, evidence)[2]
+    if not (passed or answer.outcome == "failed") or WRONG_DATA in answer.flags:
+        return
+    is_speed, left, texts = not asked.definition.compares_results, answer.culprits, list[tuple[str, str]]()
+    effects = ("slows",) if passed else ("slows", "reroutes")
+    is_joint = is_speed and asked.definition.communicates and case.world_size > 1
+    concerns = {"": is_speed, "net": spans_nodes, "node": is_joint, "ranks": is_joint}
+    for (one, name, value), hosts in _variables(evidence).items():
+        blamed = set[Culprit]()
+        for culprit in answer.culprits:
+            code, is_there = culprit.because.code, culprit.host in hosts
+            if asked.check:
+                may_be = code in one.explains and (is_there or one.where == "net")
+            elif code == "slow-pairs":
+                may_be = one.effect != "reroutes" or not hosts.keys() >= {*evidence.hosts}
+            else:
+                may_be = (spans_nodes or is_there) and not (culprit.slowdown and one.where)
+            blamed |= {culprit} if may_be else set()
+        changes = concerns[one.where] and one.effect in effects
+        if blamed if asked.check else changes and one.name not in dict(case.environment):
+            texts.append((f"{name}={value}", one.what))
+            left = [culprit for culprit in left if culprit not in blamed]
+    if texts:
+        answer.culprits = left
+    if texts and not left:
+        answer.outcome = "inconclusive" if passed else "failed"
+        answer.reasons.insert(0, because("by-variable", tuple(text for text, _ in texts), texts[0][1]))
+        answer.flags.append(BY_VARIABLE)

@@ -1,39 +1,62 @@
-"""Judge a requirement by the measurements: places, values, estimates, the bound, caveats, culprits, one verdict."""
+"""Judge a requirement by the measurements: places, values, estimates, the bound, caveats, culprits, one verdict.
+
+**Bounds between nodes** are also those from the line rates of the ports that their GPUs are nearest to. What is
+published between nodes was reached over another network. But each node tells how fast its ports are and which GPUs are
+nearest to them, and NCCL reaches 46 to 49 of the 50 GB/s of a port of 400 Gbit/s, NDR or RoCE. So messages between
+nodes have to reach 0.7 of that, and an all-reduce over nodes 0.6 of what all GPUs of a node have. Most GPUs count: a
+port that came up slower than the others fails. Where ports differ at the same distance a GPU counts with the slowest
+alone, because another one may serve storage; and no port is faster than the PCIe link of the GPU, nor counts where
+NCCL_IB_HCA leaves it out.
+
+No port counts if NCCL goes over TCP, or is not known to go over ports at all. All-reduce counts only where GPUs of a
+node are joined by NVLink, which carries more than its ports, and where messages are long for so many ranks. A row
+that rejects stays as it is: a site sets one that knows its network, such as one with fewer uplinks than ports.
+
+**While measuring** it is decided whether a study needs more rounds. Once a GPU or node is rejected as slower than its
+peers, requirements that it slows get no more than the fewest rounds: the run cannot pass, and these rounds show another
+slow device or link all the same.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-from functools import partial
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, compress
+from statistics import median_low
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import add_disagreements
-from pytest_ddpscale.judge.answer import OUTCOMES, Answer, blank_verdict
-from pytest_ddpscale.judge.caveats import CAVEATS
-from pytest_ddpscale.judge.checks import answer_check
-from pytest_ddpscale.judge.coverage import name_gpu_errors
-from pytest_ddpscale.judge.devices import what_shows
-from pytest_ddpscale.judge.environment import doubt_variables
-from pytest_ddpscale.judge.judged import Judged
+from pytest_ddpscale.judge.answer import OUTCOMES, Answer, add_disagreements, blank_verdict, name_unless_most_fail
+from pytest_ddpscale.judge.checks import answer_check, what_shows
+from pytest_ddpscale.judge.coverage import doubt_variables, gpu_errors_in, lost_connections
+from pytest_ddpscale.judge.judged import CAVEATS, Judged
 from pytest_ddpscale.judge.links import add_wrong_data, fail_by_pairs, name_probe_culprits
 from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
-from pytest_ddpscale.judge.ports import bound_by_ports
-from pytest_ddpscale.judge.slow import arms_read, name_slow, slow_ranks
-from pytest_ddpscale.judge.spread import excuse_spread
+from pytest_ddpscale.judge.peers import medians_of_others
+from pytest_ddpscale.judge.slow import arms_read, name_slow
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
-from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, fail_by_own_node
+from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, excuse_spread, fail_by_own_node
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import KINDS
-from pytest_ddpscale.plan.study import PROBES, Study
-from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
+from pytest_ddpscale.plan.variables import is_selected
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.table import NO_ROUNDS, GrowingColumns, once
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
+from pytest_ddpscale.thresholds.model import Source
 
 
 def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
@@ -41,16 +64,13 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
 
     ``passed`` if the whole interval, valid for all rounds together at this confidence, is on the good side of the
     bound, ``failed`` if it is on the bad side, ``inconclusive`` if the bound lies inside, if there are too few rounds
-    or if the numbers cannot be trusted (`caveats`); ``not_measured`` without data, ``error`` if the study
+    or if the numbers cannot be trusted (`judged`); ``not_measured`` without data, ``error`` if the study
     broke. Each place is judged (`judged`): with several nodes those that fit a requirement, and all GPUs, groups or
     pairs of a probe. Wrong results fail whatever the speed.
     """
-    answer, study_id, arm = Answer(blank_verdict(case, confidence)), "", ""
+    answer, (study_id, arms) = Answer(blank_verdict(case, confidence)), _arms_for(case, evidence.plan)
     if isinstance(case, Case):
-        study = matching_study(evidence.plan, case.question)
-        study_id = study.id if study else ""
-        answer = _of_training(answer, case, evidence, study)
-        arm = arms_read(case.question, study)[-1].name if study else ""
+        answer = _of_training(answer, case, evidence)
         # On a CPU launches differ more than rounds do, so the interval of one is too narrow.
         if evidence.plan.device_type == "cpu" and answer.interval is not None:
             answer.flags.append(THIS_LAUNCH_ONLY)
@@ -59,75 +79,86 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             own = answer.value * reference
             answer.compared = GenerationComparison(own, reference, name, case.reference_source)
     elif case.probe is not None:
-        study_id, arm = "" if case.probe.name in evidence.unsupported else PROBES, case.probe.name
         answer = _of_probe(answer, case, case.probe, evidence)
         if by_ports := bound_by_ports(case, case.probe, evidence):
             other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
             is_above = by_ports.requirement.bound > case.requirement.bound
             answer = other if is_above or other.outcome == "failed" else answer
         fail_by_pairs(answer, case.probe, evidence)
-    elif case.requirement.definition.subject == "check":
-        answer = answer_check(answer, case, evidence)
+    elif case.requirement.check:
+        answer_check(answer, case, evidence)
     doubt_variables(answer, case, evidence)
-    if answer.outcome == "failed" and answer.culprits and arm:
-        answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arm), answer.culprits)]
+    if answer.outcome == "failed" and answer.culprits and arms:
+        answer.culprits = [*what_shows(evidence.telemetry.of_arm(study_id, arms[-1].name), answer.culprits)]
     # An open verdict may be open because --ddp-budget ran out, not because of the machine.
-    if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time:
+    is_supported = evidence.unsupported.keys().isdisjoint(arm.name for arm in arms)
+    if answer.outcome in ("inconclusive", "not_measured") and study_id in evidence.out_of_time and is_supported:
         answer.remarks.append(because("budget-spent"))
     return answer.verdict()
 
 
-def _of_training(answer: Answer, case: Case, evidence: Evidence, study: Study | None) -> Answer:
-    question, requirement = case.question, case.requirement
-    values = values_of(evidence, question) / case.constant
-    if study is None or values.broken is not None:
-        assert values.broken is not None
+def _arms_for(case: AnyCase, plan: Plan) -> tuple[str, Sequence[Arm]]:
+    """Id of the study that answers a requirement, and the arms that are read there, the measured one last; or none."""
+    if isinstance(case, NodeCase):
+        return (PROBES, [case.probe]) if case.probe else ("", [])
+    study = matching_study(plan, case.question)
+    return (study.id, arms_read(case.question, study)) if study else ("", [])
+
+
+def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
+    question, plan = case.question, evidence.plan
+    values, study = values_of(evidence, question) / case.constant, matching_study(plan, question)
+    if study is None or values.broken:
         return _broken(answer, values.broken, study.id if study else "", evidence)
-    begun, arms = rounds_begun(evidence.columns, study.id), {arm.name for arm in arms_read(question, study)}
-    due = _rounds_due(evidence, study.id, begun, arms)
-    if requirement.definition.reads_own_pace:
+    due = _rounds_due(evidence, study.id, {arm.name for arm in arms_read(question, study)})
+    if case.requirement.definition.reads_own_pace:
         answer_uniformity(answer, case, study, evidence, due)
         if answer.outcome != "not_measured":
             add_disagreements(answer, study, evidence)
         return answer
-    is_by_node = evidence.plan.layout.judged_by_node(question.arms)
-    planned, found = evidence.plan.nodes if is_by_node else 1, groups_of(question, study, evidence)
-    peers = partial(slow_ranks, evidence, study, case.peers.computing)
-    judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found, peers if is_by_node else None)
+    is_by_node, found = plan.layout.judged_by_node(question.arms), groups_of(question, study, evidence)
+    planned = plan.nodes if is_by_node else 1
+    judged = Judged(answer.blank, case, evidence, values, study.rounds, due, found)
     _judge_places(judged, planned, study)
-    absent = [values.places[place] for place in np.flatnonzero(judged.codes == ABSENT).tolist()]
-    why_not = {place: why for place, why in values.missing.items() if place in absent}
-    answer = judged.answer(planned, judged.why_nodes_missing(why_not) if is_by_node else why_not.get(WHOLE))
+    measured = [*compress(values.places, judged.codes != ABSENT)]
+    why_not = {place: why for place, why in values.missing.items() if place not in measured}
+    missing = why_not.get(WHOLE)
+    if is_by_node and len(measured) < planned:
+        absent = sorted({*evidence.hosts, *why_not}.difference(measured))
+        missing = because("nodes-missing", tuple(measured), planned, tuple(absent), tuple(why_not.values()))
+    answer = judged.answer(planned, missing)
     if answer.outcome != "not_measured" or is_by_node:
         add_disagreements(answer, study, evidence)
-
-        def rounds() -> ArmRounds:
-            if not is_by_node:
-                return judged.rounds(WHOLE)
-            alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
-            measured, hosts = found.merged[-1], {*itertools.compress(found.places, alike)}
-            return measured.of(
-                slice(None), np.array([host in hosts for host in measured.ranks.hosts], np.bool_)
-            ).there()
-
-        name_slow(answer, case, study, evidence, rounds)
-    if is_by_node:
-        judged.name_failed_nodes(answer, planned)
-    elif answer.outcome == "failed" and not answer.culprits and (why := judged.starved(WHOLE)):
+        alike = [OUTCOMES[code] == answer.outcome for code in judged.codes.tolist()]
+        name_slow(answer, case, study, evidence, lambda: found.at(alike))
+    if is_by_node and FAILED in judged.codes:
+        # The nodes that fail, unless one on them is named for certain; for ranks that disagree any name will do, and as
+        # no bound is involved, all are certain.
+        reached, definition, culprits = judged.found.values, case.requirement.definition, list[Culprit]()
+        named = {one.host for one in answer.culprits if one.is_certain or definition.compares_results}
+        count, medians = int((~np.isnan(reached)).sum()) - 1, np.nan_to_num(medians_of_others(reached[np.newaxis])[0])
+        for node in np.flatnonzero(judged.codes == FAILED).tolist():
+            numbers = float(reached[node]), answer.blank.unit, count, float(medians[node])
+            if (host := judged.places[node].host) not in named:
+                why = judged.starved(node) or because("node-alone", definition.name, *numbers)
+                culprits.append(Culprit("node", (Place(host),), why))
+        if definition.compares_results:
+            answer.culprits += culprits
+        else:
+            name_unless_most_fail(answer, culprits, judged.codes, planned, "nodes")
+    elif answer.outcome == "failed" and not answer.culprits and (waits := judged.starved(0)):
         (host, *others) = found.merged[-1].ranks.by_host
         # Not certain: the bound may be at fault, or the batch.
-        answer.culprits = [Culprit("node", (Place(host),), why, is_certain=False)] * (not others)
+        answer.culprits = [Culprit("node", (Place(host),), waits, is_certain=False)] * (not others)
     return answer
 
 
 def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) -> Answer:
     values, study = values_of_probe(probe, evidence), evidence.plan.probes
-    if values.broken is not None or study is None:
-        answer = _broken(answer, values.broken or because("not-probed", probe.name), PROBES, evidence)
+    if values.broken or study is None:
+        answer = _broken(answer, values.broken, PROBES, evidence)
     else:
-        begun = {number for one in evidence.probes for number in one.numbers.tolist()}
-        begun.update(evidence.timed_arms.get(PROBES, {}))
-        due = _rounds_due(evidence, PROBES, begun, {probe.name})
+        due = _rounds_due(evidence, PROBES, {probe.name})
         if case.requirement.definition.compares_places:
             answer_probe_uniformity(answer, case, values, evidence, due)
         else:
@@ -140,24 +171,25 @@ def _of_probe(answer: Answer, case: NodeCase, probe: Arm, evidence: Evidence) ->
             places, found = [judged.places[at] for at in there.tolist()], judged.found.values[there]
             name_probe_culprits(answer, probe, places, judged.codes[there], found, evidence, limit)
             fail_by_own_node(answer, case, values, evidence, due)
-    measured = evidence.probed(probe)
-    if measured is not None:
-        add_wrong_data(answer, probe, measured)
+    add_wrong_data(answer, probe, evidence.probed(probe) or NO_ROUNDS)
     return answer
 
 
-def _broken(answer: Answer, why: Reason, study_id: str, evidence: Evidence) -> Answer:
+def _broken(answer: Answer, why: Reason | None, study_id: str, evidence: Evidence) -> Answer:
     """The answer on what has no values."""
-    answer.outcome, answer.reasons = "error" if why.code == "broke" else "not_measured", [why]
-    answer.flags = ["interrupted"] if why.code == "interrupted" else []
-    name_gpu_errors(answer, study_id, evidence)
+    assert why is not None
+    answer.reasons, answer.flags = [why], ["interrupted"] if why.code == "interrupted" else []
+    if why.code == "broke":  # whose errors are the reason
+        answer.culprits = gpu_errors_in(evidence, study_id) or lost_connections(evidence, study_id)
+        answer.outcome = "error"
     return answer
 
 
-def _rounds_due(evidence: Evidence, study_id: str, begun: Iterable[int], arms: set[str]) -> int:
+def _rounds_due(evidence: Evidence, study_id: str, arms: set[str]) -> int:
     """Number of rounds that were begun and timed all these arms."""
     timed = evidence.timed_arms.get(study_id, {})
-    return sum(number not in timed or arms <= set(timed[number]) for number in begun)
+    begun = rounds_begun(evidence.columns, study_id) | timed.keys()
+    return sum(number not in timed or arms <= {*timed[number]} for number in begun)
 
 
 def _judge_places(judged: Judged, planned: int, study: Study | None = None) -> None:
@@ -184,3 +216,145 @@ def _judge_places(judged: Judged, planned: int, study: Study | None = None) -> N
         if judged.codes[place] != FAILED:
             judged.codes[place] = OPEN
             judged.reasons[place] = because("perhaps-chance", reason, of, judged.places[place].noun)
+
+
+_SHARES = {"send-recv": 0.7, "all-reduce": 0.6}
+_LONG_BYTES = 4 * 2**20  # of a message, for each rank that it passes
+_DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # as nvidia-smi calls them, the nearest first
+_LEGEND = re.compile(r"(NIC\d+): (\S+)")
+_LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # of PCIe, by generation
+
+
+def bound_by_ports(case: NodeCase, probe: Arm, evidence: Evidence) -> NodeCase | None:
+    """The requirement, which only warns, with the bound that the ports give it; None if they give none."""
+    kind, layout, asked = probe.operation.kind, evidence.plan.layout, case.requirement
+    is_ring, share, whose = kind == "all-reduce", _SHARES.get(kind, 0.0), layout.ranks_per_node
+    used = {name for one in evidence.transports.values() for name in one.channels_between_nodes}
+    is_long = (probe.operation.message_bytes or 0) >= _LONG_BYTES * (probe.world_size if is_ring else 2)
+    if asked.severity == "fail" or not is_long or layout.fits_node(probe) or probe.world_size % whose:
+        return None
+    if not share or not used or any(name.startswith("NET/Socket") for name in used):
+        return None
+    gbps = port_gbps(evidence, is_ring) * (whose if is_ring else 1)
+    if not gbps:
+        return None
+    source = Source(reference=f"{share} of {gbps:g} GB/s, the line rate of the ports that carry it")
+    bound = round(share * gbps, 6)
+    by_ports = replace(asked, bound=bound, source=source, severity="fail", provisional=False, sound=None)
+    return replace(case, requirement=by_ports)
+
+
+@once
+def port_gbps(evidence: Evidence, is_ring: bool) -> float:
+    """What most GPUs have of their ports, in GB/s; 0 if it is not known, or NVLink does not join a ring of them."""
+    found = list[float]()
+    chosen = {place.host: one.variables.get("NCCL_IB_HCA", "") for place, one in evidence.transports.items()}
+    for survey in evidence.surveys.values():
+        names, gbps = dict(_LEGEND.findall(survey.topology)), dict[str, float]()
+        for port in survey.infiniband:
+            if port.state.endswith("ACTIVE") and is_selected(port.device, chosen.get(survey.host, "")):
+                gbps[port.device] = min(gbps.get(port.device, math.inf), (port.rate_gbps or 0.0) / 8)
+        of_links = {
+            f"GPU{gpu.index}": _LANE_GBPS.get(gpu.pcie_generation_max or 0, math.inf) * (gpu.pcie_width_max or 16)
+            for gpu in survey.gpus
+            if gpu.local_rank is not None
+        }
+        cells = {(one, names.get(end, end)): cell for (one, end), cell in survey.connections.items()}
+        near = list[list[str]]()
+        for gpu in of_links:
+            at = ([port for port in gbps if cells.get((gpu, port)) == way] for way in _DISTANCES)
+            near.append(next(filter(None, at), []))
+        inside = {cell for (one, other), cell in cells.items() if one != other and {one, other} <= of_links.keys()}
+        is_slower = is_ring and not all(cell.startswith("NV") for cell in inside)
+        share = min(1.0, len({*chain(*near)}) / max(1, len(of_links))) * (not is_slower)
+        of_ports = (share * min((gbps[one] for one in ports), default=0.0) for ports in near)
+        found += map(min, of_ports, of_links.values())
+    return median_low(found or [0.0])
+
+
+class Decider:
+    """Reads records as they are written and judges the measurements so far.
+
+    A requirement is judged again while it is open. One that is decided is judged again only before an arm is dropped,
+    and if its arms were measured since, because a dropped arm does not come back.
+    """
+
+    def __init__(self, plan: Plan, cases: Sequence[AnyCase], confidence: float) -> None:
+        self._plan, self._confidence = plan, confidence
+        self._cases = defaultdict[str, list[AnyCase]](list)
+        self._arms: dict[str, set[str]] = {}  # that a requirement needs, by its id
+        for case in cases:
+            study_id, arms = _arms_for(case, plan)
+            if arms:
+                self._cases[study_id].append(case)
+                self._arms[case.id] = {arm.name for arm in arms}
+        self._gangs: dict[int, GangRecord] = {}
+        self._columns = GrowingColumns()
+        self._records = defaultdict[str, list[AnyRecord]](list)
+        # Number of measurements of a requirement's arms when it was found decided, by its id.
+        self._decided: dict[str, int] = {}
+        # Whether a GPU or node is certainly slower than its peers, which explains whatever one slow rank slows.
+        self._is_explained = False
+
+    def hear(self, record: AnyRecord) -> None:
+        """Add a record."""
+        self._columns.hear(record)
+        if isinstance(record, GangRecord):
+            self._gangs[record.gang] = record
+        elif not isinstance(record, Block | OfDevices) and hasattr(record, "study"):
+            self._records[record.study].append(record)
+
+    def needed_arms(self, study_id: str) -> list[str]:
+        """Names of the arms that need more rounds to decide a requirement.
+
+        Empty once the study needs no more rounds.
+        """
+        plan, columns = self._plan, self._columns.columns()
+        rounds = len(rounds_begun(columns, study_id))
+        study = next((one for one in plan.timed if one.id == study_id), None)
+        if study is None or isinstance(study, PairStudy):
+            return []
+        arms = [arm.name for arm in study.arms]
+        if rounds < (study.swept_rounds if isinstance(study, ProbeStudy) else FEWEST_ROUNDS):
+            return arms
+        # After a loss nothing can pass, but the nodes that remain can still be judged. Probes and pairs over all do not
+        # fit fewer, and requirements on studies do not need them.
+        nodes = len({host for arm in columns.of_study(study_id) for host in arm.ranks.by_host})
+        if isinstance(study, Study) and study.world_size <= nodes * plan.layout.ranks_per_node and nodes < plan.nodes:
+            plan = replace(plan, studies=(study,), nodes=nodes, probes=None, pairs=None)
+        records, cases = [*self._gangs.values(), *self._records[study_id]], self._cases[study_id]
+        evidence = replace(evidence_of(plan, columns, records), goes_on=True)
+        measured = {name: int(arm.present.sum()) for (of, name), arm in columns.arms.items() if of == study_id}
+
+        def needed(cases: Sequence[AnyCase]) -> list[str]:
+            names = {name for case in cases for name in self._arms[case.id]}
+            return [name for name in arms if name in names]
+
+        if rounds < FEWEST_ROUNDS:  # a probe that some ranks support may still fail on one
+            return [name for name in needed(cases) if name in measured or name not in evidence.unsupported]
+        count = {case.id: sum(measured.get(name, 0) for name in self._arms[case.id]) for case in cases}
+        asked = [case for case in cases if case.id not in self._decided]
+        found = self._still_open(asked, evidence)
+        if not asked or needed(found) != needed(asked):
+            again = [case for case in cases if self._decided.get(case.id, count[case.id]) != count[case.id]]
+            found += self._still_open(again, evidence)
+        self._decided |= count
+        for case in found:
+            del self._decided[case.id]
+        return needed(found)
+
+    def _still_open(self, cases: Sequence[AnyCase], evidence: Evidence) -> list[AnyCase]:
+        """Those that more rounds may decide, and that a slow GPU or node which is named already does not explain.
+
+        A decided requirement stays decided: its arms get no new rounds, so the judge sees the same data again.
+        """
+        found = []
+        for case in cases:
+            verdict, definition = judge(case, evidence, self._confidence), case.requirement.definition
+            is_rejected = verdict.outcome == "failed" and verdict.severity == "fail"
+            if definition.reads_own_pace and is_rejected and any(one.is_certain for one in verdict.culprits):
+                self._is_explained = True
+            if verdict.is_open:
+                # Uniformity may be open because of another one.
+                found.append((case, definition.slowed_by_one_rank and not definition.reads_own_pace))
+        return [case for case, is_slowed in found if not (self._is_explained and is_slowed)]

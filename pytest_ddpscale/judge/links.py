@@ -26,9 +26,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import name_unless_most_fail
-from pytest_ddpscale.judge.answer import Answer
-from pytest_ddpscale.judge.metrics import GIGA
+from pytest_ddpscale.judge.answer import Answer, name_unless_most_fail
 from pytest_ddpscale.judge.peers import FEWEST_PEERS, medians_of_others
 from pytest_ddpscale.judge.stats import FAILED, PASSED
 from pytest_ddpscale.plan.arm import Arm
@@ -82,14 +80,14 @@ def rails_of(evidence: Evidence) -> Rails:
     row, ends = row[first], np.stack([rank[first], rank[first + 1]], axis=1)
     at = row[:, np.newaxis], ends
     # With two ranks, bus bandwidth is bytes over time.
-    gbps = (measured.work / np.fmin.reduce(steps_s, axis=2, initial=np.inf) / GIGA)[at].min(axis=1)
+    gbps = (measured.work / np.fmin.reduce(steps_s, axis=2, initial=np.inf) / 1e9)[at].min(axis=1)
     together = np.column_stack([node[ends], measured.numbers[row]])
     pairs, of = np.unique(together, axis=0, return_inverse=True)
     of = of.reshape(-1)
     stalled = np.bincount(of, are_stalled(steps_s)[at].any(axis=1), len(pairs)) > 0
     least = np.full(len(pairs), np.inf)
     np.minimum.at(least, of, gbps)
-    return Rails(who.rank_places, hosts, ends, gbps, of, pairs, least, np.asarray(stalled))
+    return Rails(who.rank_places, hosts, ends, gbps, of, pairs, least, stalled)
 
 
 def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence[Hosts] = ()) -> None:
@@ -101,9 +99,12 @@ def name_slow_node_pairs(answer: Answer, evidence: Evidence, explained: Sequence
     faults = slow_links(evidence, frozenset(one.host for one in answer.culprits if one.is_certain))
     faults = [one for one in faults if not explained or any(map(set(one.hosts).issubset, explained))]
     if faults:
-        told = (because("slow-between", one.hosts, one.because) for one in faults[:2])
-        answer.reasons.append(because("slow-at", tuple(told)))
+        answer.reasons.append(_slow_at(faults))
         answer.culprits += faults
+
+
+def _slow_at(faults: Sequence[Culprit]) -> Reason:
+    return because("slow-at", tuple(because("slow-between", one.hosts, one.because) for one in faults[:2]))
 
 
 def fail_by_pairs(answer: Answer, probe: Arm, evidence: Evidence) -> None:
@@ -117,8 +118,7 @@ def fail_by_pairs(answer: Answer, probe: Arm, evidence: Evidence) -> None:
     if not faults or len(rails_of(evidence).hosts) < FEWEST_PEERS or answer.value is None:
         return
     if answer.outcome != "failed":
-        told = (because("slow-between", one.hosts, one.because) for one in faults[:2])
-        answer.outcome, answer.reasons = "failed", [because("slow-at", tuple(told))]
+        answer.say("failed", _slow_at(faults))
     answer.blank, known = replace(answer.blank, severity="fail"), {one.identity for one in answer.culprits}
     answer.culprits = [*(one for one in faults if one.identity not in known), *answer.culprits]
 

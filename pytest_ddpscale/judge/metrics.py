@@ -7,12 +7,13 @@ A metric is an expression on arrays whose last axis are the ranks of a place. To
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import agreeing_share
+from pytest_ddpscale.judge.answer import agreeing_share
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import IMAGES_PER_JOULE, Metric
@@ -63,9 +64,9 @@ class Groups:
         """Rounds of each arm, with cells (rounds, places, ranks of a place)."""
         return [rounds.at(columns) for rounds, columns in zip(self.merged, self.columns, strict=True)]
 
-    def at(self, place: int) -> ArmRounds:
-        """Rounds of the measured arm at one place, with its ranks alone."""
-        columns = self.columns[-1][place]
+    def at(self, places: int | Sequence[bool]) -> ArmRounds:
+        """Rounds of the measured arm at one place or several, with their ranks alone."""
+        columns = self.columns[-1][places]
         return self.merged[-1].of(slice(None), columns[columns >= 0]).there()
 
 
@@ -96,8 +97,7 @@ def last_round(found: Groups | None) -> int | None:
     return int(found.merged[-1].numbers[-1]) if found and len(found.merged[-1]) else None
 
 
-@dataclass(frozen=True, eq=False)
-class Arms:
+class Arms(NamedTuple):
     """Input of a metric: cells are (rounds, places, ranks of a place).
 
     Attributes:
@@ -111,7 +111,7 @@ class Arms:
     world_size: int
     slowness: FloatArray | float = 1.0
     flops_per_sample: float | None = None
-    seeded: IntArray = field(default_factory=lambda: np.zeros((), np.int64))
+    seeded: IntArray = np.zeros((), np.int64)
 
     @property
     def measured(self) -> ArmRounds:
@@ -128,7 +128,7 @@ class Arms:
         """The rounds that both arms have: drift affects all arms of a round equally, so they are compared there."""
         numbers = reduce(np.intersect1d, (one.numbers for one in self.arms))
         kept = (one if len(one) == len(numbers) else one.of(np.isin(one.numbers, numbers)) for one in self.arms)
-        return replace(self, arms=[*kept])
+        return self._replace(arms=[*kept])
 
 
 def _efficiency(arms: Arms) -> FloatArray:
@@ -146,10 +146,10 @@ def _held(measured: ArmRounds, name: str) -> FloatArray:
     return np.where(cells > 0, cells, np.nan)
 
 
-def _utilization(measured: ArmRounds) -> FloatArray:
+def _utilization(arms: Arms) -> FloatArray:
     """Of each rank, at least: where it could not be read, the share of its SMs that worked."""
-    busy = measured.reading("utilization")
-    return np.where(np.isnan(busy), measured.reading("sm_activity"), busy)
+    busy = arms.measured.reading("utilization")
+    return arms.measured.least(np.where(np.isnan(busy), arms.measured.reading("sm_activity"), busy))
 
 
 def _memory_spread(arms: Arms) -> FloatArray:
@@ -159,12 +159,22 @@ def _memory_spread(arms: Arms) -> FloatArray:
     return (most - arms.measured.least(held)) / most
 
 
-def _images_per_joule(arms: Arms) -> FloatArray:
-    return arms.measured.least(arms.measured.work * arms.measured.count / _held(arms.measured, "energy_j"))
-
-
 def _pace(arms: Arms) -> FloatArray:
     return arms.measured.samples_per_s_per_gpu
+
+
+def _step_time_cv(arms: Arms) -> FloatArray:
+    """Standard deviation of the step time over its mean, on the rank where it is largest, (rounds, …).
+
+    Each rank is compared with its own mean, so a uniformly slow rank counts as steady. NaN if any is unknown. Imported
+    results without raw steps have a summary.
+    """
+    measured = arms.measured
+    steps_s = measured.reading(STEP_S).astype(np.float64)
+    count, mean_s = (~np.isnan(steps_s)).sum(axis=-1), _mean(steps_s, axis=-1)
+    squares = np.nansum((steps_s - mean_s[..., np.newaxis]) ** 2, axis=-1)
+    of_steps = np.sqrt(squares / np.maximum(count - 1, 1)) / mean_s
+    return measured.most(np.where(count > 1, of_steps, measured.reading("step_stdev_s") / measured.mean_step_s))
 
 
 # Of one place alone; those that read the own pace compare places: `values`.
@@ -187,13 +197,15 @@ VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "inference_latency_p50": lambda arms: _percentile_ms(arms, 50),
     "inference_latency_p95": lambda arms: _percentile_ms(arms, 95),
     "inference_latency_p99": lambda arms: _percentile_ms(arms, 99),
-    "step_time_cv": lambda arms: _step_time_cv(arms.measured),
-    "device_utilization": lambda arms: arms.measured.least(_utilization(arms.measured)),
+    "step_time_cv": _step_time_cv,
+    "device_utilization": _utilization,
     "peak_memory_gib": lambda arms: arms.measured.most(_held(arms.measured, "peak_memory_bytes")) / GIB,
     "memory_spread": _memory_spread,
     # One round below 1 is a disagreement, however many are 1: their mean says nothing.
     "replica_agreement": lambda arms: agreeing_share(arms.measured, arms.seeded),
-    "images_per_joule": _images_per_joule,
+    "images_per_joule": lambda arms: arms.measured.least(
+        arms.measured.work * arms.measured.count / _held(arms.measured, "energy_j")
+    ),
 }
 
 
@@ -250,16 +262,3 @@ def _percentile_ms(arms: Arms, per_cent: float) -> FloatArray:
     at = np.maximum((~np.isnan(steps_s)).sum(axis=-1, keepdims=True) - 1, 0) * (per_cent / 100)
     low, high = (np.take_along_axis(steps_s, one.astype(np.int64), axis=-1) for one in (np.floor(at), np.ceil(at)))
     return np.asarray(_MS_PER_S * (low + (high - low) * (at - np.floor(at)))[..., 0])
-
-
-def _step_time_cv(measured: ArmRounds) -> FloatArray:
-    """Standard deviation of the step time over its mean, on the rank where it is largest, (rounds, …).
-
-    Each rank is compared with its own mean, so a uniformly slow rank counts as steady. NaN if any is unknown. Imported
-    results without raw steps have a summary.
-    """
-    steps_s = measured.reading(STEP_S).astype(np.float64)
-    count, mean_s = (~np.isnan(steps_s)).sum(axis=-1), _mean(steps_s, axis=-1)
-    squares = np.nansum((steps_s - mean_s[..., np.newaxis]) ** 2, axis=-1)
-    of_steps = np.sqrt(squares / np.maximum(count - 1, 1)) / mean_s
-    return measured.most(np.where(count > 1, of_steps, measured.reading("step_stdev_s") / measured.mean_step_s))

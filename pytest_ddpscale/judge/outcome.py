@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import date
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.judge.coverage import measured_for
 from pytest_ddpscale.judge.peers import median_over_rounds
-from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import Reason, because
-from pytest_ddpscale.run.verdicts import (
-    PARTLY_KNOWN,
-    WRONG_DATA,
-    Blocker,
-    CauseId,
-    RunOutcome,
-    UniformLoss,
-    Verdict,
-)
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, training_cases
+from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, WRONG_DATA, Blocker, CauseId, RunOutcome, UniformLoss, Verdict
+from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
 
 LARGEST_UNREMARKED = 0.1
-_NOT_ACCEPTED: Final = "run-not-accepted"
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """What decides the outcome of a run.
 
     Attributes:
@@ -45,7 +34,7 @@ class RunFacts:
         silent: description of each GPU that does not answer and was not measured.
         lost: why hosts were lost that did not take part again, by host.
         slow_links: descriptions of nodes and links that certainly communicate slowly.
-        variables: notes on environment variables (`judge.environment`).
+        variables: notes on environment variables (`judge.coverage`).
         wrong_data: descriptions of probes with wrong results on which no verdict is (`judge.links`).
         allows_unmeasured: whether requirements may stay unmeasured.
         calibrate: command that computes bounds of the site from this run.
@@ -54,12 +43,12 @@ class RunFacts:
     verdicts: Sequence[Verdict]
     required: int
     interrupted: bool = False
-    coverage: Coverage = field(default_factory=Coverage)
+    coverage: Coverage = Coverage()
     spoiled: Sequence[Blocker] = ()
     not_one_machine: Reason | None = None
     is_simulated: bool = False
     silent: Sequence[str] = ()
-    lost: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = {}
     slow_links: Sequence[str] = ()
     variables: Sequence[Reason] = ()
     allows_unmeasured: bool = False
@@ -84,7 +73,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     verdicts, judged, coverage = run.verdicts, len(run.verdicts), run.coverage
     blocking = [v for v in verdicts if v.blocks()]
 
-    def stopped(code: str, *args: Any, cause: CauseId = _NOT_ACCEPTED) -> tuple[RunOutcome, Reason, CauseId]:
+    def stopped(code: str, *args: Any, cause: CauseId = "run-not-accepted") -> tuple[RunOutcome, Reason, CauseId]:
         return "incomplete", because(code, *args), cause
 
     for what, of in (
@@ -94,7 +83,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     ):
         if found := tuple(v.id for v in blocking if v.outcome in of):
             why = because("unmet", judged, what, found)
-            return "rejected" if what == "failed" else "incomplete", why, _NOT_ACCEPTED
+            return "rejected" if what == "failed" else "incomplete", why, "run-not-accepted"
     if run.interrupted:
         return stopped("interrupted-after", judged, run.required)
     if not verdicts:
@@ -125,7 +114,7 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     if run.silent:
         return stopped("silent-gpu", met, run.silent[0], cause="lost-gpu")
     if run.not_one_machine:
-        return "incomplete", run.not_one_machine, _NOT_ACCEPTED
+        return "incomplete", run.not_one_machine, "run-not-accepted"
     for host, why_lost in run.lost.items():
         return stopped("lost-host", met, host, why_lost.splitlines()[0], cause="lost-node")
     if run.spoiled:
@@ -139,15 +128,15 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     # Parts of the machine that no decided requirement tested.
     idle = tuple(f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus)
     if judged < run.required:
-        return "partial", met, _NOT_ACCEPTED
+        return "partial", met, "run-not-accepted"
     if idle:
-        return "partial", because("idle-gpus", met, idle, len(coverage.gpus)), _NOT_ACCEPTED
+        return "partial", because("idle-gpus", met, idle, len(coverage.gpus)), "run-not-accepted"
     missing, why_missing = coverage.paths_planned - len(coverage.paths), coverage.why_paths_are_missing
     if missing > 0 or why_missing:  # or slow pairs were not measured again
         return stopped("pairs-missing", met, max(missing, 0), coverage.paths_planned, why_missing)
     if rerouted := tuple(one.args[0] for one in run.variables if one.args[3:] == ("reroutes", "")):
-        return "partial", because("rerouted", met, rerouted), _NOT_ACCEPTED
-    return "accepted_with_waivers" if waived else "accepted", met, _NOT_ACCEPTED
+        return "partial", because("rerouted", met, rerouted), "run-not-accepted"
+    return "accepted_with_waivers" if waived else "accepted", met, "run-not-accepted"
 
 
 def rests_on_published(verdicts: Sequence[Verdict], coverage: Coverage) -> bool:
@@ -174,28 +163,23 @@ def with_waiver(verdict: Verdict, case: AnyCase, evidence: Evidence, day: date) 
     waiver = case.requirement.waiver
     if waiver is None or why_never_waived(case.requirement):
         return verdict
+    is_known, (measured, _, is_between) = PARTLY_KNOWN not in verdict.flags, measured_for(case, evidence)
+    if verdict.is_unreadable:  # and no GPU that was read misses the bound
+        busy = median_over_rounds(measured.reading("utilization"))
+        is_known &= not (busy < case.requirement.bound).any()
     rules = (
         (verdict.passed, "waiver-not-needed"),
         (verdict.outcome != "failed" and not verdict.is_unreadable, "waives-failures-only"),
         (not waiver.holds_on(day), "waiver-ended"),
         (WRONG_DATA in verdict.flags, "never-waives-wrong-data"),
-        (PARTLY_KNOWN in verdict.flags or _hides_a_failure(verdict, case, evidence), "never-waives-unknown"),
-        (measured_for(case, evidence)[2], "never-waives-between-nodes"),
+        (not is_known, "never-waives-unknown"),
+        (is_between, "never-waives-between-nodes"),
     )
     for holds, code in rules:
         if holds:
             args = (waiver.who, str(waiver.until)) if code == "waiver-ended" else (str(waiver),)
             return replace(verdict, remarks=(*verdict.remarks, because(code, *args)))
     return replace(verdict, waiver=waiver)
-
-
-def _hides_a_failure(verdict: Verdict, case: AnyCase, evidence: Evidence) -> bool:
-    """Whether a GPU whose utilization was read misses the bound, beside one of which it could not be read."""
-    study = matching_study(evidence.plan, case.question) if verdict.is_unreadable and isinstance(case, Case) else None
-    if study is None or not isinstance(case, Case):
-        return False
-    measured = evidence.columns.arms[study.id, case.question.measured.name]
-    return bool((median_over_rounds(measured.reading("utilization")) < case.requirement.bound).any())
 
 
 def uniform_loss(

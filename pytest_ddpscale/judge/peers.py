@@ -31,7 +31,6 @@ than that are the baseline here, and absolute bounds such as ``throughput_per_gp
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -60,8 +59,7 @@ _LEAST_SHARE = 0.25  # of all places, in each of two groups
 _LEAST_GAP, _LEAST_SHARE_OF_DISTANCE = 0.8, 0.5
 
 
-@dataclass(frozen=True, eq=False)
-class Compared:
+class Compared(NamedTuple):
     """Places compared with their peers, (places,) each; NaN for a place with too few rounds or without a peer.
 
     Attributes:

@@ -47,7 +47,7 @@ from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, as_slice, once
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.thresholds.cases import Case
-from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
+from pytest_ddpscale.util.arrays import BoolArray, FloatArray, Index, IntArray
 
 # For a thresholds file that says nothing of peers, or does not compare them: what fails names somebody all the same.
 UNLESS_TOLD: Mapping[DeviceType, float] = {"cuda": 0.05, "cpu": 1.0}
@@ -176,18 +176,20 @@ def slow_ranks(evidence: Evidence, study: Study, limit: float | None) -> tuple[A
     return next((one for one in found if len(one[1].at)), found[0])
 
 
-def culprits_of(ranks: RankColumns, found: Slow, rows: IntArray, explain: BoolArray | bool = True) -> list[Culprit]:
+def culprits_of(
+    ranks: RankColumns, found: Slow, which: Index = slice(None), explain: BoolArray | bool = True
+) -> list[Culprit]:
     """Slow ranks as culprits, certain ones first; a node of several ranks that all are slow in place of these.
 
     Args:
         ranks: of the columns.
         found: the slow ones.
-        rows: which of them are named.
+        which: of them are named.
         explain: whether each explains what is missed, (slow,).
     """
     explain, hosts, node = np.broadcast_to(explain, len(found.at)), [*ranks.by_host], ranks.node[found.at]
-    sizes, slow_on, named = np.bincount(ranks.node), np.bincount(node, minlength=len(hosts)), list[Culprit]()
-    wholly = slow_on == sizes
+    sizes, rows, named = np.bincount(ranks.node), np.arange(len(node))[which], list[Culprit]()
+    wholly = np.bincount(node, minlength=len(hosts)) == sizes
     are_whole = wholly & (sizes > 1)
     for of_node in np.unique(node[rows[are_whole[node[rows]]]]).tolist():
         at = node == of_node
@@ -253,8 +255,7 @@ def name_slow(
         first, *others = answer.culprits
         seen = because("slow-alone", first.kind, first.place.number, first.host, len(others), first.because)
         answer.reasons.append(two_groups(pace.ranks, found) if len(found.faster) else seen)
-    communicates = definition.measured not in ("infer", "no_sync")
-    if communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
+    if definition.communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
         name_slow_node_pairs(answer, evidence)
 
 
@@ -278,7 +279,7 @@ def rank_notes(evidence: Evidence, limit: float | None, verdicts: Iterable[Verdi
             for at in order[stand_out[order]].tolist()
             if certain.isdisjoint({places[at].identity, Place(places[at].host).identity})
         ]
-        changing = culprits_of(pace.ranks, slow, np.flatnonzero(~slow.are_throughout))
+        changing = culprits_of(pace.ranks, slow, ~slow.are_throughout)
         told += [("slow-at-times", one.place, one.because) for one in changing]
         for code, place, why in told:
             notes[code].setdefault(place.identity, because("on-host", place.number, place.host, why))

@@ -45,7 +45,6 @@ values err by factors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
@@ -87,8 +86,7 @@ class Found(NamedTuple):
     interval: tuple[float, float] | None
 
 
-@dataclass(frozen=True, eq=False)
-class Estimated:
+class Estimated(NamedTuple):
     """Values with their intervals of many series of rounds, one row each; NaN where there is none.
 
     Attributes:
@@ -125,7 +123,7 @@ class Estimated:
     @property
     def say_nothing(self) -> BoolArray:
         """Whether an interval is too wide to be told."""
-        return np.asarray((self.scale == "factors") & (self.high > WIDEST * self.values))
+        return (self.scale == "factors") & (self.high > WIDEST * self.values)
 
     def against(self, bound: float, side: int, least: float = -math.inf) -> tuple[IntArray, npt.NDArray[np.str_]]:
         """Codes of each series, and codes of reasons.
@@ -166,13 +164,11 @@ class Estimated:
         last = {"impossible": str(self.series[row, :rounds].tolist()), "unsure": float(self.confidences[row])}
         return because(code, rounds, last.get(code, self.limit if code == "early" else 0))
 
-    def note(self, row: int) -> Reason | None:
-        """For the reader: that a series drifts, or is a single sample; None if neither."""
+    def note(self, row: int) -> Reason:
+        """For the reader: that a series with an interval drifts, or is a single sample."""
         if self.are_single[row]:
             return because("single-sample" if self.high[row] > self.low[row] else "single-value")
         change = float(self.drifts[row])
-        if math.isnan(change) or math.isnan(self.low[row]):
-            return None
         is_factor = self.scale == "factors"
         told = round(math.expm1(change), 3) if is_factor else float(f"{change:.3g}")  # as it is said
         return because("drift", told, is_factor, int(self.rounds[row]))
@@ -247,30 +243,14 @@ def intervals(series: FloatArray, confidences: FloatArray | float) -> FloatArray
     """Means, and the smallest and largest mean that is not ruled out, (3, series); NaN if there are too few rounds.
 
     The likelihood of each explanation is a sum of squares, a parabola in s = m - mean of the values, to the power of
-    -rounds/2. The means that one correlation does not rule out lie between the two zeros of a parabola: that of the
-    correlation less so many times that of another mean as the evidence needs.
+    -rounds/2: squares - 2·s·products + s²·weights ≥ 0. Of a correlation it is taken after a filter that whitens AR(1)
+    noise, over the filter's determinant to the power of 2/rounds. The means that one correlation does not rule out lie
+    between the two zeros of a parabola: that of the correlation less so many times that of another mean as the evidence
+    needs.
     """
     # The mean of equals is exact; sums of squares of nearly equal values would lose precision.
-    centres = series[:, 0] + (series - series[:, :1]).mean(axis=1)
-    right, other, penalty = _parabolas(series - centres[:, np.newaxis])
-    needed = np.exp(2 / series.shape[1] * (penalty - np.log(1 - confidences)))
-    a, b, c = np.moveaxis(right - needed * other, 1, 0)
-    with np.errstate(invalid="ignore"):  # a correlation without zeros rules out all means
-        reach = np.sqrt(b**2 - a * c)
-    # The mean of the values, s = 0, is never ruled out.
-    low, high = np.fmin.reduce((b - reach) / c, initial=0.0), np.fmax.reduce((b + reach) / c, initial=0.0)
-    is_told = (c > 0).all(axis=0)  # else the farthest means are not ruled out
-    return np.stack([centres, np.where(is_told, centres + low, np.nan), np.where(is_told, centres + high, np.nan)])
-
-
-def _parabolas(residuals: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-    """Sums of squares, squares - 2·s·products + s²·weights, if the mean is s; all ≥ 0.
-
-    Returns:
-        Of each correlation, after a filter that whitens AR(1) noise, over the filter's determinant to the power of
-        2/rounds, (correlations, 3, series); of another mean, (3, series); and the penalty of the latter.
-    """
-    rounds, right = residuals.shape[1], []
+    centres, rounds, right = series[:, 0] + (series - series[:, :1]).mean(axis=1), series.shape[1], []
+    residuals = series - centres[:, np.newaxis]
     for correlation in CORRELATIONS:
         first, filtered = math.sqrt(1 - correlation**2), residuals.copy()
         filtered[:, 1:] -= correlation * residuals[:, :-1]
@@ -280,8 +260,15 @@ def _parabolas(residuals: FloatArray) -> tuple[FloatArray, FloatArray, float]:
         sums = (filtered**2).sum(axis=1), (filtered * ones).sum(axis=1), np.full(len(residuals), (ones**2).sum())
         right.append(first ** (-2 / rounds) * np.stack(sums))
     spread, squares = 1 + EFFECT_SCALE**2 * rounds, (residuals**2).sum(axis=1)
-    other = np.stack([squares, np.zeros_like(squares), np.full(len(residuals), rounds / spread)])
-    return np.stack(right), other, 0.5 * math.log(spread)
+    other = np.stack([squares, np.zeros_like(squares), np.full(len(squares), rounds / spread)])
+    needed = np.exp(2 / rounds * (0.5 * math.log(spread) - np.log(1 - confidences)))
+    a, b, c = np.moveaxis(np.stack(right) - needed * other, 1, 0)
+    with np.errstate(invalid="ignore"):  # a correlation without zeros rules out all means
+        reach = np.sqrt(b**2 - a * c)
+    # The mean of the values, s = 0, is never ruled out.
+    low, high = np.fmin.reduce((b - reach) / c, initial=0.0), np.fmax.reduce((b + reach) / c, initial=0.0)
+    is_told = (c > 0).all(axis=0)  # else the farthest means are not ruled out
+    return np.stack([centres, np.where(is_told, centres + low, np.nan), np.where(is_told, centres + high, np.nan)])
 
 
 def fit_lines(series: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -384,7 +371,7 @@ def lasts(
     _, low, high = intervals(longer, confidences)
     # Rounding makes the deviation of equal values not quite zero.
     is_alike = series.std(axis=1) <= 1e-12 * np.abs(series).max(axis=1)
-    return np.asarray(is_alike | (goes_on & np.where(side > 0, low >= bound, high <= bound))), are_far
+    return is_alike | (goes_on & np.where(side > 0, low >= bound, high <= bound)), are_far
 
 
 @cache

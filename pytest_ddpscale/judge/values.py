@@ -12,18 +12,22 @@ comparable with that of the hardware for any n, is
     send-recv                    S/t, with S the bytes that each end sends
 
 nccl-tests takes the mean time of all ranks; here the slowest rank's time counts, because the aim is to find a bad one.
+
+**The rows of values.csv:** what each requirement found, and what none asks for, each device's own pace and probes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pytest_ddpscale.judge.agreement import numbered
+from pytest_ddpscale.judge.answer import numbered
 from pytest_ddpscale.judge.metrics import (
     GIGA,
     TERA,
@@ -39,16 +43,20 @@ from pytest_ddpscale.judge.metrics import (
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, columns_in, of_nodes_s, own_pace_of, own_pace_s, pace_in, slow_ranks
 from pytest_ddpscale.judge.stats import OF_LAUNCH, Estimated, estimate
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, Scale
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY, THROUGHPUT_PER_GPU, Scale
+from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import JudgedPlace
+from pytest_ddpscale.run.place import JudgedPlace, Place
 from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, RankColumns, once
+from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.thresholds.cases import Case, cases_of, training_cases
 from pytest_ddpscale.util.arrays import FloatArray, IntArray
 
 P = TypeVar("P", bound=Hashable)
@@ -79,7 +87,6 @@ class Values(Generic[P]):
     broken: Reason | None = None
     errors: FloatArray | float = math.nan
     of_launch: float = 0.0
-    _kept: dict[Any, Estimated] = field(init=False, default_factory=dict)
 
     def __truediv__(self, constant: float) -> Values[P]:
         """Relative to a constant of the SKU."""
@@ -96,12 +103,7 @@ class Values(Generic[P]):
 
     def estimated(self, confidence: FloatArray | float, limit: int = 0) -> Estimated:
         """Values and intervals of all places; the arguments are those of `estimate`."""
-        key = np.asarray(confidence).tobytes(), limit
-        if key not in self._kept:
-            self._kept[key] = estimate(
-                self.samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch
-            )  # fmt: skip
-        return self._kept[key]
+        return estimate(self.samples, self.scale, confidence, limit, self.errors, of_launch=self.of_launch)
 
 
 _NOTHING: Values[Any] = Values("factors", (), np.zeros(0, np.int64), np.zeros((0, 0)))
@@ -118,12 +120,36 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
         return replace(_NOTHING, broken=why_no_study(evidence.plan, question))
     found = groups_of(question, study, evidence)
     ranks, flops = found.merged[-1].ranks, evidence.flops_per_sample.get(study.id)
-    arms = Arms(found.arms, question.world_size, _slowness(question, study, evidence, found), flops).paired
+    slowness: FloatArray | float = 1.0
+    if metric.baseline == "alone" and question.world_size > 1:
+        # Of the baseline's ranks, if they take turns: among their own host's, or among those compared.
+        last, is_by_node = last_round(found), WHOLE not in found.places
+        own = own_pace_of(evidence, study, last)
+        pace = own or slow_ranks(evidence, study, None)[0]
+        times_s, beside = own_pace_s(pace), [*pace.ranks.by_host.values()]
+        times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
+        if not is_by_node:
+            beside = [np.flatnonzero([host in ranks.by_host for host in pace.ranks.hosts])]
+        key = "slowness", study.id, last, is_by_node, tuple(ranks.by_host)
+        factors: FloatArray = evidence.once(key, lambda: np.append(slowness_of(times_s, beside), 1.0))
+        slowness = factors[columns_in(pace.ranks, found.merged[0].ranks)][found.columns[0]]
+    arms = Arms(found.arms, question.world_size, slowness, flops).paired
     if metric.compares_results:
-        own = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
-        arms = replace(arms, seeded=own[found.columns[-1]])
+        seeded = numbered(evidence.seeded_checksums(study.id), ranks.numbers.tolist())
+        arms = arms._replace(seeded=seeded[found.columns[-1]])
     if metric.reads_own_pace:
-        numbers, samples = _over_peers(question, study, evidence, found.places)
+        # Of the place's slowest GPU, or of the node, with the peers of the whole run, as in `uniformity`.
+        pace = pace_in(study, arms_read(question, study)[-1], evidence)
+        own_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
+        if metric is NODE_UNIFORMITY and columns:
+            own_s, columns = of_nodes_s(pace.ranks, own_s), {host: [at] for at, host in enumerate(columns)}
+        ratios = own_s / medians_of_others(own_s)
+        columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
+        numbers, samples = pace.numbers, np.full((len(found.places), len(pace)), np.nan)
+        for row, place in enumerate(found.places):
+            of_place = columns.get(place, ())
+            if len(of_place):
+                samples[row] = ratios[:, of_place[typical[of_place].argmax()]]
     else:
         numbers, samples = arms.measured.numbers, np.ascontiguousarray(VALUE_OF[metric.name](arms).T)
     missing, lacking = {}, np.isnan(samples).all(axis=1)
@@ -154,46 +180,9 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_launch)
 
 
-def _over_peers(
-    question: Question, study: Study, evidence: Evidence, places: Sequence[str]
-) -> tuple[IntArray, FloatArray]:
-    """Numbers of the rounds; time over the peers' of the place's slowest GPU, or of the node, (places, rounds).
-
-    The peers are those of the whole run, as in `uniformity`.
-    """
-    pace = pace_in(study, arms_read(question, study)[-1], evidence)
-    times_s, columns = own_pace_s(pace), dict[str, Any](pace.ranks.by_host)
-    if question.metric is NODE_UNIFORMITY and columns:
-        times_s, columns = of_nodes_s(pace.ranks, times_s), {host: [at] for at, host in enumerate(columns)}
-    ratios, found = times_s / medians_of_others(times_s), np.full((len(places), len(pace.numbers)), np.nan)
-    columns[WHOLE], typical = np.arange(ratios.shape[1]), np.nan_to_num(median_over_rounds(ratios))
-    for row, place in enumerate(places):
-        at = columns.get(place, ())
-        if len(at):
-            found[row] = ratios[:, at[typical[at].argmax()]]
-    return pace.numbers, found
-
-
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
     """The complete rounds of the question's arms, the measured one last."""
     return groups(evidence.columns, study.id, tuple(question.arms), evidence.plan.layout)
-
-
-def _slowness(question: Question, study: Study, evidence: Evidence, found: Groups) -> FloatArray | float:
-    """Slowness of the baseline's ranks if they take turns: among their own host's, or among those compared."""
-    if question.metric.baseline != "alone" or question.world_size == 1:
-        return 1.0
-    last, is_by_node = last_round(found), evidence.plan.layout.judged_by_node(question.arms)
-    own, there = own_pace_of(evidence, study, last), found.merged[-1].ranks.by_host
-    pace = own or slow_ranks(evidence, study, None)[0]
-    times_s, groups = own_pace_s(pace), [*pace.ranks.by_host.values()]
-    times_s = times_s if own else times_s[~np.isnan(times_s).any(axis=1)]
-    if not is_by_node:
-        groups = [np.flatnonzero([host in there for host in pace.ranks.hosts])]
-    key = "slowness", study.id, last, is_by_node, tuple(there)
-    factors = evidence.once(key, lambda: slowness_of(times_s, groups))
-    of_ranks: FloatArray = np.append(factors, 1.0)[columns_in(pace.ranks, found.merged[0].ranks)]
-    return of_ranks[found.columns[0]]
 
 
 def why_broken(study_id: str, evidence: Evidence) -> Reason | None:
@@ -336,3 +325,106 @@ def unit_factor(probe: Arm) -> float:
     if probe.operation.precision is not None:
         return 1 / TERA
     return probe.operation.bus_factor(probe.world_size) / GIGA
+
+
+_DIGEST_DIGITS = 12
+_NOT_WORK = "name", "global_batch_size"
+
+
+class Row(NamedTuple):
+    """One value of one place.
+
+    Attributes:
+        requirement: its id; empty where none asks.
+        workload: workload or probe.
+        arm: that was measured; empty of a requirement, which may compare two.
+        place: that decides a requirement, in words; or the node, device, group or pair that was measured.
+        host: with NVML's index and UUID of a device, on a CPU the local rank and ``cpu``; empty where a place decides.
+        value: in `unit`, with its interval.
+        outcome: of the verdict, at the place that decides it; empty elsewhere, as are then the next five.
+        code: why it has its outcome: `Verdict.code`.
+        blocks: whether it keeps the machine from being accepted.
+        measured: digest of all that a value depends on beside its place; equal digests may be compared.
+    """
+
+    requirement: str
+    metric: str
+    workload: str
+    world_size: int
+    arm: str
+    place: str
+    host: str
+    gpu_index: int | None
+    gpu_uuid: str
+    value: float | None
+    low: float | None
+    high: float | None
+    unit: str
+    rounds: int
+    outcome: str = ""
+    code: str = ""
+    severity: str = ""
+    bound_kind: str = ""
+    bound: float | None = None
+    blocks: bool | None = None
+    measured: str = ""
+
+
+def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
+    """All rows of a run: the numbers of the place that decides a requirement are its verdict's own."""
+    asked = dict[str, Case]()
+    with suppress(ValueError):  # an earlier version compiled them
+        asked = {case.id: case for case in training_cases(cases_of(judgement.requirements))}
+    for one in judgement.verdicts:
+        what, case = (one.id, one.metric, one.workload, one.world_size, ""), asked.get(one.id)
+        kind, (low, high) = next(iter(one.bound)), one.interval or (None, None)
+        yield Row(
+            *what, one.place, "", None, "", one.value, low, high, one.unit, one.rounds,
+            one.outcome, one.code, one.severity, kind, one.bound_value, judgement.is_blocked_by(one),
+        )  # fmt: skip
+        if one.place and case and not case.requirement.definition.reads_own_pace:
+            of_nodes = values(evidence, case.question) / case.constant
+            rows = _rows(what, map(Place, of_nodes.places), of_nodes.estimated(one.confidence), one.unit)
+            yield from (row for row in rows if row.place != one.place)
+    plan, confidence = evidence.plan, max((one.confidence for one in judgement.verdicts), default=0.95)
+    for study in plan.studies:
+        unit = THROUGHPUT_PER_GPU.unit_of(study.workload.family)
+        for arm in study.arms if study.id not in evidence.errors else ():
+            measured = evidence.columns.arms.get((study.id, arm.name))
+            # Only synthetic data: a slow disk does not make a GPU slower.
+            is_own = arm.variant == USUAL and arm.data_of(study.workload) == "synthetic"
+            if measured is not None and is_own and arm.kind in ("alone", "each"):
+                of_launch = OF_LAUNCH * (plan.device_type == "cuda")
+                found = estimate(measured.per_second.T, "factors", confidence, of_launch=of_launch)
+                what = "", THROUGHPUT_PER_GPU.name, study.workload.name, arm.world_size, arm.name
+                yield from _rows(what, measured.ranks.rank_places, found, unit, digest_of(plan, study, arm))
+    for arm in plan.probes.arms if plan.probes and plan.probes.id not in evidence.errors else ():
+        if arm.operation.is_single_device:
+            probed, metric = values_of_probe(arm, evidence), METRICS[KINDS[arm.operation.kind].metric]
+            what, places = ("", metric.name, arm.kind, arm.world_size, arm.name), (one.ends[0] for one in probed.places)
+            yield from _rows(what, places, probed.estimated(confidence), metric.unit, digest_of(plan))
+
+
+def _rows(
+    what: tuple[str, str, str, int, str], places: Iterable[Place], found: Estimated, unit: str, digest: str = ""
+) -> Iterator[Row]:
+    """The rows of an arm, one for each node or device that has a value."""
+    ends = (np.where(found.say_nothing, np.nan, end) for end in (found.low, found.high))
+    cells = np.stack([found.values, *ends], axis=1).astype(object)
+    cells[cells != cells] = None  # NaN
+    for at, (value, low, high), rounds in zip(places, cells.tolist(), found.rounds.tolist(), strict=True):
+        name = at.host if at == Place(at.host) else f"{at.number} of {at.host}"
+        if rounds:
+            yield Row(*what, name, at.host, at.index, at.uuid, value, low, high, unit, rounds, measured=digest)
+
+
+def digest_of(plan: Plan, study: Study | None = None, arm: Arm | None = None) -> str:
+    """Digest of what a value of an arm depends on, besides its place: a rank's workload and block length.
+
+    On a CPU ranks share a node's cores, idle or not, so their number counts too; it is all that a probe depends on.
+    """
+    said: dict[str, Any] = {"ranks_per_cpu": plan.layout.ranks_per_node if plan.device_type == "cpu" else None}
+    if study is not None and arm is not None:
+        workload = {name: one for name, one in study.workload.settings.items() if name not in _NOT_WORK}
+        said |= {"workload": workload | {"batch_size": arm.batch_size}, "block_s": study.block_s}
+    return hashlib.sha256(strict_json(dict(sorted(said.items()))).encode()).hexdigest()[:_DIGEST_DIGITS]

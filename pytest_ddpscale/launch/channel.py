@@ -154,10 +154,7 @@ class Channel:
 
     def say(self, order: Order) -> None:
         """Send an order to all agents, without confirmation."""
-        line = encode_order(order)
-        with self._lock:
-            for carrier in self._carriers:
-                self._put(carrier, line)
+        self._put(order, self._carriers)
 
     def close(self, patience_s: float = 5.0) -> None:
         """Read the remaining output. Call this once all processes have ended.
@@ -191,12 +188,15 @@ class Channel:
     def _serve(self) -> None:
         stay_s = time.monotonic() + STAY_EVERY_S
         with self._selector, self._log:
-            while not self._is_given_up and not (self._is_closing and self._is_read):
+            while not self._is_given_up and not (
+                self._is_closing and not any(one.open_outputs or one.waiting for one in self._carriers)
+            ):
                 for key, _ in self._selector.select(_POLL_S):
                     self._read(key.data)
                 if time.monotonic() >= stay_s:
                     stay_s = time.monotonic() + STAY_EVERY_S
-                    self._stay()
+                    # To agents that are up; in a scheduler's queue no agent reads, and the pipe would fill up.
+                    self._put(Stay(), [carrier for carrier in self._carriers if carrier.has_spoken])
                 self._tell()
             self._close_all()
 
@@ -205,22 +205,13 @@ class Channel:
             for stream in (process.stdin, process.stdout, process.stderr):
                 _close(stream)
 
-    @property
-    def _is_read(self) -> bool:
-        """Whether all output was read and all orders were sent."""
-        return not any(carrier.open_outputs or carrier.waiting for carrier in self._carriers)
-
-    def _stay(self) -> None:
-        """Send `Stay` to agents that are up; in a scheduler's queue no agent reads, and the pipe would fill up."""
-        line = encode_order(Stay())
+    def _put(self, order: Order, carriers: Sequence[_Carrier]) -> None:
+        line = encode_order(order)
         with self._lock:
-            for carrier in self._carriers:
-                if carrier.has_spoken:
-                    self._put(carrier, line)
-
-    def _put(self, carrier: _Carrier, line: bytes) -> None:
-        if carrier.process.stdin and not carrier.process.stdin.closed and len(carrier.waiting) < _MOST_WAITING_BYTES:
-            carrier.waiting += line
+            for carrier in carriers:
+                stdin = carrier.process.stdin
+                if stdin and not stdin.closed and len(carrier.waiting) < _MOST_WAITING_BYTES:
+                    carrier.waiting += line
 
     def _tell(self) -> None:
         """Write waiting orders to each process as far as it reads, and close its input when closing."""

@@ -61,7 +61,12 @@ def container_of(
         is_apptainer = image.endswith(".sif") or image.startswith(_APPTAINER_SOURCES) or Path(image).is_dir()
     if is_apptainer:
         gpus = ("--nv",) if device_type == "cuda" else ()
-        return Container((), (_apptainer(), "exec", *gpus, image), _PYTHON_INSIDE)
+        if (found := shutil.which("apptainer") or shutil.which("singularity")) is None:
+            raise OptionError(
+                "--ddp-container", "neither apptainer nor singularity is on PATH", "one of them",
+                "Load its module, or use an image for Pyxis: pyxis:IMAGE.",
+            )  # fmt: skip
+        return Container((), (Path(found).name, "exec", *gpus, image), _PYTHON_INSIDE)
     arguments = image_arguments(image)
     if arguments is None:
         raise OptionError(
@@ -69,13 +74,3 @@ def container_of(
             "an image for Apptainer", "Use Apptainer: a .sif file, or apptainer:IMAGE.",
         )  # fmt: skip
     return Container(arguments, (), _PYTHON_INSIDE)
-
-
-def _apptainer() -> str:
-    found = shutil.which("apptainer") or shutil.which("singularity")
-    if found is None:
-        raise OptionError(
-            "--ddp-container", "neither apptainer nor singularity is on PATH", "one of them",
-            "Load its module, or use an image for Pyxis: pyxis:IMAGE.",
-        )  # fmt: skip
-    return Path(found).name

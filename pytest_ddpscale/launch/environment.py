@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_ddpscale.launch.launcher import Launcher, launchers
+from pytest_ddpscale.launch.launcher import launchers
 from pytest_ddpscale.plan.words import DeviceType
 
 # Variables that ranks and their launchers rely on. All others are dropped: a forgotten export must not decide how fast
@@ -44,8 +44,12 @@ def worker_environment(
     Args:
         pass_env: extra names to pass; a trailing ``*`` matches any ending.
     """
-    known = tuple(launchers().values())
-    kept = {name: value for name, value in environ.items() if _is_passed(name, known) or _is_named(name, pass_env)}
+    known, kept = tuple(launchers().values()), dict[str, str]()
+    for name, value in environ.items():
+        asked = [one.passes(name) for one in known]
+        is_passed = True in asked or name in _PASSED or name.startswith(_PASSED_PREFIXES)
+        if _is_named(name, pass_env) or (is_passed and not (False in asked or name in _WITHHELD)):
+            kept[name] = value
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept["PYTHONUNBUFFERED"] = "1"
     if device_type == "cuda":
@@ -63,13 +67,6 @@ def travelling(environment: Mapping[str, str], *, pass_env: Sequence[str] = ()) 
         for name, value in environment.items()
         if name.startswith(_TRAVELLING) or _is_named(name, pass_env)
     }  # fmt: skip
-
-
-def _is_passed(name: str, known: Sequence[type[Launcher]]) -> bool:
-    asked = [one.passes(name) for one in known]
-    if False in asked or name in _WITHHELD:
-        return False
-    return True in asked or name in _PASSED or name.startswith(_PASSED_PREFIXES)
 
 
 def _is_named(name: str, pass_env: Sequence[str]) -> bool:

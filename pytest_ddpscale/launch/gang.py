@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
-from pytest_ddpscale.launch.collective_errors import lost_connections
 from pytest_ddpscale.launch.gang_failure import (
     blames_nobody,
     describe,
@@ -23,9 +21,9 @@ from pytest_ddpscale.launch.gang_failure import (
 )
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.gpu_errors import gpu_errors
-from pytest_ddpscale.launch.launcher import AgentProcess, Launch
+from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.rank_errors import gpu_errors, lost_connections
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES
@@ -57,7 +55,21 @@ class Gang:
 
     Args:
         log: file for output other than messages; ranks' logs go to a folder of that name without suffix.
+
+    Attributes:
+        records_arrived_unix_s: when its latest records arrived, which may be before they were read; 0 before the first.
     """
+
+    records_arrived_unix_s = 0.0
+    _refused = ""
+    _silent: tuple[str, ...] = ()
+    _unheard: tuple[str, ...] = ()  # nodes that missed beats, but not for so long that they are lost
+    _cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
+    _missing_since_s: float | None = None
+    _records_heard = 0  # bytes
+    _hole = ""
+    _trouble_s: float | None = None
+    _ended_itself = False
 
     def __init__(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> None:
         self._task = task
@@ -67,24 +79,9 @@ class Gang:
         self._log = log
         self._owner = owner
         self._arrived: list[bytes] = []
-        self._records_arrived_unix_s = 0.0
         self._has_started = self._has_recorded = False
-        self._refused = ""
         self._roll = GangState()
-        self._silent: tuple[str, ...] = ()
-        self._unheard: tuple[str, ...] = ()  # nodes that missed beats, but not for so long that they are lost
-        self._cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
-        self._missing_since_s: float | None = None
-        self._records_heard = 0  # bytes
-        self._hole = ""
-        self._trouble_s: float | None = None
-        self._ended_itself = False
         self._heard_s = self._began_s = time.monotonic()
-
-    @property
-    def records_arrived_unix_s(self) -> float:
-        """When its latest records arrived, which may be before they were read; 0 before the first."""
-        return self._records_arrived_unix_s
 
     def run(self) -> GangEnd:
         """Start the gang, and return once all of its processes have ended."""
@@ -121,7 +118,8 @@ class Gang:
             if given_up:
                 how = f"given up by {self._launcher.calls_itself}"
             elif cut_off:
-                how = f"cut off ({_last_line(cut_off[0])})"
+                said = next((line for line in reversed(cut_off[0].lines) if line.strip()), "")
+                how = f"cut off ({said or f'exit code {cut_off[0].exit_code}'})"
             why = self._node_is_lost(lost or self._silent, how)
         elif why is None and exit_code is not None and exit_code < 0 and not roll.has_trouble:
             why = describe_killed(self._launcher.program, exit_code)
@@ -188,7 +186,13 @@ class Gang:
         try:
             channel = Channel(processes, environment, self._log, self._launcher.voices)
         except OSError as error:
-            raise _not_started(processes[0], error) from None
+            command = processes[0].command
+            raise GangError(
+                command[0], f"could not be started ({error.strerror or error})", "a program that this user may run",
+                "Check that it and its virtual environment still exist and that processes can be started here; "
+                # Last, because it is long and a terminal may cut it.
+                f"then measure again. The command was: {shlex.join(masked_arguments(command))}",
+            ) from None  # fmt: skip
         is_cut_short = False
         try:
             yield channel
@@ -217,7 +221,12 @@ class Gang:
             why = self._meet(channel)
         if why or channel.poll() is not None:
             return why or None
-        self._start(channel)
+        # A single node chooses its own endpoint.
+        channel.say(Start(self._roll.endpoint if self._task.nodes > 1 else None, self._owner.deadline_unix_s()))
+        # Limits and budget start only now, after any time in a scheduler's queue.
+        self._heard_s = self._began_s = time.monotonic()
+        self._has_started = True
+        self._roll.expect_beats(self._heard_s)
         return None
 
     def _await_nodes(self, channel: Channel) -> str:
@@ -252,12 +261,11 @@ class Gang:
 
     def _odd_version(self) -> str:
         """An error if agents have another version; empty if none has."""
-        others = {version: hosts for version, hosts in self._roll.versions.items() if version != __version__}
-        if not others:
-            return ""
-        version, hosts = next(iter(others.items()))
-        who = ", ".join(hosts[:5])
-        return f"{who} runs pytest-ddpscale {version}, but this session runs {__version__}: install the same version"
+        for version, hosts in self._roll.versions.items():
+            if version != __version__:
+                runs = f"{', '.join(hosts[:5])} runs pytest-ddpscale {version}"
+                return f"{runs}, but this session runs {__version__}: install the same version"
+        return ""
 
     def _no_loopback(self) -> str:
         """An error if ranks could not connect within a node; empty if they could."""
@@ -267,10 +275,15 @@ class Gang:
 
     def _survey(self, channel: Channel) -> str:
         """Collect and record the nodes' surveys. Returns why the nodes are not admitted; empty if they are."""
-        self._await(channel, lambda: self._all_answered(self._roll.surveys), self._limits.survey_s)
+        roll = self._roll
+
+        def all_answered() -> bool:
+            return all(index in roll.surveys or node.exit is not None for index, node in roll.nodes.items())
+
+        self._await(channel, all_answered, self._limits.survey_s)
         if channel.poll() is not None:
             return ""  # `_watch` finds the reason
-        self._refused = self._owner.admit(self._roll.surveyed())
+        self._refused = self._owner.admit(roll.surveyed())
         return self._refused
 
     def _meet(self, channel: Channel) -> str:
@@ -293,10 +306,6 @@ class Gang:
             f"resolve each other by the names that {self._launcher.calls_itself} uses"
         )
 
-    def _all_answered(self, answers: Mapping[int, Any]) -> bool:
-        """Whether all nodes have answered or ended."""
-        return all(i in answers or node.exit is not None for i, node in self._roll.nodes.items())
-
     def _await(self, channel: Channel, is_answered: Callable[[], bool], limit_s: float) -> None:
         """Wait until agents have answered, the processes that carry them have ended, or the time limit is reached."""
         ends_s = time.monotonic() + limit_s
@@ -308,15 +317,6 @@ class Gang:
                 return
             self._owner.hear(Idle())
             time.sleep(POLL_S)
-
-    def _start(self, channel: Channel) -> None:
-        # A single node chooses its own endpoint.
-        endpoint = self._roll.endpoint if self._task.nodes > 1 else None
-        channel.say(Start(endpoint, self._owner.deadline_unix_s()))
-        # Limits and budget start only now, after any time in a scheduler's queue.
-        self._heard_s = self._began_s = time.monotonic()
-        self._has_started = True
-        self._roll.expect_beats(self._heard_s)
 
     def _late_nodes(self) -> str:
         """Why the wait for missing nodes is over; empty while it goes on."""
@@ -388,7 +388,7 @@ class Gang:
                 self._roll.hear(news, time.monotonic())
             elif news.file == RECORDS:
                 self._arrived.append(news.data)
-                self._records_arrived_unix_s = arrived_unix_s
+                self.records_arrived_unix_s = arrived_unix_s
                 if news.offset != self._records_heard:
                     lines = "the connection to its agent drops or alters lines"
                     self._hole = f"records from {news.host} were lost: {lines}"
@@ -432,19 +432,3 @@ class Gang:
 _TROUBLE = "trouble"
 _LOST = "lost"
 _OUR_LINK = "the link of this machine, or theirs, is down"
-
-
-def _last_line(ended: EndedProcess) -> str:
-    said = next((line for line in reversed(ended.lines) if line.strip()), "")
-    return said or f"exit code {ended.exit_code}"
-
-
-def _not_started(process: AgentProcess, error: OSError) -> GangError:
-    return GangError(
-        process.command[0],
-        f"could not be started ({error.strerror or error})",
-        "a program that this user may run",
-        "Check that it and its virtual environment still exist and that processes can be started here; "
-        # Last, because it is long and a terminal may cut it.
-        f"then measure again. The command was: {shlex.join(masked_arguments(process.command))}",
-    )

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from pytest_ddpscale.launch.collective_errors import OF_COLLECTIVES, cause_of
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.gpu_errors import OUT_OF_MEMORY, cuda_error_in
-from pytest_ddpscale.node.protocol import Exit, Failed, ProcessExit, RankSeen
-from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.launch.rank_errors import OF_COLLECTIVES, OUT_OF_MEMORY, cause_of, cuda_error_in
+from pytest_ddpscale.node.protocol import Exit, Failed, RankSeen
 from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
@@ -63,9 +61,9 @@ def blames_nobody(roll: GangState) -> bool:
 
 def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
     """Ranks that torchrun saw fail or that were gone before its report, without those that it ended itself."""
-    ended = {(said.node, pid) for said in _last_words(roll) for pid in said.ended_pids}
+    ended = {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
     found: dict[tuple[int, int], RankEnd] = {}
-    for _, one, rank in _exits(roll):
+    for _, one, rank in roll.exits:
         if (rank.node, one.pid) not in ended:
             found[rank.node, rank.local_rank] = RankEnd(rank.name, one.exit_code)
     killed = {said.node for said in _without_torchrun(roll)}
@@ -77,7 +75,7 @@ def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
 
 def oom_kills(roll: GangState) -> int:
     """Number of OOM kills on the gang's nodes."""
-    return sum(said.oom_kills for said in _last_words(roll))
+    return sum(said.oom_kills for said in roll.farewells)
 
 
 def describe_killed(launcher: str, exit_code: int) -> str:
@@ -101,11 +99,24 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
         return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
-    if absent := _absent(roll, ranks_per_node):
-        return absent
+    absent = [
+        f"local rank {rank} on {node.host}"
+        for index, node in sorted(roll.nodes.items())
+        for rank in range(ranks_per_node)
+        if (index, rank) not in roll.ranks
+    ]
+    if absent:  # they import torch, or could not be started
+        of = f"{len(absent)} of {ranks_per_node * len(roll.nodes)} ranks {'has' if len(absent) == 1 else 'have'}"
+        where = "Look at the file system that holds the environment"
+        return f"{of} not come up: {first_few(absent)}, still importing torch? {where}"
     everybody = list(roll.ranks.values())
-    behind = furthest_behind(everybody)
-    if in_kernel := _waiting_for_a_device(behind or everybody):
+    # A rank that an arm does not use waits in the phase after it, so it is not behind the ranks of the arm.
+    least = min((rank.progress for rank in everybody), default=(0, 0))
+    behind = [rank for rank in everybody if rank.progress == least]
+    if 1 < len(behind) == len(everybody):  # all are equally far
+        behind = []
+    in_kernel = [rank for rank in behind or everybody if rank.state == "D"]
+    if 0 < 2 * len(in_kernel) < len(behind or everybody):
         who, where = _someone(in_kernel), _place(in_kernel[0])
         return f"{who} waiting for a device or a disk in {where}{_quoted(roll, in_kernel[0], is_stuck=True)}"
     if late := _not_connecting(roll, behind or everybody):
@@ -125,49 +136,19 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
     return f"{first.name}{state} {stands}{_quoted(roll, first, is_stuck=True)}"
 
 
-def _absent(roll: GangState, ranks_per_node: int) -> str:
-    """Describe ranks that have not said anything yet, because they import torch or could not be started."""
-    nodes = sorted(roll.nodes.items())
-    missing = {
-        node.host: [rank for rank in range(ranks_per_node) if (index, rank) not in roll.ranks] for index, node in nodes
-    }
-    who = [f"local rank {rank} on {host}" for host, ranks in missing.items() for rank in ranks]
-    if not who:
-        return ""
-    of = f"{len(who)} of {ranks_per_node * len(nodes)} ranks {'has' if len(who) == 1 else 'have'} not come up"
-    return f"{of}: {first_few(who)}, still importing torch? Look at the file system that holds the environment"
-
-
 def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen]:
     """Those among ranks that wait for each other whose NCCL has not begun to connect, as that of most others has.
 
     A rank logs ``Init START`` before it meets the others of a communicator, and ``Init COMPLETE`` after it.
     """
-    late = [rank for rank in ranks if not _is_connecting(roll, rank)]
-    is_known = all((rank.node, rank.local_rank) in roll.last_words for rank in ranks)
-    return late if is_known and 2 * len(late) <= len(ranks) else []
-
-
-def _is_connecting(roll: GangState, rank: RankSeen) -> bool:
-    words = roll.last_words.get((rank.node, rank.local_rank))
-    ends = [line for line in (words.nccl if words else ()) if line.endswith(("Init START", "Init COMPLETE"))]
-    return bool(ends) and ends[-1].endswith("START")
-
-
-def _waiting_for_a_device(ranks: Sequence[RankSeen]) -> list[RankSeen]:
-    """Those among ranks that wait for each other whose process waits in the kernel; empty if that is none or most."""
-    found = [rank for rank in ranks if rank.state == "D"]
-    return found if 2 * len(found) < len(ranks) else []
-
-
-def furthest_behind(ranks: Sequence[RankSeen]) -> list[RankSeen]:
-    """The ranks with the least progress; empty if several ranks are all equally far.
-
-    A rank that an arm does not use waits in the phase after it, so it is not behind the ranks of the arm.
-    """
-    least = min((rank.progress for rank in ranks), default=(0, 0))
-    behind = [rank for rank in ranks if rank.progress == least]
-    return behind if len(behind) < len(ranks) or len(ranks) == 1 else []
+    late = []
+    for rank in ranks:
+        if (words := roll.last_words.get((rank.node, rank.local_rank))) is None:
+            return []
+        ends = [line for line in words.nccl if line.endswith(("Init START", "Init COMPLETE"))]
+        if not ends or ends[-1].endswith("COMPLETE"):
+            late.append(rank)
+    return late if 2 * len(late) <= len(ranks) else []
 
 
 def _torchrun_killed(roll: GangState) -> str:
@@ -181,12 +162,12 @@ def _torchrun_killed(roll: GangState) -> str:
 
 def _without_torchrun(roll: GangState) -> list[Exit]:
     """Agents whose torchrun a signal ended that they did not send; torchrun reports a SIGTERM itself."""
-    return [one for one in _last_words(roll) if one.code < 0 and one.code != _SIGTERM and not one.was_ended]
+    return [one for one in roll.farewells if one.code < 0 and one.code != _SIGTERM and not one.was_ended]
 
 
 def _killed(roll: GangState, *, aborted: bool = False) -> str:
     """Describe a rank ended by a signal: SIGABRT if `aborted`, else others except SIGTERM, which torchrun sends."""
-    for said, one, rank in _exits(roll):
+    for said, one, rank in roll.exits:
         code = one.exit_code
         if code < 0 and code != _SIGTERM and (code == _SIGABRT) == aborted:
             oom = said.oom_kills > 0
@@ -197,8 +178,8 @@ def _killed(roll: GangState, *, aborted: bool = False) -> str:
 
 def _left_early(roll: GangState) -> str:
     """Describe a rank that ended with work left, and that torchrun neither saw fail nor ended."""
-    failed = {(rank.node, rank.local_rank) for _, _, rank in _exits(roll)}
-    ended = {(said.node, pid) for said in _last_words(roll) for pid in said.ended_pids}
+    failed = {(rank.node, rank.local_rank) for _, _, rank in roll.exits}
+    ended = {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
     for rank in roll.gone:
         if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
             return f"{rank.name} left early, with exit code 0, in {_place(rank)}{_quoted(roll, rank)}"
@@ -221,7 +202,7 @@ def _failed(roll: GangState) -> str:
         error, rest = cause, f"\n{error}{rest}"
     if of_cuda := cuda_error_in(first.message):
         if first.device and not of_cuda.cause:
-            who += f", {Place(first.host, first.local_rank, first.device, first.gpu_index).name},"
+            who += f", {first.place.name},"
         todo = of_cuda.cause or f"look for an Xid: `dmesg | grep -i xid` on {first.host}"
         # Before torch's long message, of which a headline has only the beginning.
         error = f"{_foreign_memory(roll, first)}{error}" if todo == OUT_OF_MEMORY else f"{error}; {todo}"
@@ -232,17 +213,15 @@ def _failed(roll: GangState) -> str:
 def _foreign_memory(roll: GangState, report: Failed) -> str:
     """Which memory of its GPU others held before the run; empty if nobody did."""
     survey = roll.surveys.get(report.node)
-    gpus = [gpu for gpu in (survey.gpus if survey else ()) if gpu.local_rank == report.local_rank]
-    used = [
-        (gpu.memory_used_bytes or sum(one.memory_bytes or 0 for one in gpu.processes or ())) / 2**30 for gpu in gpus
-    ]
-    whose = [f"process {one.pid} ({one.name or 'name not visible'})" for gpu in gpus for one in gpu.processes or ()]
-    told = first_few(whose) if whose else "no process visible here"
-    return (
-        f"{used[0]:.1f} GiB of GPU {gpus[0].index} were in use before the run ({told}); "
-        if whose or sum(used) > 1
-        else ""
-    )
+    for gpu in survey.gpus if survey else ():
+        if gpu.local_rank == report.local_rank:
+            held = gpu.processes or ()
+            whose = [f"process {one.pid} ({one.name or 'name not visible'})" for one in held]
+            gib = (gpu.memory_used_bytes or sum(one.memory_bytes or 0 for one in held)) / 2**30
+            if whose or gib > 1:
+                told = first_few(whose) or "no process visible here"
+                return f"{gib:.1f} GiB of GPU {gpu.index} were in use before the run ({told}); "
+    return ""
 
 
 def _split_error(message: str) -> tuple[str, str]:
@@ -261,23 +240,10 @@ def _split_error(message: str) -> tuple[str, str]:
 
 def _exited(roll: GangState) -> str:
     """Describe a rank that ended with an error code and without a report."""
-    for _, one, rank in _exits(roll):
+    for _, one, rank in roll.exits:
         if one.is_root_cause and one.exit_code > 0:
             return f"{rank.name} exited with code {one.exit_code} in {_place(rank)}{_quoted(roll, rank)}"
     return ""
-
-
-def _exits(roll: GangState) -> Iterator[tuple[Exit, ProcessExit, RankSeen]]:
-    """Ended processes: the agent's `Exit`, its entry for a process, and the state of the process's rank."""
-    for said in _last_words(roll):
-        for one in said.exits:
-            unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
-            yield said, one, roll.ranks.get((said.node, one.local_rank), unseen)
-
-
-def _last_words(roll: GangState) -> list[Exit]:
-    """`Exit` messages of the nodes' agents, in node order, as far as received."""
-    return [node.exit for _, node in sorted(roll.nodes.items()) if node.exit is not None]
 
 
 def _lost_its_partner(report: Failed) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pytest_ddpscale.node.protocol import (
@@ -14,6 +15,7 @@ from pytest_ddpscale.node.protocol import (
     News,
     NodeAfterFailure,
     NodeSurvey,
+    ProcessExit,
     RankSeen,
     Up,
 )
@@ -105,8 +107,20 @@ class GangState:
     @property
     def has_trouble(self) -> bool:
         """Whether a rank failed or is gone, or torchrun failed on a node."""
-        gave_up = any(node.exit is not None and node.exit.code for node in self.nodes.values())
-        return gave_up or bool(self.failures or self.gone)
+        return bool(self.failures or self.gone) or any(said.code for said in self.farewells)
+
+    @property
+    def farewells(self) -> list[Exit]:
+        """`Exit` messages of the nodes' agents, in node order, as far as received."""
+        return [node.exit for _, node in sorted(self.nodes.items()) if node.exit is not None]
+
+    @property
+    def exits(self) -> Iterator[tuple[Exit, ProcessExit, RankSeen]]:
+        """Ended processes: the agent's `Exit`, its entry for a process, and the state of the process's rank."""
+        for said in self.farewells:
+            for one in said.exits:
+                unseen = RankSeen(node=said.node, host=said.host, local_rank=one.local_rank, pid=one.pid)
+                yield said, one, self.ranks.get((said.node, one.local_rank), unseen)
 
     def surveyed(self) -> list[Survey]:
         """The surveys of all nodes in order."""

@@ -1,20 +1,22 @@
-"""Hosts by name: pdsh-style lists, host files of OpenMPI and MPICH, and the base of launchers that use them."""
+"""Hosts by name: pdsh-style lists, host files of OpenMPI and MPICH, and launchers that reach them by a command."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import socket
 import sys
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
-from pytest_ddpscale.settings import MOST_NODES
+from pytest_ddpscale.settings import MOST_NODES, Settings
 from pytest_ddpscale.util.regular_file import read_regular
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no leading hyphen, which would look like an option
@@ -30,6 +32,18 @@ _HINTS = {
 }
 _NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
 MOST_HOSTFILE_BYTES = 2**22  # 500 bytes for each of the most nodes
+_HOST = "{host}"
+_SSH = (
+    "-T",  # a terminal would alter the agents' output
+    "-x", "-a",
+    "-o", "BatchMode=yes",  # a password prompt would hang for ever
+    "-o", "ConnectTimeout=15",
+    # Detects a lost host after 30 s, like the agents' own limit.
+    "-o", "ServerAliveInterval=10",
+    "-o", "ServerAliveCountMax=3",
+    "-o", "ControlPath=none",  # an own connection that ends with this ssh
+)  # fmt: skip
+_SSH_FAILED = 255  # exit code if ssh itself fails; others are the remote command's
 _NO_PROGRAM = (126, 127)  # exit codes of shells and compatible programs
 
 
@@ -97,6 +111,65 @@ class PerHostLauncher(Launcher):
         return hosts, None
 
 
+class SshLauncher(PerHostLauncher, name="ssh"):
+    """Starts agents by ssh. Users, ports, keys and jump hosts are configured in ``~/.ssh/config``."""
+
+    calls_itself = "ssh"
+    program = "ssh"
+    service = "its sshd"
+
+    @classmethod
+    def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
+        """Whether hosts are named without --ddp-exec."""
+        return bool(settings.hosts) and not settings.exec
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """As in `PerHostLauncher`. Also raises OptionError if ssh is not installed here."""
+        found = super().cluster(plans_only=plans_only)
+        if not plans_only and shutil.which("ssh") is None:
+            raise OptionError("--ddp-launcher", "ssh is not on PATH", "OpenSSH's client")
+        return found
+
+    def command(self, host: str, agent: Sequence[str]) -> list[str]:
+        """The ssh command; the agent's command is quoted as one word for the remote shell."""
+        return ["ssh", *_SSH, "--", host, shlex.join(["exec", *agent])]
+
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
+        """Why ssh did not reach a host, with ssh's message."""
+        if exit_code != _SSH_FAILED:
+            return super().why_not_up(host, exit_code, lines)
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "ssh gave no reason")
+        return f"{host} cannot be reached by ssh: {said.removeprefix('ssh: ').rstrip('.')} (try `ssh {host} true`)"
+
+
+class ExecLauncher(PerHostLauncher, name="exec"):
+    """Any command that carries standard input and output to a host: ``kubectl exec -i {host} --``."""
+
+    calls_itself = "--ddp-exec"
+    program = "the command of --ddp-exec"
+    options: ClassVar[tuple[str, ...]] = (*PerHostLauncher.options, "exec")
+
+    @classmethod
+    def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
+        """Whether --ddp-exec is given."""
+        return bool(settings.exec)
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """As in `PerHostLauncher`. Also raises OptionError if the command lacks ``{host}`` or is not installed here."""
+        words = self.settings.exec
+        if not any(_HOST in word for word in words):
+            found = f"found no {_HOST} in it" if words else "found nothing"
+            raise OptionError("--ddp-exec", found, f'a command such as "kubectl exec -i {_HOST} --"')
+        cluster = super().cluster(plans_only=plans_only)
+        if not plans_only and shutil.which(words[0]) is None:
+            raise OptionError("--ddp-exec", f"{words[0]} is not on PATH", "a program that this user may run")
+        return cluster
+
+    def command(self, host: str, agent: Sequence[str]) -> list[str]:
+        """The user's command with the host's name inserted, followed by the agent's command."""
+        return [*(word.replace(_HOST, host) for word in self.settings.exec), *agent]
+
+
 def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
     """Hosts in the order of a host file, and the slots of each; None if it does not give slots.
 
@@ -122,19 +195,18 @@ def read_hostfile(path: Path) -> tuple[tuple[str, ...], int | None]:
         if said and not int(said):
             raise OptionError(f"{path}, line {number}", f"found 0 slots for {name}", "at least one, or no such line")
         for host in expanded(f"{path}, line {number}", name):
-            before = slots.get(host)
-            again = host in slots
-            slots[host] = (before or 1) + int(said or 1) if again else int(said) if said else None
+            own = int(said) if said else None
+            slots[host] = (slots[host] or 1) + (own or 1) if host in slots else own
     if not slots:
         raise OptionError("--ddp-hosts", f"found no host in {path}", "one host per line")
     (first, of_first), *others = slots.items()
-    other = next(((host, count) for host, count in others if (count or 1) != (of_first or 1)), None)
-    if other is not None:
-        host, count = other
-        raise OptionError(
-            str(path), f"{first} has {of_first or 1} slots, {host} has {count or 1}", "the same number on every host",
-            "Every node runs the same number of ranks; test hosts with different numbers in separate runs.",
-        )  # fmt: skip
+    for host, count in others:
+        if (count or 1) != (of_first or 1):
+            raise OptionError(
+                str(path), f"{first} has {of_first or 1} slots, {host} has {count or 1}",
+                "the same number on every host",
+                "Every node runs the same number of ranks; test hosts with different numbers in separate runs.",
+            )  # fmt: skip
     return tuple(slots), of_first
 
 

@@ -1,6 +1,6 @@
 """The launcher interface and registry.
 
-A launcher is one module. It starts an agent on each node, and reports which nodes there are, how long a scheduler's
+A launcher is one class. It starts an agent on each node, and reports which nodes there are, how long a scheduler's
 queue lasts, which nodes are lost and why a gang ended. Agents communicate over standard input and output, so anything
 that carries these two streams can be a launcher.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.container import NO_CONTAINER, Container
@@ -97,6 +97,9 @@ class AgentProcess:
     host: str = ""
 
 
+_LAUNCHERS: dict[str, type[Launcher]] = {}
+
+
 class Launcher(ABC):
     """Starts agents on nodes, and reports what is known of them from outside.
 
@@ -121,6 +124,10 @@ class Launcher(ABC):
     voices: ClassVar[tuple[str, ...]] = ()
     shares_environment: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, name: str = "") -> None:
+        if name:
+            cls.name, _LAUNCHERS[name] = name, cls
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings = settings
@@ -187,25 +194,10 @@ class Launcher(ABC):
         return ""
 
 
-LauncherType = TypeVar("LauncherType", bound=type[Launcher])
-_LAUNCHERS: dict[str, type[Launcher]] = {}
-
-
-def launcher(name: str) -> Callable[[LauncherType], LauncherType]:
-    """Register a launcher under a name."""
-
-    def register(found: LauncherType) -> LauncherType:
-        found.name = name
-        _LAUNCHERS[name] = found
-        return found
-
-    return register
-
-
 def launchers() -> dict[str, type[Launcher]]:
     """All launchers by name."""
-    for name in LAUNCHERS:
-        importlib.import_module(f"pytest_ddpscale.launch.{name}")
+    for module in LAUNCHERS.values():
+        importlib.import_module(f"pytest_ddpscale.launch.{module}")
     return {name: _LAUNCHERS[name] for name in LAUNCHERS}
 
 

@@ -11,10 +11,11 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.settings import AUTO, Settings
 
 _SRUN = (
@@ -69,8 +70,7 @@ _REASONS = {
 _NEAR_THE_END = timedelta(minutes=5)
 
 
-@launcher("slurm")
-class SlurmLauncher(Launcher):
+class SlurmLauncher(Launcher, name="slurm"):
     """Starts agents by srun. ``--ddp-slurm-args`` override ours; ``--exclusive`` is dropped inside an allocation."""
 
     calls_itself = "Slurm"
@@ -103,11 +103,12 @@ class SlurmLauncher(Launcher):
                 nodes.
         """
         settings = self.settings
-        if plans_only:
-            nodes = settings.nodes or len(self._hosts_if_known()) or 1
-            return Cluster(nodes, launcher=self.name, is_elsewhere=True) if nodes > 1 else Cluster()
-        hosts = allocated_hosts(self.environ)
+        hosts: tuple[str, ...] = ()
+        with suppress(OptionError) if plans_only else nullcontext():
+            hosts = allocated_hosts(self.environ)
         nodes = settings.nodes or len(hosts) or 1
+        if plans_only:
+            return Cluster(nodes, launcher=self.name, is_elsewhere=True) if nodes > 1 else Cluster()
         if hosts and nodes > len(hosts):
             raise OptionError(
                 "--ddp-nodes", f"found {nodes}, but Slurm job {self.environ['SLURM_JOB_ID']} has {len(hosts)}",
@@ -127,10 +128,12 @@ class SlurmLauncher(Launcher):
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """``srun --job-name=… --nodes=N --ntasks=N … python -m pytest_ddpscale.node …``."""
-        where, own = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}"], self._arguments(launch)
+        where, own = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}"], list(self.settings.slurm_args)
         if launch.hosts:
             where += [*_WITHIN_AN_ALLOCATION, f"--nodelist={','.join(launch.hosts)}"]
             own = [argument for argument in own if not _FOR_AN_ALLOCATION.match(argument)]
+        elif launch.device_type == "cuda" and not any(map(_ASKS_FOR_GPUS.match, own)):
+            own.insert(0, f"--gpus-per-node={self.settings.gpus_per_node}")
         srun = ["srun", f"--job-name={launch.name}", *_SRUN, *where, *launch.container.arguments, *own]
         return [AgentProcess([*srun, *launch.agent(*_WHICH_NODE)])]
 
@@ -147,11 +150,8 @@ class SlurmLauncher(Launcher):
 
     def why_ended(self, lines: Sequence[str]) -> str:
         """Why Slurm ended a step, from srun's output."""
-        for line in lines:
-            match = _CANCELLED.search(line)
-            if match and (match[1] or "").strip() in _REASONS:
-                return _REASONS[(match[1] or "").strip()]
-        return ""
+        ends = ((match[1] or "").strip() for line in lines if (match := _CANCELLED.search(line)))
+        return next((_REASONS[why] for why in ends if why in _REASONS), "")
 
     def why_signalled(self) -> str:
         """Why Slurm may be signalling this job now; empty if unknown or outside of a job."""
@@ -175,19 +175,6 @@ class SlurmLauncher(Launcher):
             f"Processes of its Slurm step {launch.name} are left on the nodes, so no other gang is started; see "
             "`squeue --steps`"
         )
-
-    def _arguments(self, launch: Launch) -> list[str]:
-        """The user's arguments; for a new job also the GPUs it needs, unless the user requests them."""
-        own = list(self.settings.slurm_args)
-        if launch.device_type == "cuda" and not launch.hosts and not any(map(_ASKS_FOR_GPUS.match, own)):
-            own.insert(0, f"--gpus-per-node={self.settings.gpus_per_node}")
-        return own
-
-    def _hosts_if_known(self) -> tuple[str, ...]:
-        try:
-            return allocated_hosts(self.environ)
-        except OptionError:
-            return ()
 
 
 def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -222,8 +209,11 @@ def reason_of(described: str, now: datetime) -> str:
     # After scancel a job is COMPLETING while its processes end, and its EndTime is the time of cancellation.
     if fields.get("JobState") in ("CANCELLED", "COMPLETING"):
         return _REASONS[""]
-    end = _time(fields.get("EndTime", ""))
-    return at_its_limit if end is not None and end - now < _NEAR_THE_END else ""
+    try:
+        is_near = datetime.fromisoformat(fields.get("EndTime", "")) - now < _NEAR_THE_END
+    except ValueError:
+        return ""
+    return at_its_limit if is_near else ""
 
 
 def _is_one_of(hosts: tuple[str, ...], environ: Mapping[str, str]) -> bool:
@@ -238,13 +228,6 @@ def _expanded(hosts: str) -> tuple[str, ...]:
         return (hosts,)  # a single name needs no expansion
     found = _asked("scontrol", "show", "hostnames", hosts)
     return tuple(found.split()) if found else ()
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def _asked(*command: str) -> str | None:

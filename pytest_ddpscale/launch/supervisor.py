@@ -78,6 +78,12 @@ class Supervisor:
             not be measured, or an empty string.
     """
 
+    _is_surveyed = False
+    _has_nothing_to_run = False
+    _deadline_unix_s: float | None = None
+    _has_begun = False
+    _interruption = ""
+
     def __init__(
         self,
         launch: Launch,
@@ -96,17 +102,11 @@ class Supervisor:
         self._isolate = isolate
         self._judge = judge
         self._admit = admit
-        self._is_surveyed = False
-        self._has_nothing_to_run = False
         self._last_gang = max((getattr(record, "gang", -1) for record in run.read_records()), default=-1)
-        self._deadline_unix_s: float | None = None
         self._lost: set[str] = set()
-        self._has_begun = False
         self._studies: list[StudyStart | StudyEnd] = []  # of the latest gang
         self._reader = RecordReader()
-        self._interruption = ""
-        self._starts_again = 0
-        self._has_confirmed = False
+        self._retried: set[str] = set()
 
     def measure(self, plan: Plan) -> None:
         """Measure every study of the plan, or record why not.
@@ -121,8 +121,11 @@ class Supervisor:
         pending = list(plan.study_ids)
         try:
             with interrupted_by_termination():
-                if plan.survey and not pending:
-                    self._only_survey(plan)
+                if plan.survey and not pending:  # only survey the nodes, without launching ranks
+                    self._has_nothing_to_run = True
+                    end, _ = self._launched(plan, [])
+                    if not end.refused:
+                        self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
                 while pending:
                     first = _gang_of(plan, pending[0])
                     batch = [study for study in pending if _gang_of(plan, study) == first]
@@ -130,23 +133,22 @@ class Supervisor:
                     ended = self._run_gang(plan, batch)
                     pending = [study for study in pending if study not in ended]
         except KeyboardInterrupt as interrupt:
-            self._record_interruption(plan, self._interruption or self._why_interrupted(interrupt))
+            why = self._interruption or self._why_interrupted(interrupt)
+            with suppress(WritingError):  # on a full disk, the missing end means the same
+                self._run.cut_torn_line()
+                ended = set(ends_of(self._run.read_records()))
+                self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
             raise
-
-    def _only_survey(self, plan: Plan) -> None:
-        """Survey the nodes without launching ranks."""
-        self._has_nothing_to_run = True
-        end, _ = self._launched(plan, [])
-        if not end.refused:
-            self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
 
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """Run one gang. Returns the studies it settled, measured or not; none if it is to be tried again."""
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
             self._end(studies, "budget", "")
             return set(studies)
-        if unfit := self._unfit(plan, studies):
-            return unfit
+        if unfit := [study for study in studies if self._lost and not plan.fits_nodes(study)]:
+            lost = f"{', '.join(sorted(self._lost))} was lost before"
+            self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {lost}")
+            return set(unfit)
         end, log = self._launched(plan, studies)
         if end.refused:
             raise NotAdmitted(end.refused)
@@ -158,12 +160,20 @@ class Supervisor:
             return ended
         self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
-        lost = [Lost(hosts=end.lost_hosts, message=end.why)] if end.lost_hosts else []
-        self._run.append_records([*end.post_mortems, *lost])
-        if not end.interrupted:
-            blamed = begun[-1:] if begun and begun[-1] not in ended else [one for one in studies if one not in ended]
-            self._note_gpu_errors(plan, studies[0], end, _gang_number(log), blamed)
+        records: list[AnyRecord] = [*end.post_mortems]
+        if end.lost_hosts:
+            records.append(Lost(hosts=end.lost_hosts, message=end.why))
         left = [study for study in studies if study not in ended]
+        # If no study had begun, all remaining ones fail: another gang would hardly get further.
+        blamed = begun[-1:] if begun and begun[-1] not in ended else left
+        if end.gpu_errors and not end.interrupted:
+            layout = plan.layout_of(studies[0])
+            errors = tuple(
+                msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
+            )
+            number = _gang_number(log)
+            records.append(GpuErrors(gang=number, ranks=layout.world_size, errors=errors, studies=tuple(blamed)))
+        self._run.append_records(records)
         if end.interrupted:
             self._end(left, "interrupted", end.interrupted)
             return set(studies)
@@ -171,10 +181,14 @@ class Supervisor:
             head, line_end, details = end.why.partition("\n")
             self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
             return set(studies)
-        if not begun and (self._may_start_again() or self._may_confirm(end)):
+        # A gang that ended before its first study is tried again: once if an earlier one got further, and once if a
+        # GPU's error ended it, as a second tells the GPU.
+        has_errors = any(not one.peer for one in end.gpu_errors)
+        whys = {"got further": self._has_begun, "GPU's error": has_errors}
+        again = next((why for why, is_so in whys.items() if is_so and why not in self._retried), "")
+        if again and not begun:
+            self._retried.add(again)
             return set()
-        # If no study had begun, all remaining ones fail: another gang would hardly get further.
-        blamed = begun[-1:] if begun and begun[-1] not in ended else left
         self._end(blamed, "error", end.why or _ENDED_EARLY)
         return ended | set(blamed)
 
@@ -191,37 +205,6 @@ class Supervisor:
             seconds = gang.records_arrived_unix_s - began_unix_s
             self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
         return end, log
-
-    def _may_start_again(self) -> bool:
-        """Whether to retry a gang that died before its first study: once, if an earlier gang got further."""
-        self._starts_again += self._has_begun
-        return self._has_begun and self._starts_again == 1
-
-    def _may_confirm(self, end: GangEnd) -> bool:
-        """Whether to retry a gang that a GPU's error ended before its first study: once, as a second tells the GPU."""
-        has_errors = any(not one.peer for one in end.gpu_errors)
-        is_first, self._has_confirmed = not self._has_confirmed, self._has_confirmed or has_errors
-        return is_first and has_errors
-
-    def _note_gpu_errors(self, plan: Plan, first: str, end: GangEnd, gang: int, without_result: Sequence[str]) -> None:
-        """Record ranks that an error of their own GPU ended, and how many others did the same work."""
-        if not end.gpu_errors:
-            return
-        layout = plan.layout_of(first)
-        errors = tuple(
-            msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
-        )
-        self._run.append_records(
-            [GpuErrors(gang=gang, ranks=layout.world_size, errors=errors, studies=tuple(without_result))]
-        )
-
-    def _unfit(self, plan: Plan, studies: Sequence[str]) -> set[str]:
-        """Studies that can no longer be measured because a node was lost."""
-        if not self._lost:
-            return set()
-        unfit = [study for study in studies if not plan.fits_nodes(study)]
-        self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {', '.join(sorted(self._lost))} was lost before")
-        return set(unfit)
 
     def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
         layout = plan.layout_of(studies[0]) if studies else plan.layout
@@ -259,18 +242,13 @@ class Supervisor:
 
     def admit(self, surveys: Sequence[Survey]) -> str:
         """See `GangOwner`; called once, before anything runs on the nodes."""
-        self._is_surveyed = True
-        surveys = [msgspec.structs.replace(one, free_bytes={**one.free_bytes, **self._room()}) for one in surveys]
+        self._is_surveyed, room = True, dict[str, int]()
+        with suppress(OSError):  # the run directory is on this machine for all nodes
+            system = os.statvfs(self._run.path)
+            room = {"run_directory": system.f_bavail * system.f_frsize}
+        surveys = [msgspec.structs.replace(one, free_bytes=one.free_bytes | room) for one in surveys]
         self._write(surveys)
         return self._admit(surveys) or ("nothing is to be run" if self._has_nothing_to_run else "")
-
-    def _room(self) -> dict[str, int]:
-        """Free space of the run directory, which is on this machine for all nodes."""
-        try:
-            system = os.statvfs(self._run.path)
-        except OSError:
-            return {}
-        return {"run_directory": system.f_bavail * system.f_frsize}
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """See `GangOwner`."""
@@ -286,8 +264,11 @@ class Supervisor:
     def keep(self, lines: bytes) -> list[AnyRecord]:
         """See `GangOwner`. An invalid line is kept but skipped here; judging refuses it later."""
         self._run.append_lines(lines)
-        arrived = map(self._record, lines.splitlines())
-        return [record for record in arrived if record is not None]
+        found = []
+        for line in lines.splitlines():
+            with suppress(ValueError):
+                found.append(self._reader.read(line))
+        return found
 
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
         """See `GangOwner`."""
@@ -299,25 +280,12 @@ class Supervisor:
         self._listener(record)
         return wanted
 
-    def _record(self, line: bytes) -> AnyRecord | None:
-        try:
-            return self._reader.read(line)
-        except ValueError:
-            return None
-
     def _keep_reports(self, end: GangEnd, folder: Path) -> None:
         """Write failure reports of ranks beside their logs."""
         with suppress(OSError):  # on a full disk, the study's error still quotes the first report
             folder.mkdir(exist_ok=True)
             for report in end.failures:
                 (folder / f"rank-{report.rank}.error.json").write_bytes(msgspec.json.encode(report) + b"\n")
-
-    def _record_interruption(self, plan: Plan, why: str) -> None:
-        """Record for every study without an end that it was interrupted, and why."""
-        with suppress(WritingError):  # on a full disk, the missing end means the same
-            self._run.cut_torn_line()
-            ended = ends_of(self._run.read_records())
-            self._end([study for study in plan.study_ids if study not in ended], "interrupted", why)
 
     def _end(self, studies: Sequence[str], reason: EndReason, why: str) -> None:
         self._write([StudyEnd(study=study, reason=reason, message=why) for study in studies])

@@ -7,14 +7,13 @@ import platform
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.node.addresses import loopback_problem
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import settings_from
 
 
-@launcher("torchrun")
-class TorchrunLauncher(Launcher):
+class TorchrunLauncher(Launcher, name="torchrun"):
     """One node: this machine."""
 
     calls_itself = "this machine"

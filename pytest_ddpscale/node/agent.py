@@ -21,7 +21,7 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
-from pytest_ddpscale.node.limited_command import Command
+from pytest_ddpscale.node.limited_command import Command, last_line
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
@@ -37,7 +37,6 @@ from pytest_ddpscale.node.protocol import (
     NodeAfterFailure,
     NodeSurvey,
     Order,
-    ProcessExit,
     Start,
     Stay,
     Stop,
@@ -46,10 +45,18 @@ from pytest_ddpscale.node.protocol import (
     decode_order,
     encode_news,
 )
-from pytest_ddpscale.node.rank_logs import LogRelay, last_nccl_lines, last_words, rank_log
-from pytest_ddpscale.node.ranks import LocalRanks, oom_kills
-from pytest_ddpscale.node.survey_process import LIMIT_S, POST_MORTEM_LIMIT_S, survey_command, survey_from
-from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
+from pytest_ddpscale.node.ranks import (
+    LocalRanks,
+    LogRelay,
+    ended_pids,
+    interfaces,
+    last_nccl_lines,
+    last_words,
+    oom_kills,
+    rank_exits,
+    rank_log,
+    torchrun_command,
+)
 from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
@@ -57,8 +64,40 @@ from pytest_ddpscale.run.rank_folder import (
     leave,
     open_records,
 )
+from pytest_ddpscale.run.strict_json import decode
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
+
+SURVEY_LIMIT_S = 60.0
+# Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds,
+# and who does not answer is asked again 5 s later.
+POST_MORTEM_LIMIT_S = 20.0
+
+
+def survey_command(host: str, *options: str) -> list[str]:
+    """``python -m pytest_ddpscale.node.survey …`` with the running interpreter, which the ranks use too."""
+    return [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}", *options]
+
+
+def survey_from(command: Command, host: str) -> Survey | None:
+    """The survey of a host once its command is done, with `problem` set if it failed; None while it runs."""
+    if not command.is_done():
+        return None
+    if command.code == 0:
+        lines = command.printed.splitlines() or [b""]  # a site's own output may precede the last line
+        try:
+            return decode(msgspec.json.Decoder(Survey), lines[-1])
+        except ValueError as error:
+            problem = f"printed no valid survey ({error}): {last_line(command.printed)}"
+    elif command.problem:
+        problem = command.problem
+    else:
+        code = f"ended with code {command.code}"
+        what = f"was not done within {command.limit_s:g} s" if command.was_too_late else code
+        problem = f"{what}; its last message: {last_line(command.errors)}"
+    return Survey(host, time.time(), f"the survey {problem}")
+
 
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
@@ -73,20 +112,21 @@ OrderType = TypeVar("OrderType", Task, Start)
 class NodeAgent:
     """Starts, watches and ends the ranks of one node."""
 
+    _output = b""
+    _half_line = b""
+    _is_input_open = True
+    _port: socket.socket | None = None
+    _folder: Path | None = None  # the ranks' folder, once they have started
+    _records = b""  # rank 0's incomplete last line
+    _records_sent = 0  # bytes of rank 0's records sent so far
+
     def __init__(self, node: int, host: str) -> None:
         self._node = node
         self._host = host
-        self._output = b""
         self._heard = time.monotonic()
         self._orders: deque[Order] = deque()
-        self._half_line = b""
-        self._is_input_open = True
         self._selector = selectors.DefaultSelector()  # descriptors, each with its read function as data
         self._oom_kills = oom_kills()
-        self._port: socket.socket | None = None
-        self._folder: Path | None = None  # the ranks' folder, once they have started
-        self._records = b""  # rank 0's incomplete last line
-        self._records_sent = 0  # bytes of rank 0's records sent so far
 
     def run(self) -> int:
         """Serve until the ranks are done or the supervisor ends the gang. Returns the exit code."""
@@ -100,7 +140,7 @@ class NodeAgent:
         survey = None
         if task.survey:
             options = () if task.has_gpus else ("--no-gpu",)
-            survey = Command(survey_command(self._host, *options), LIMIT_S, os.environ | task.environment)
+            survey = Command(survey_command(self._host, *options), SURVEY_LIMIT_S, os.environ | task.environment)
         try:
             start = self._await_order(Start, survey)
         finally:
@@ -122,15 +162,6 @@ class NodeAgent:
         """The address and reserved port where rank 0 will host the store."""
         self._port = reserved_port(gang_id)
         return f"{address}:{self._port.getsockname()[1]}"
-
-    def _tell_endpoint(self, meet: Meet) -> None:
-        """Report the ranks' rendezvous, which is only on the interface that leads to another node."""
-        task = next(order for order in self._orders if isinstance(order, Task))
-        try:
-            endpoint = self._endpoint(task.gang_id, address_toward_any((meet.peer, *meet.addresses)))
-            self._say(Endpoint, endpoint=endpoint)
-        except OSError as error:
-            self._say(Endpoint, problem=error.strerror or str(error))
 
     def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
         """Wait for an order of a kind, passing on the survey meanwhile; None if the supervisor said stop or is gone."""
@@ -166,9 +197,16 @@ class NodeAgent:
         output = self._output.decode("utf-8", errors="replace")
         exits = rank_exits(output)
         has_failed = was_ended or process.returncode != 0
-        nccl_logs = self._nccl_logs(task, folder)
-        self._tell_last_words(task, folder, nccl_logs, exits, was_ended=was_ended)
-        if has_failed and nccl_logs[0].parent == folder:  # else they are sent anyway
+        # NCCL's logs are in the agent's folder, or among the run's logs if the user set NCCL_DEBUG.
+        is_asked = "NCCL_DEBUG" in os.environ | task.environment
+        local_ranks, first = range(task.ranks_per_node), self._node * task.ranks_per_node
+        nccl_folder = folder / LOGS / "run" if is_asked else folder
+        nccl_logs = [nccl_folder / f"nccl-rank-{first + local_rank}.log" for local_rank in local_ranks]
+        # Last lines of the ranks that failed; of all ranks if they were ended from outside.
+        for local_rank in local_ranks if was_ended else sorted({one.local_rank for one in exits}):
+            lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
+            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=last_nccl_lines(nccl_logs[local_rank]))
+        if has_failed and not is_asked:  # else they are sent anyway
             for log in nccl_logs:
                 with contextlib.suppress(OSError):  # without NCCL there are no logs
                     shutil.copy(log, folder / LOGS / "gang")
@@ -200,8 +238,7 @@ class NodeAgent:
     @property
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or said stop without a failure."""
-        stops = [order for order in self._orders if isinstance(order, Stop)]
-        return not self._is_input_open or any(not order.failed for order in stops)
+        return not self._is_input_open or any(not one.failed for one in self._orders if isinstance(one, Stop))
 
     def _family(self, task: Task) -> str:
         """The name by which torchrun and its ranks on this node are found."""
@@ -297,8 +334,13 @@ class NodeAgent:
         for line in lines:
             order = decode_order(line)
             if isinstance(order, Meet):
-                if self._node == 0:
-                    self._tell_endpoint(order)
+                if self._node == 0:  # the ranks' rendezvous is only on the interface that leads to another node
+                    task = next(order for order in self._orders if isinstance(order, Task))
+                    try:
+                        address = address_toward_any((order.peer, *order.addresses))
+                        self._say(Endpoint, endpoint=self._endpoint(task.gang_id, address))
+                    except OSError as error:
+                        self._say(Endpoint, problem=error.strerror or str(error))
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
@@ -314,22 +356,6 @@ class NodeAgent:
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
-
-    def _nccl_logs(self, task: Task, folder: Path) -> list[Path]:
-        """The NCCL log of each rank: in the agent's folder, or among the run's logs if the user set NCCL_DEBUG."""
-        first = self._node * task.ranks_per_node
-        place = folder / LOGS / "run" if "NCCL_DEBUG" in os.environ | task.environment else folder
-        return [place / f"nccl-rank-{first + local_rank}.log" for local_rank in range(task.ranks_per_node)]
-
-    def _tell_last_words(
-        self, task: Task, folder: Path, nccl_logs: Sequence[Path], exits: Sequence[ProcessExit], *, was_ended: bool
-    ) -> None:
-        """Report last lines of the ranks that failed; of all ranks if they were ended from outside."""
-        speaking = range(task.ranks_per_node) if was_ended else sorted({one.local_rank for one in exits})
-        for local_rank in speaking:
-            lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
-            nccl = last_nccl_lines(nccl_logs[local_rank])
-            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=nccl)
 
     def _say(self, kind: type[Heard], **fields: Any) -> None:
         self._tell(kind(node=self._node, host=self._host, **fields))

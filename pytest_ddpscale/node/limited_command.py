@@ -25,14 +25,15 @@ class Command:
         code: its exit code, negative for a signal's number; None without one.
     """
 
+    _process: subprocess.Popen[bytes] | None = None
+    problem = ""
+    was_too_late = False
+    code: int | None = None
+
     def __init__(self, arguments: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> None:
         self._name = arguments[0]
         self.limit_s = limit_s
         self._ends_s = time.monotonic() + limit_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self.problem = ""
-        self.was_too_late = False
-        self.code: int | None = None
         self.printed = self.errors = b""
         try:
             self._process = subprocess.Popen(

@@ -19,7 +19,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import Assignment, RankFailure, RankStatus, WantedArms
+from pytest_ddpscale.run.strict_json import Record
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.printable import printable_line
 
@@ -35,11 +37,11 @@ SILENCE_S = 30.0
 STAY_EVERY_S = 2.0
 
 
-class FromSupervisor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="say"):
+class FromSupervisor(Record, omit_defaults=False, tag_field="say"):
     """Base of the supervisor's messages."""
 
 
-class Task(FromSupervisor, frozen=True, kw_only=True, tag="task"):
+class Task(FromSupervisor, tag="task"):
     """The agent's job, sent before ranks start. It is the same for all nodes; an agent already knows its own node.
 
     Attributes:
@@ -55,14 +57,14 @@ class Task(FromSupervisor, frozen=True, kw_only=True, tag="task"):
     nodes: int
     ranks_per_node: int
     assignment: Assignment
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
     beat_s: float = 2.0
     survey: bool = False
     has_gpus: bool = True
     post_mortem: bool = False
 
 
-class Start(FromSupervisor, frozen=True, tag="start"):
+class Start(FromSupervisor, tag="start"):
     """Start the ranks.
 
     Attributes:
@@ -74,7 +76,7 @@ class Start(FromSupervisor, frozen=True, tag="start"):
     deadline_unix_s: float | None = None
 
 
-class Meet(FromSupervisor, frozen=True, tag="meet"):
+class Meet(FromSupervisor, tag="meet"):
     """Ask the first node for its address on the route to another node.
 
     Attributes:
@@ -86,11 +88,11 @@ class Meet(FromSupervisor, frozen=True, tag="meet"):
     addresses: tuple[str, ...] = ()
 
 
-class Stay(FromSupervisor, frozen=True, tag="stay"):
+class Stay(FromSupervisor, tag="stay"):
     """A sign of life from the supervisor."""
 
 
-class Stop(FromSupervisor, frozen=True, tag="stop"):
+class Stop(FromSupervisor, tag="stop"):
     """End the ranks and the agent.
 
     Attributes:
@@ -103,14 +105,14 @@ class Stop(FromSupervisor, frozen=True, tag="stop"):
 Order = Task | Start | Meet | WantedArms | Stay | Stop
 
 
-class FromNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="say"):
+class FromNode(Record, kw_only=True, omit_defaults=False, tag_field="say"):
     """Base of an agent's messages, with the node's index and name."""
 
     node: int
     host: str
 
 
-class Up(FromNode, frozen=True, forbid_unknown_fields=False, kw_only=True, tag="up"):
+class Up(FromNode, forbid_unknown_fields=False, tag="up"):
     """The agent is up. The one message that other versions must understand.
 
     Attributes:
@@ -124,11 +126,11 @@ class Up(FromNode, frozen=True, forbid_unknown_fields=False, kw_only=True, tag="
     loopback_problem: str = ""
 
 
-class Beat(FromNode, frozen=True, kw_only=True, tag="beat"):
+class Beat(FromNode, tag="beat"):
     """A sign of life while no rank has begun."""
 
 
-class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank"):
+class RankSeen(RankStatus, tag_field="say", tag="rank"):
     """Status of one rank, from its node's agent.
 
     Attributes:
@@ -150,18 +152,23 @@ class RankSeen(RankStatus, frozen=True, kw_only=True, tag_field="say", tag="rank
         return self.entered, self.steps
 
 
-class Gone(RankSeen, frozen=True, kw_only=True, tag="gone"):
+class Gone(RankSeen, tag="gone"):
     """A rank's process ended before its work was done, without reporting an error."""
 
 
-class Failed(RankFailure, frozen=True, kw_only=True, tag_field="say", tag="failed"):
+class Failed(RankFailure, tag_field="say", tag="failed"):
     """A rank's own report of its error, with the node's index and name."""
 
     node: int
     host: str
 
+    @property
+    def place(self) -> Place:
+        """Of the rank, as far as it could tell its GPU."""
+        return Place(self.host, self.local_rank, self.device, self.gpu_index)
 
-class LastWords(FromNode, frozen=True, kw_only=True, tag="words"):
+
+class LastWords(FromNode, tag="words"):
     """The last lines of a rank's log, and of its NCCL log."""
 
     local_rank: int
@@ -169,17 +176,17 @@ class LastWords(FromNode, frozen=True, kw_only=True, tag="words"):
     nccl: tuple[str, ...] = ()
 
 
-class NodeSurvey(FromNode, frozen=True, kw_only=True, tag="survey"):
+class NodeSurvey(FromNode, tag="survey"):
     """The survey of the node."""
 
     survey: Survey
 
 
-class NodeAfterFailure(NodeSurvey, frozen=True, kw_only=True, tag="post_mortem"):
+class NodeAfterFailure(NodeSurvey, tag="post_mortem"):
     """The survey of the node's GPUs after ranks failed."""
 
 
-class Endpoint(FromNode, frozen=True, kw_only=True, tag="endpoint"):
+class Endpoint(FromNode, tag="endpoint"):
     """The ranks' rendezvous, an address and port of the first node, or why it has none."""
 
     endpoint: str = ""
@@ -200,7 +207,7 @@ class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     is_root_cause: bool
 
 
-class Exit(FromNode, frozen=True, kw_only=True, tag="exit"):
+class Exit(FromNode, tag="exit"):
     """An agent's last message.
 
     Attributes:
@@ -217,7 +224,7 @@ class Exit(FromNode, frozen=True, kw_only=True, tag="exit"):
     oom_kills: int = 0
 
 
-class FileBytes(FromNode, frozen=True, kw_only=True, tag="file"):
+class FileBytes(FromNode, tag="file"):
     """Data to append to a file of the run.
 
     Attributes:
@@ -230,7 +237,7 @@ class FileBytes(FromNode, frozen=True, kw_only=True, tag="file"):
     offset: int = 0
 
 
-class Piece(FromNode, frozen=True, kw_only=True, tag="piece"):
+class Piece(FromNode, kw_only=True, tag="piece"):
     """A part of a message or of file data that is too long for one line.
 
     Attributes:

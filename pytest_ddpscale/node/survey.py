@@ -26,7 +26,7 @@ from pytest_ddpscale.node.torch_facts import ask_torch
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.sku.detection import visible_ordinals
-from pytest_ddpscale.telemetry.gpu_state import DriverState, read_gpus
+from pytest_ddpscale.telemetry.nvml import read_gpus
 
 _TOPOLOGY_LIMIT_S = 20.0
 _SECOND_LOOK_S = 5.0
@@ -41,7 +41,7 @@ def survey(host: str, *, gpus: bool) -> Survey:
     _about_to("start torch and nvidia-smi")
     torch_answer = ask_torch(counts_gpus=gpus)
     topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
-    driver = _driver() if gpus else DriverState(is_loaded=False)
+    driver = _of_driver(host) if gpus else Survey(host, time.time())
     _about_to("read addresses")
     addresses = outward_addresses(most=None)
     _about_to("read InfiniBand ports")
@@ -49,17 +49,15 @@ def survey(host: str, *, gpus: bool) -> Survey:
     _about_to("read free disk space")
     free = free_bytes()
     _about_to("wait for torch and nvidia-smi")
-    torch = torch_answer()
-    versions = {"torch": torch.torch, "cuda": torch.cuda, "nccl": torch.nccl, "python": platform.python_version()}
-    versions |= {"pytest_ddpscale": __version__, "kernel": platform.release()}
+    facts = torch_answer()
+    versions = dict.fromkeys(("driver", "cuda_driver", "torch", "cuda", "nccl"))
+    versions |= driver.versions | facts.pop("versions", {})
+    versions |= {"python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": platform.release()}
     return replace(
-        _of_driver(host, driver),
+        driver,
         cores=len(os.sched_getaffinity(0)),
-        versions={**driver.versions, **versions},
-        torch_problem=torch.problem,
-        arch_list=torch.arch_list,
-        torch_gpus=torch.gpus,
-        cuda_problem=torch.cuda_problem,
+        versions=versions,
+        **facts,
         free_bytes=free,
         infiniband=ports,
         addresses=addresses,
@@ -72,29 +70,19 @@ def post_mortem(host: str) -> Survey:
 
     What does not answer is asked a second time; that a GPU is lost is an answer.
     """
-    first = _of_driver(host, _driver())
+    first = _of_driver(host)
     answered = {gpu.index: gpu for gpu in first.gpus if gpu.is_lost or not gpu.problem}
     if len(answered) == len(first.gpus) and not first.driver_problem:
         return first
     time.sleep(_SECOND_LOOK_S)
-    second = _of_driver(host, _driver())
+    second = _of_driver(host)
     return replace(second, gpus=tuple(answered.get(gpu.index, gpu) for gpu in second.gpus))
 
 
-def _driver() -> DriverState:
+def _of_driver(host: str) -> Survey:
     _about_to("ask the NVIDIA driver")
-    return read_gpus(lambda index: _about_to(f"ask the NVIDIA driver for GPU {index}"))
-
-
-def _of_driver(host: str, driver: DriverState) -> Survey:
-    return Survey(
-        host=host,
-        unix_s=time.time(),
-        has_driver=driver.is_loaded,
-        driver_problem=driver.problem,
-        gpus=with_visibility(driver.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
-        versions=dict(driver.versions),
-    )
+    found = read_gpus(host, lambda index: _about_to(f"ask the NVIDIA driver for GPU {index}"))
+    return replace(found, gpus=with_visibility(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) -> tuple[SurveyedGpu, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import msgspec
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.run.strict_json import Record
 
 LIMIT_S = 45.0  # allows for a shared disk that many nodes read at once
 # Touches no GPU: the flags do not initialise CUDA, unlike torch.cuda.get_arch_list() of older versions.
@@ -18,13 +18,14 @@ _PROGRAM = """
 import gc
 gc.disable()
 import json, torch
-found = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": None, "arch_list": []}
+versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": None}
+found = {"versions": versions, "arch_list": []}
 try:
     found["arch_list"] = (torch._C._cuda_getArchFlags() or "").split()
 except Exception:
     found["arch_list"] = torch.cuda.get_arch_list()
 try:
-    found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
 except Exception:
     pass
 print("\\n" + json.dumps(found), flush=True)
@@ -35,32 +36,10 @@ _COUNT = """
 import warnings
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    found["gpus"] = torch._C._cuda_getDeviceCount() if torch.version.cuda else None
+    found["torch_gpus"] = torch._C._cuda_getDeviceCount() if torch.version.cuda else None
 found["cuda_problem"] = " ".join(str(one.message).partition(" (Triggered")[0] for one in said)
 print("\\n" + json.dumps(found))
 """
-
-
-class TorchFacts(Record, frozen=True):
-    """One installation of torch.
-
-    Attributes:
-        torch: its version; None if unknown.
-        cuda: version of CUDA that it was built with; None for a CPU build.
-        nccl: version of its NCCL; None without one.
-        arch_list: GPU architectures that it has kernels for.
-        gpus: number of GPUs that CUDA has for ranks; None without an answer.
-        cuda_problem: CUDA's error, or why it did not count its GPUs; empty without one.
-        problem: why it cannot be imported; empty if it can.
-    """
-
-    torch: str | None = None
-    cuda: str | None = None
-    nccl: str | None = None
-    arch_list: tuple[str, ...] = ()
-    gpus: int | None = None
-    cuda_problem: str = ""
-    problem: str = ""
 
 
 def refuse_missing_torch() -> None:
@@ -79,26 +58,25 @@ def refuse_missing_torch() -> None:
 
 def ask_torch(
     python: Sequence[str] = (sys.executable,), limit_s: float = LIMIT_S, *, counts_gpus: bool = False
-) -> Callable[[], TorchFacts]:
+) -> Callable[[], dict[str, Any]]:
     """Start reading the facts in the background.
 
     Args:
         python: command that starts the interpreter whose torch is read.
 
     Returns:
-        A function that waits for the facts.
+        A function that waits for the facts, by the names in `Survey`, with the versions of torch, its CUDA (None for a
+        CPU build) and its NCCL (None without one); only ``torch_problem`` if it cannot be imported.
     """
     command = Command([*python, "-c", _PROGRAM + (_COUNT if counts_gpus else "")], limit_s)
 
-    def answer() -> TorchFacts:
+    def answer() -> dict[str, Any]:
         _, problem = command.output()
         printed = command.printed.decode("utf-8", errors="replace").strip()
         try:  # output of torch or of a site may precede the last line
-            found = msgspec.json.decode(printed.splitlines()[-1], type=TorchFacts)
+            found = msgspec.json.decode(printed.splitlines()[-1], type=dict[str, Any])
         except (IndexError, msgspec.MsgspecError):
-            found = TorchFacts(problem=f"printed no valid facts: {printed[-200:]!r}")
-        if problem and found.torch:  # it hung or crashed where it counts GPUs
-            return msgspec.structs.replace(found, cuda_problem=problem)
-        return TorchFacts(problem=problem) if problem else found
+            return {"torch_problem": problem or f"printed no valid facts: {printed[-200:]!r}"}
+        return found | ({"cuda_problem": problem} if problem else {})  # it hung or crashed where it counts GPUs
 
     return answer

@@ -6,7 +6,6 @@ import re
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-Effect = Literal["reroutes", "slows", "noted"]
 _OFF = "0|n|no|f|false|off|"
 _FAR = "P(XB|XN|HB|2C)|SYS|[2-5]|"
 _TCP = ("tcp", "unmanaged-ports")
@@ -26,7 +25,7 @@ class Variable(NamedTuple):
     """
 
     name: str
-    effect: Effect
+    effect: Literal["reroutes", "slows", "noted"]
     where: Literal["node", "net", "ranks", ""]
     what: str
     unset: str = _OFF

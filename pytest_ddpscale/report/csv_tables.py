@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_ddpscale.judge.rows import Row, rows_of
+from pytest_ddpscale.judge.values import Row, rows_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict

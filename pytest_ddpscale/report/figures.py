@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.devices import IDLE
+from pytest_ddpscale.judge.checks import IDLE
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
 from pytest_ddpscale.judge.slow import own_pace_s, pace_in

@@ -199,7 +199,7 @@ def reservations(judgement: Judgement) -> Iterator[str]:
     """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
     was not selected.
     """
-    yield from judgement.variables
+    yield from judgement.notes_of("variable")
     for one in judgement.waived:
         yield f"{one.id}: {text.waiver_text(one)}"
     yield from text.changes_by_site(judgement)

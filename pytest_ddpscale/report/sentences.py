@@ -28,7 +28,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
     loss = judgement.uniform_loss
     if loss is not None:
         # Where no bound is close to the GPU's own speed, to be faster than published says little.
-        says_little = judgement.unseen_loss and not loss.largest
+        says_little = judgement.notes_of("unseen-loss") and not loss.largest
         # Intervals that are too narrow have not that confidence.
         return "" if says_little or any(map(interval_mark, judgement.verdicts)) else _at_least(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
@@ -36,7 +36,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
         fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
-    if trained and not shown and not judgement.unseen_loss:  # which says the same
+    if trained and not shown and not judgement.notes_of("unseen-loss"):  # which says the same
         against = "this run has no published throughput to compare with"
         return f"All devices alike slow: {against}, so a loss of any size could stay hidden."
     return ""
@@ -82,4 +82,4 @@ def not_tested_lines(judgement: Judgement) -> list[str]:
         said.append(f"GPUs not tested: {first_few(idle, 5, count=len(coverage.idle_gpus))}")
     if coverage is not None and coverage.nodes_absent:
         said.append(f"Nodes not tested: {first_few(coverage.nodes_absent, 5)}")
-    return [*filter(None, [judgement.unseen_loss]), *said]
+    return [*judgement.notes_of("unseen-loss"), *said]

@@ -46,7 +46,7 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome_lines(judgement, columns), *_plain(map(text.one_line, judgement.variables), columns)]
+    lines = [*_outcome_lines(judgement, columns), *_plain(map(text.one_line, judgement.notes_of("variable")), columns)]
     lines += [(line, "") for line in cause_lines(judgement, columns, run)]
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     shown = sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0))[:_MOST_ROWS]
@@ -108,7 +108,7 @@ def _remarks(judgement: Judgement) -> Iterator[Line]:
     yield from ((said, "warned") for said in (*_warned(judgement), *_waived(judgement), *_lowered(judgement)))
     if judgement.accepts and (loss := uniform_loss_text(judgement)):
         yield loss, ""
-    told = [(note, note) for note in (judgement.unseen_loss, *judgement.other_notes) if note]
+    told = [(note, note) for note in (*judgement.notes_of("unseen-loss"), *judgement.other_notes)]
     told += [(note, _noted(note, at)) for note, at in _notes(judgement.verdicts).items()]
     remarks = chain(judgement.remarks, *(one.remarks for one in judgement.verdicts))
     on_the_page = {said_of(one) for one in remarks if one.is_of(_ON_THE_PAGE)}

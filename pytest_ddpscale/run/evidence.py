@@ -106,26 +106,6 @@ class Evidence(Keeping):
     gangs: Collection[GangRecord] = ()
     goes_on: bool = False
 
-    def __post_init__(self) -> None:
-        """Discard utilizations that are wrong, before anybody reads them.
-
-        Where none is left, a reading ``sm_activity`` stands beside: the GPU was at least that busy.
-        """
-        told, arms = self.telemetry.discarded(), dict(self.columns.arms)
-        unread = np.isnan(told.utilization)
-        for number in np.unique(told.arm[unread]).tolist():
-            if measured := arms.get(told.arms[number]):
-                columns = {place: column for column, place in enumerate(measured.ranks.places)}
-                column = np.array([columns.get(place.of_rank, -1) for place in told.places])[told.place]
-                rows, last = unread & (told.arm == number) & (column >= 0), max(told.round.max(), *measured.numbers)
-                sms = np.full((last + 1, len(columns)), np.inf)  # where the utilization was read, of rounds
-                sms[told.round[rows], column[rows]] = told.sm_activity[rows]
-                busy = np.where(np.isinf(sms := sms[measured.numbers]), measured.reading("utilization"), np.nan)
-                found = {"utilization": busy, "sm_activity": np.where(np.isinf(sms), np.nan, sms)}
-                arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
-        if unread.any():
-            vars(self).update(telemetry=told, columns=Columns(arms))
-
     @property
     def versions(self) -> dict[str, str]:
         """Software of rank 0 of the first gang, as far as it is known."""
@@ -163,6 +143,26 @@ class Evidence(Keeping):
         return 2 * sum(step.repeats for step in steps) > len(steps)
 
 
+def busy_as_told(columns: Columns, told: TelemetryColumns) -> Columns:
+    """Measurements without the utilizations that their telemetry lacks, or has discarded.
+
+    In their place a reading ``sm_activity`` stands beside: the GPU was at least that busy.
+    """
+    arms, unread = dict(columns.arms), np.isnan(told.utilization)
+    for number in np.unique(told.arm[unread]).tolist():
+        measured = arms[told.arms[number]]
+        at = {place: column for column, place in enumerate(measured.ranks.rank_places)}
+        column = np.array([at.get(place, -1) for place in told.places])[told.place]
+        rows = unread & (told.arm == number)
+        sms = np.full((1 + measured.numbers[-1], 1 + len(at)), np.inf)  # where it was read; the last column is of none
+        sms[told.round[rows], column[rows]] = told.sm_activity[rows]
+        is_read = np.isinf(sms := sms[measured.numbers, :-1])
+        busy = np.where(is_read, measured.reading("utilization"), np.nan)
+        found = {"utilization": busy, "sm_activity": np.where(is_read, np.nan, sms)}
+        arms[told.arms[number]] = replace(measured, readings={**measured.readings, **found})
+    return Columns(arms)
+
+
 def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord]) -> Evidence:
     """The evidence in records of measurements.jsonl; studies may be unfinished.
 
@@ -190,9 +190,10 @@ def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord
                     lacking[key] += 1
     measured = {block.key for block in said[Block]}  # telemetry is written before its block, which may be missing
     told = [one for one in said[TelemetryBlock] if (one.study, one.arm, one.round) in measured]
+    telemetry = telemetry_columns_of(told, gangs)
     return Evidence(
         plan,
-        columns_of(said[Block], gangs.values()) if columns is None else columns,
+        busy_as_told(columns_of(said[Block], gangs.values()), telemetry) if columns is None else columns,
         ended(said[StudyEnd], "error"),
         {line.study: line.flops_per_sample for line in said[WorkloadFlops]},
         {
@@ -207,7 +208,7 @@ def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord
             for line in said[Unsupported]
         },
         surveys_of(said[Survey]),
-        telemetry_columns_of(told, gangs),
+        telemetry,
         dict(connected[rank] for rank in sorted(connected)),
         [line.survey for line in said[PostMortem]],
         ended(said[StudyEnd], "budget"),

@@ -41,20 +41,7 @@ AnyRecord = RunStart | GangRecord | Lost | GpuErrors | Survey | PostMortem | OfS
 _RECORDS: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 
 
-def _as_json(value: Any) -> Any:
-    """A column in JSON types: msgspec's hook for unknown types.
-
-    Raises:
-        NotImplementedError: the value is not a column; msgspec expects this exception for unsupported types.
-    """
-    if isinstance(value, np.generic):
-        return value.item()
-    if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"{type(value).__name__} in a record")
-    return value.tolist()  # NaN becomes null
-
-
-_encode = msgspec.json.Encoder(enc_hook=_as_json).encode
+_encode = msgspec.json.Encoder(enc_hook=lambda column: column.tolist()).encode  # of numpy; NaN becomes null
 
 
 class RecordReader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, field
 
@@ -23,7 +23,9 @@ from pytest_ddpscale.run.strict_json import (
     UnixSeconds,
 )
 
-Ranks = Annotated[tuple[Count, ...], Meta(min_length=1)]
+T = TypeVar("T")
+Some = Annotated[tuple[T, ...], Meta(min_length=1)]
+Ranks = Some[Count]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Joules = Annotated[float, Meta(ge=0, le=1e12)]
 PeakBytes = Annotated[float, Meta(ge=2**20, le=2**47)]  # no process is smaller, and no device larger
@@ -65,7 +67,7 @@ class GangRecord(Line, tag="gang"):
     """The ranks of one launch, numbered from 0; measurements refer to its number in this run, `gang`."""
 
     gang: Count
-    ranks: Annotated[tuple[Rank, ...], Meta(min_length=1)]
+    ranks: Some[Rank]
 
     @property
     def world_size(self) -> int:
@@ -135,7 +137,7 @@ class SeededSteps(Line, tag="seeded_step"):
 
     study: str
     gang: Count
-    ranks: Annotated[tuple[SeededStep, ...], Meta(min_length=1)]
+    ranks: Some[SeededStep]
 
 
 class WorkloadFlops(Line, tag="flops"):
@@ -280,7 +282,7 @@ class GangTransport(Line, tag="transport"):
 
     study: str
     gang: Count
-    ranks: Annotated[tuple[RankTransport, ...], Meta(min_length=1)]
+    ranks: Some[RankTransport]
 
 
 class ProfiledBucket(Record):
@@ -392,8 +394,8 @@ class TrainedEpoch(Line, tag="trained_epoch"):
     study: str
     gang: Count
     epoch: Count
-    losses: Annotated[tuple[float, ...], Meta(min_length=1)]
-    ranks: Annotated[tuple[RankEpoch, ...], Meta(min_length=1)]
+    losses: Some[float]
+    ranks: Some[RankEpoch]
 
     @property
     def mean_loss(self) -> float:
@@ -452,7 +454,7 @@ class TrainedRun(Line, tag="trained_run"):
     start_up_s: Span
     parameters: Positive
     trainable_parameters: Positive
-    ranks: Annotated[tuple[RankTrained, ...], Meta(min_length=1)]
+    ranks: Some[RankTrained]
 
 
 class LaunchTime(Line, tag="launch_time"):

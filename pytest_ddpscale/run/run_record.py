@@ -60,7 +60,7 @@ def why_not_one_machine(records: Sequence[AnyRecord]) -> Reason | None:
             continue
         hosts, others = tuple(sorted(gang.hosts)), tuple(sorted(another.hosts))
         if hosts != others:
-            return because("other-hosts", one, (*sorted(hosts),), other, (*sorted(others),))
+            return because("other-hosts", one, hosts, other, others)
         devices, theirs = ({f"{place.uuid} of {place.host}" for place in its.places} for its in (gang, another))
         if not (devices <= theirs or theirs <= devices):
             return because("other-devices", one, other, (*sorted(devices ^ theirs),))

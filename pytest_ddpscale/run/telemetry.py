@@ -234,19 +234,6 @@ class TelemetryColumns:
         watts: FloatArray = np.where(np.isnan(self.energy_j), self.power_w, self.energy_j / self.seconds)
         return watts
 
-    def discarded(self) -> TelemetryColumns:
-        """The same without utilizations that power or SM activity contradict, which are then unreadable, with why."""
-        readings = self.utilization, self.mean_power_w, self.power_limit_w, self.sm_activity
-        is_wrong = contradicts((readings[0] < HARDLY_BUSY).astype(np.float64), *readings[1:])
-        if not is_wrong.any():
-            return self
-        said, which = [*self.unreadable.values], self.unreadable.which.copy()
-        for row in np.flatnonzero(is_wrong).tolist():
-            said.append(said[which[row]] | {"utilization": why_not_idle(*(float(one[row]) for one in readings))})
-            which[row] = len(said) - 1
-        others = {"utilization": np.where(is_wrong, np.nan, readings[0]), "unreadable": Sayings(said, which)}
-        return replace(self, columns={**self.columns, **others})
-
     @property
     def hosts(self) -> frozenset[str]:
         """Names of the nodes with telemetry."""
@@ -258,7 +245,7 @@ class TelemetryColumns:
 
 
 def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, GangRecord]) -> TelemetryColumns:
-    """The columns of telemetry records.
+    """The columns of telemetry records. Utilizations that power or SM activity contradict are unreadable, with why.
 
     Args:
         blocks: in order.
@@ -295,7 +282,14 @@ def telemetry_columns_of(blocks: Sequence[TelemetryBlock], gangs: Mapping[int, G
         of = attrgetter(name)
         is_text = name in ("lost", "throttle_reasons", "unreadable")
         columns[name] = sayings(of) if is_text else stacked(of, np.float64)
-    return TelemetryColumns(list(arms), list(places), columns)
+    found = TelemetryColumns(list(arms), list(places), columns)
+    readings = found.utilization, found.mean_power_w, found.power_limit_w, found.sm_activity
+    said, which = found.unreadable.values, found.unreadable.which
+    for row in np.flatnonzero(contradicts(readings[0] < HARDLY_BUSY, *readings[1:])).tolist():
+        said.append(said[which[row]] | {"utilization": why_not_idle(*(float(one[row]) for one in readings))})
+        which[row] = len(said) - 1
+        found.utilization[row] = np.nan
+    return found
 
 
 NO_TELEMETRY = telemetry_columns_of((), {})

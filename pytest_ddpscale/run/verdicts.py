@@ -417,22 +417,15 @@ class Judgement:
         """Whether the machine is accepted, with waivers or without."""
         return self.outcome in ACCEPTING
 
-    @property
-    def unseen_loss(self) -> str:
-        """The note on a loss of training speed that no bound rejects (`judge.outcome`); empty without one."""
-        return next(
-            (note for note, why in zip(self.notes, self.remarks, strict=False) if why.code == "unseen-loss"), ""
-        )
+    def notes_of(self, *codes: str) -> list[str]:
+        """The notes of these codes."""
+        return [note for note, why in zip(self.notes, self.remarks, strict=False) if why.code in codes]
 
     @property
-    def variables(self) -> list[str]:
-        """The notes on environment variables (`judge.environment`)."""
-        return [note for note, why in zip(self.notes, self.remarks, strict=False) if why.code == "variable"]
-
-    @property
-    def other_notes(self) -> tuple[str, ...]:
-        """The run's notes without those, which reports show elsewhere."""
-        return tuple(note for note in self.notes if note not in (self.unseen_loss, *self.variables))
+    def other_notes(self) -> list[str]:
+        """The notes without those on a loss that no bound rejects and on variables, which reports show elsewhere."""
+        elsewhere = self.notes_of("unseen-loss", "variable")
+        return [note for note in self.notes if note not in elsewhere]
 
     @property
     def waived(self) -> list[Verdict]:

@@ -57,7 +57,7 @@ class MeasureSource(EvidenceSource):
 
     def judge_of(self, plan: Plan) -> Judge | None:
         """Decides when a study of the plan has enough rounds; None measures all rounds."""
-        from pytest_ddpscale.judge.deciding import Decider
+        from pytest_ddpscale.judge.judge import Decider
 
         return Decider(plan, self.selected, self.subject.settings.confidence)
 

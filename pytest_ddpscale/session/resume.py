@@ -64,7 +64,7 @@ class ResumeSource(MeasureSource):
 
     def judge_of(self, plan: Plan) -> Judge:
         """Decides by the requirements that the run was planned with."""
-        from pytest_ddpscale.judge.deciding import Decider
+        from pytest_ddpscale.judge.judge import Decider
 
         return Decider(plan, self._resumption.decisive, self.subject.settings.confidence)
 

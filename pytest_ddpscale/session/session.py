@@ -14,8 +14,7 @@ from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
 from pytest_ddpscale.history.recording import history_sku
 from pytest_ddpscale.judge.answer import blank_verdict
-from pytest_ddpscale.judge.coverage import coverage_of
-from pytest_ddpscale.judge.environment import notes_on_variables
+from pytest_ddpscale.judge.coverage import coverage_of, notes_on_variables
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.links import slow_links, unasked_wrong_data
 from pytest_ddpscale.judge.outcome import (
@@ -53,7 +52,7 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         return tuple(run.spoiled)
     if run.allows_unmeasured:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
-        run = replace(run, verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
+        run = run._replace(verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
     outcome, reason, cause = conclude(run)
     return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", said(reason), cause),)
 
@@ -156,7 +155,7 @@ class AcceptanceSession:
         outcome, why, cause = conclude(run)
         reason = said(why)
         if self.subject.settings.rehearse and run.is_simulated:
-            as_measured = replace(run, is_simulated=False)
+            as_measured = run._replace(is_simulated=False)
             is_blocked = any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts)
             would_be, why, _ = conclude(as_measured)
             self.rehearsed = Rehearsed(would_be, said(why), not (is_blocked or other_blockers(as_measured)))

@@ -363,7 +363,7 @@ class EvidenceSource(ABC):
     def notes(self, verdicts: Sequence[Verdict]) -> tuple[Reason, ...]:
         """Notes for the reader about how this was measured, and about ranks that no verdict names."""
         record, records = self.measured_run.read_run(), self.measured_run.read_records()
-        from pytest_ddpscale.judge.devices import device_notes
+        from pytest_ddpscale.judge.checks import device_notes
         from pytest_ddpscale.judge.slow import pace_notes, rank_notes
 
         seen = self.evidence

@@ -77,7 +77,7 @@ class Collectives(Suite):
 
     def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge:
         """Continue after the sweep's rounds until all bounds are decided."""
-        from pytest_ddpscale.judge.deciding import Decider
+        from pytest_ddpscale.judge.judge import Decider
 
         return Decider(plan, bounded_cases(nodes, plan.layout), nodes.settings.confidence)
 

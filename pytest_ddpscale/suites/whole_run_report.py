@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pytest_ddpscale.judge.caveats import MOST_SKIPPED_STEPS
+from pytest_ddpscale.judge.judged import MOST_SKIPPED_STEPS
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.report.digits import ABSENT

@@ -1,7 +1,9 @@
-"""What is asked of NVML, and answers that tolerate missing features, lost GPUs and failing drivers."""
+"""What NVML says of GPUs, with answers that tolerate missing features, lost GPUs and failing drivers."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
+from msgspec.structs import replace
 
-from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows
+from pytest_ddpscale.run.survey_record import COMPUTE_MODES, GpuProcess, RemappedRows, Survey, SurveyedGpu
 from pytest_ddpscale.util.digits import percent
 
 # Inode of the initial PID namespace (PROC_PID_INIT_INO, linux/proc_ns.h); only there are NVML's pids ours.
@@ -214,3 +217,81 @@ def driver_place(uuid: str) -> DriverPlace:
     except pynvml.NVMLError as error:
         raise LookupError(f"{type(error).__name__}: {error}") from error
     return DriverPlace(int(index), _text(pci.busId), f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
+
+
+_NAMES = ("uuid", "name", "pci_bus_id", "pci_device_id")
+_READINGS = (
+    "compute_capability", "compute_mode", "memory_bytes", "memory_used_bytes", "mig_enabled", "ecc_enabled",
+    "ecc_corrected", "ecc_uncorrected", "retired_pages_pending", "remapped_rows", "power_limit_w",
+    "power_limit_default_w", "temperature_c", "pcie_generation", "pcie_generation_max", "pcie_generation_gpu_max",
+    "pcie_width", "pcie_width_max", "processes",
+)  # fmt: skip
+
+
+def read_gpus(host: str, about_to: Callable[[int], None] = lambda index: None) -> Survey:
+    """Read the driver and all GPUs through NVML, regardless of CUDA_VISIBLE_DEVICES.
+
+    NVML errors become part of the result. A driver that hangs also hangs the caller.
+
+    Args:
+        host: this node's name.
+        about_to: called with the index of each GPU before it is read, to tell which GPU hangs the driver.
+
+    Returns:
+        The GPUs in PCI bus order. `SurveyedGpu.is_visible` is False for one that a cgroup withholds from this process.
+    """
+    found = Survey(host, time.time(), versions=dict.fromkeys(("driver", "cuda_driver")))
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return found
+    except pynvml.NVMLError as error:
+        return replace(found, has_driver=True, driver_problem=str(error))
+    try:
+        system = NvmlCalls()
+        versions = {name: system.ask(name) for name in found.versions}
+        count, gpus = system.ask("count"), []
+        for index in range(count or 0):
+            about_to(index)
+            gpus.append(_gpu(index))
+        problem = system.reasons.get("count", "")
+        return replace(found, has_driver=True, driver_problem=problem, versions=versions, gpus=tuple(gpus))
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):  # the driver may have died meanwhile
+            pynvml.nvmlShutdown()
+
+
+def _gpu(index: int) -> SurveyedGpu:
+    try:
+        gpu = NvmlCalls(pynvml.nvmlDeviceGetHandleByIndex(index))
+    except pynvml.NVMLError_NoPermission as error:  # NVML counts it, but CUDA does not see it
+        return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
+    except pynvml.NVMLError as error:
+        return SurveyedGpu(index, "", "", "", "", problem=str(error), is_lost=error.value in LOST)
+    names: dict[str, Any] = {reading: gpu.ask(reading) or "" for reading in _NAMES}
+    unnamed = next(iter(gpu.reasons.values()), "")  # a GPU that cannot be identified cannot be used
+    found: dict[str, Any] = {reading: gpu.ask(reading) for reading in _READINGS}
+    links, reasons = gpu.ask("nvlinks", _states_of_links), gpu.ask("throttle_reasons")
+    return SurveyedGpu(
+        index,
+        **names,
+        **found,
+        throttle_reasons=None if reasons is None else reasons_of(reasons),
+        nvlinks=None if links is None else len(links),
+        nvlinks_active=None if links is None else sum(map(bool, links)),
+        problem=gpu.lost or unnamed,
+        is_lost=bool(gpu.lost),
+        unreadable=gpu.reasons,
+    )
+
+
+def _states_of_links(handle: Any) -> list[int]:
+    """State of each NVLink; a link that is down counts as present.
+
+    NVML answers "Not Supported" or "Invalid Argument" for links that the GPU does not have.
+    """
+    states = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            states.append(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+    return states

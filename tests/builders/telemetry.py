@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_ddpscale.judge import devices
+from pytest_ddpscale.judge import checks
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.strict_json import Count, each
@@ -60,5 +60,5 @@ def flags_of(readings: GpuReadings) -> tuple[str, ...]:
     """What is conspicuous about a GPU, in order."""
     window = Telemetry("weak/r", "ddp@8", 0, 0, 0, "n", "GPU-0", **{name: getattr(readings, name) for name in READINGS})
     told = columns_of_telemetry([window])
-    found = {**devices.anomalies(told), "throttled": devices.held_down(told).tolist()}
+    found = {**checks.anomalies(told), "throttled": checks.held_down(told).tolist()}
     return tuple(name for name, at in found.items() if any(at))

@@ -6,7 +6,6 @@ A session uses it where the variable of `start.forking` and its PYTHONPATH are s
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,14 +15,13 @@ import pytest
 from pytest_ddpscale.launch import launcher as known
 from pytest_ddpscale.launch import torchrun
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.plan.planner import PACES
 from pytest_ddpscale.settings import LAUNCHERS, Settings, settings_from
 from tests.forks.start import VARIABLE, address, command_at, forking
 
 
-@launcher("forks")
-class ForkingLauncher(Launcher):
+class ForkingLauncher(Launcher, name="forks"):
     """One node: this machine."""
 
     calls_itself = "this machine"
@@ -55,8 +53,7 @@ def forked_here(kind: type[ForkingLauncher] = ForkingLauncher) -> Launch:
 
 def register(patch: pytest.MonkeyPatch) -> None:
     """Have it be one of the package's launchers, and the first that is asked."""
-    patch.setitem(sys.modules, "pytest_ddpscale.launch.forks", sys.modules[__name__])
-    patch.setattr(known, "LAUNCHERS", ("forks", *LAUNCHERS))
+    patch.setattr(known, "LAUNCHERS", {"forks": "torchrun", **LAUNCHERS})
 
 
 @contextmanager

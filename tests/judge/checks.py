@@ -36,15 +36,14 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from pytest_ddpscale.judge.checks import unfit_nodes
-from pytest_ddpscale.judge.devices import device_notes
+from pytest_ddpscale.judge.checks import device_notes, unfit_nodes
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.report.words.reasons import said
-from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.evidence import Evidence, busy_as_told
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import RankTransport
@@ -217,10 +216,11 @@ class Checked:
         after = [self._surveys(changes, alive) for stage, changes in later if stage == "after"]
         told, measured = self._under_load(stages["load"]) if "load" in stages else ([], [])
         broke, ended = ({self.options[how]: "it broke"} if how in self.options else {} for how in ("broke", "ended"))
+        telemetry = columns_of_telemetry(told)
         return Evidence(
-            self.plan, columns_of(measured), broke, interrupted=ended,
+            self.plan, busy_as_told(columns_of(measured), telemetry), broke, interrupted=ended,
             hosts=[one.host for one in healthy.values()] if later else (),
-            surveys={one.host: one for one in before.values()}, telemetry=columns_of_telemetry(told),
+            surveys={one.host: one for one in before.values()}, telemetry=telemetry,
             transports=self._connections(stages["nccl"]) if "nccl" in stages else {},
             post_mortems=[replace(one, unix_s=1.8e9) for surveys in after for one in surveys.values()],
         )  # fmt: skip

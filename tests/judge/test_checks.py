@@ -35,6 +35,8 @@ def test_checks(block: str) -> None:
     [
         (" 1x3 rounds=8 load utilization=0/.1", []),
         (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2", ["never-waives-unknown"]),
+        (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2:0-4", ["never-waives-unknown"]),
+        (" 1x3 rounds=8 load utilization=0/.1 utilization=0.5/.2:0-2", []),
         ("@2 3x2 rounds=9 load utilization=0/n2.1", []),
         ("@2 3x2 rounds=9 load utilization=0/n2", []),
         ("@2 3x2 rounds=9 load utilization=0/n2.1 utilization=0.5/n2.0", ["never-waives-unknown"]),
@@ -62,8 +64,8 @@ def test_throttling_in_half_of_the_windows_fails_whatever_the_others_would_say(a
 
 READ = """
 import msgspec
-from pytest_ddpscale.telemetry.gpu_state import read_gpus
-print(msgspec.json.encode(read_gpus().gpus).decode())
+from pytest_ddpscale.telemetry.nvml import read_gpus
+print(msgspec.json.encode(read_gpus("n1").gpus).decode())
 """
 OF_GPUS = ("gpus", "processes", "mig", "ecc", "throttling", "pcie", "nvlink", "kernels", "bf16")
 PLAYED: list[tuple[PlayedGpu, dict[str, str]]] = [

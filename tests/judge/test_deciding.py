@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.judge.deciding import Decider
-from pytest_ddpscale.judge.judge import judge
+import pytest
+
+from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
@@ -138,10 +139,11 @@ def test_dropped_arms_leave_the_decided_verdicts_as_they_are() -> None:
     assert before.passed
 
 
-def test_dropped_arms_are_missed_in_rounds_that_should_have_timed_them() -> None:
+@pytest.mark.parametrize("later", [["alone"], []])
+def test_dropped_arms_are_missed_in_rounds_that_should_have_timed_them(later: list[str]) -> None:
     plan = plan_of([EFFICIENCY])
     (study,) = plan.studies
-    found = [one for one in measure(study, FEWEST_ROUNDS + 4) if one.round < FEWEST_ROUNDS or one.arm == "alone"]
+    found = [one for one in measure(study, FEWEST_ROUNDS + 4) if one.round < FEWEST_ROUNDS or one.arm in later]
     rounds = {number: [arm.name for arm in study.arms] for number in range(FEWEST_ROUNDS + 4)}
     evidence = replace(evidence_of_plan(plan, found), timed_arms={study.id: rounds})
     assert judge(EFFICIENCY, evidence, CONFIDENCE).outcome == "inconclusive"

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.judge import deciding
-from pytest_ddpscale.judge.deciding import Decider
-from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.judge import judge as deciding
+from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan

@@ -53,8 +53,7 @@ from typing import Any, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.judge.coverage import coverage_of
-from pytest_ddpscale.judge.environment import notes_on_variables
+from pytest_ddpscale.judge.coverage import coverage_of, notes_on_variables
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.outcome import RunFacts, conclude, uniform_loss, with_waiver
 from pytest_ddpscale.plan.arm import Arm

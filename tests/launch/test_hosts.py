@@ -14,10 +14,8 @@ import pytest
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.exec import ExecLauncher
-from pytest_ddpscale.launch.hosts import PerHostLauncher, read_hostfile
+from pytest_ddpscale.launch.hosts import ExecLauncher, PerHostLauncher, SshLauncher, read_hostfile
 from pytest_ddpscale.launch.launcher import Cluster, Launch
-from pytest_ddpscale.launch.ssh import SshLauncher
 from tests.builders.launches import settings
 from tests.tables import assert_rows, each_block, is_so
 

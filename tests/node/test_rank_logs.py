@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.node.rank_logs import HEAD_BYTES, LogRelay, last_words, rank_log
+from pytest_ddpscale.node.ranks import HEAD_BYTES, LogRelay, last_words, rank_log
 from tests.rows import rows
 
 

@@ -19,13 +19,12 @@ from msgspec import structs
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node import survey as survey_module
 from pytest_ddpscale.node.addresses import outward_addresses
+from pytest_ddpscale.node.agent import SURVEY_LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, post_mortem, with_visibility
-from pytest_ddpscale.node.survey_process import LIMIT_S, survey_command, survey_from
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
-from pytest_ddpscale.telemetry.gpu_state import DriverState
 from tests.node.fake_torch import CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
@@ -80,7 +79,7 @@ def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyP
 
 def test_after_ranks_have_failed_only_the_driver_is_asked(node: PlayedMachine) -> None:
     node.play(node_of(A100, 2, gpu1=replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST})))
-    found = outcome(Command(survey_command("n7", "--post-mortem"), LIMIT_S))
+    found = outcome(Command(survey_command("n7", "--post-mortem"), SURVEY_LIMIT_S))
     assert (found.host, found.problem, found.torch_problem, found.free_bytes, found.arch_list) == ("n7", "", "", {}, ())
     assert [(gpu.uuid, gpu.local_rank, gpu.problem) for gpu in found.gpus] == [
         (uuid_of(0), 0, ""), ("", None, "GPU is lost"),
@@ -102,9 +101,9 @@ def test_after_ranks_have_failed_who_does_not_answer_is_asked_again(looks: list[
         told = enumerate(look.split(","))
         return tuple(SurveyedGpu(i, "", "", "", "", problem=why, is_lost="lost" in why) for i, why in told)
 
-    states = (DriverState(True, gpus=gpus(look)) for look in looks)
+    surveys = (Survey("n1", 1.0, has_driver=True, gpus=gpus(look)) for look in looks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey_module, "_driver", lambda: next(states))
+        patch.setattr(survey_module, "_of_driver", lambda _: next(surveys))
         patch.setattr(time, "sleep", lambda _: None)
         assert ",".join(gpu.problem for gpu in post_mortem("n1").gpus) == found
 
@@ -177,17 +176,17 @@ class TestProcess:
         ],
     )  # fmt: skip
     def test_one_that_prints_no_survey_is_told(self, source: str, problem: str) -> None:
-        found = outcome(Command([sys.executable, "-S", "-c", source], LIMIT_S))
+        found = outcome(Command([sys.executable, "-S", "-c", source], SURVEY_LIMIT_S))
         assert (found.host, found.problem[: len(problem)]) == ("n7", problem)
 
     def test_one_that_is_longer_than_a_pipe_holds_comes_in_whole(self) -> None:
         whole = Survey("n7", 1.0, topology="x" * 300_000)
         short = line_of(Survey("n7", 1.0, topology="x")).decode().strip()
         source = f"print('a site says hello'); print({short!r}.replace('\"x\"', '\"' + 'x' * 300_000 + '\"'))"
-        assert outcome(Command([sys.executable, "-S", "-c", source], LIMIT_S)) == whole
+        assert outcome(Command([sys.executable, "-S", "-c", source], SURVEY_LIMIT_S)) == whole
 
     def test_a_program_that_is_not_there(self) -> None:
-        found = outcome(Command(["/no/such/python"], LIMIT_S))
+        found = outcome(Command(["/no/such/python"], SURVEY_LIMIT_S))
         assert found.problem == "the survey could not be started (No such file or directory)"
 
 

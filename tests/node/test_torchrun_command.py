@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pytest_ddpscale.node.protocol import ProcessExit
-from pytest_ddpscale.node.torchrun_command import ended_pids, interfaces, rank_exits, torchrun_command
+from pytest_ddpscale.node.ranks import ended_pids, interfaces, rank_exits, torchrun_command
 from tests.rows import rows
 
 # As torch prints it at its end.

@@ -94,7 +94,7 @@ def test_environment_variables_stand_beside_the_outcome_each_with_what_it_does()
     remarks = [because("variable", "A=1", hosts, "a clause", kind, why) for kind, hosts, why in seen]
     judgement = replace(JUDGEMENT, notes=("other", *map(said, remarks)), remarks=(because("text", "other"), *remarks))
     lines = [line for line, _ in brief_lines(judgement, 300)]
-    assert lines[1:4] == judgement.variables == [*reservations(judgement)][:3]
+    assert lines[1:4] == judgement.notes_of("variable") == [*reservations(judgement)][:3]
     assert lines[1:4] == [
         "A=1 on n3: a clause; speeds are not the hardware's, so none passes and none accuses a device",
         "A=1: a clause; on purpose: it hangs", "A=1: a clause",

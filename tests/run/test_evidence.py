@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
@@ -55,6 +56,19 @@ def test_a_killed_run_lacks_blocks_of_its_last_round_and_their_telemetry(tmp_pat
     whole, cut_short = read(tmp_path / "whole"), read(tmp_path, died)
     assert cut_short.errors == {STUDY.id: "died"}
     assert 0 < len(cut_short.telemetry) < len(whole.telemetry)
+
+
+def test_a_utilization_that_power_contradicts_is_none_and_sm_activity_stands_beside(tmp_path: Path) -> None:
+    wrong = {"utilization": [0, 0.9, 0, 0], "power_w": 390, "power_limit_w": 400, "sm_activity": 0.6, "energy_j": None}
+    evidence = read(tmp_path, changed(f"telemetry {STUDY.id} ddp@2 2", **wrong))
+    measured = evidence.columns.arms[STUDY.id, "ddp@2"]
+    assert np.argwhere(np.isnan(measured.reading("utilization"))).tolist() == [[2, 0], [2, 2], [2, 3]]
+    assert measured.reading("sm_activity")[2].tolist() == pytest.approx([0.6, np.nan, 0.6, 0.6], nan_ok=True)
+    told = evidence.telemetry.of_arm(STUDY.id, "ddp@2")
+    assert np.flatnonzero(np.isnan(told.utilization)).tolist() == [8, 10, 11]
+    assert [one.get("utilization") for one in told.unreadable][8:10] == [
+        "0 % busy, although it drew 390 W of 400 W", None,
+    ]  # fmt: skip
 
 
 def test_a_plan_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ from tests.nvml_stand_in.machine import (
 
 READ = """
 import json, msgspec
-from pytest_ddpscale.telemetry.gpu_state import read_gpus
-print(json.dumps(msgspec.to_builtins(read_gpus())))
+from pytest_ddpscale.telemetry.nvml import read_gpus
+print(json.dumps(msgspec.to_builtins(read_gpus("n1"))))
 """
 OURS, NOBODY, MIB = os.getpid(), 2**22 + 1, 2**20
 
@@ -92,12 +92,19 @@ BROKEN: list[tuple[PlayedGpu, dict[str, Any]]] = [
 def read(machine: PlayedMachine, **environ: str) -> tuple[dict[str, Any], list[SurveyedGpu]]:
     """The driver's state, and the GPUs in it."""
     state = json.loads(machine.run_python(READ, **environ))
-    return state, msgspec.convert(state.pop("gpus"), list[SurveyedGpu])
+    return state, msgspec.convert(state.pop("gpus", []), list[SurveyedGpu])
 
 
 def test_a_healthy_gpu_is_read_completely(machine: PlayedMachine) -> None:
     state, (gpu,) = read(machine.play([A100], cuda_driver_version=12090))
-    assert state == {"is_loaded": True, "problem": "", "versions": {"driver": "570.86.15", "cuda_driver": "12.9"}}
+    versions = {"driver": "570.86.15", "cuda_driver": "12.9"}
+    assert state | {"unix_s": 0} == {
+        "kind": "survey",
+        "host": "n1",
+        "unix_s": 0,
+        "has_driver": True,
+        "versions": versions,
+    }
     assert gpu == SurveyedGpu(
         index=0, uuid=uuid_of(0), name="NVIDIA A100-SXM4-80GB", pci_bus_id="00000000:10:00.0", pci_device_id="20b2",
         compute_capability="8.0", compute_mode="Default", memory_bytes=81251 * MIB, memory_used_bytes=4 * MIB,
@@ -132,7 +139,7 @@ def test_a_driver_that_does_not_answer_at_all(
     machine: PlayedMachine, failures: dict[str, int], environ: dict[str, str], is_loaded: bool, problem: str
 ) -> None:
     state, gpus = read(machine.play([A100], failures), **environ)
-    assert (state["is_loaded"], state["problem"], gpus) == (is_loaded, problem, [])
+    assert (state.get("has_driver", False), state.get("driver_problem", ""), gpus) == (is_loaded, problem, [])
 
 
 def test_a_process_is_named_only_where_its_pid_means_the_same(tmp_path: Path) -> None:

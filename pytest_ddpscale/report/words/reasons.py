@@ -60,16 +60,6 @@ _VARIABLES = {
 }
 
 
-def _variable(text: str, hosts: Listed, what: str, effect: str, why: str) -> str:
-    where = f" on {hosts}" if hosts else ""
-    return f"{text}{where}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
-
-
-def _drift(change: float, is_share: bool, rounds: int) -> str:
-    text = percent(change, 1, signed=True) if is_share else f"{change:+.3g}"
-    return f"not steady: {text} from the first to the last third of {rounds} rounds; judged as if this continued"
-
-
 def _written(value: float, unit: str) -> str:
     return percent(value, 1) if unit == "fraction" else f"{value:.4g} {unit}"
 
@@ -78,11 +68,6 @@ def _node_alone(metric: str, value: float, unit: str, others: int, median: float
     whom = "the other node" if others == 1 else f"the median of {others} other nodes"
     beside = f"; {whom} is {_written(median, unit)}" if others else ""
     return f"{metric} {_written(value, unit)} on this node alone{beside}"
-
-
-def _one_of(name: str, planned: int, noun: str, why: str, outcome: str, others: Listed) -> str:
-    more = f" ({outcome} too: {others})" if others else ""
-    return f"{name}, one of {planned} {noun}: {why}{more}"
 
 
 def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) -> str:
@@ -119,19 +104,7 @@ def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
 
 
 def _of(some: int, all_: int) -> str:
-    return f"{some} of {all_} requirement{'' if all_ == 1 else 's'}"
-
-
-def _met(passed: int, required: int, waived: int, warned: int) -> str:
-    count = f"{_of(passed, required)} {'met' if waived else 'passed'}"
-    return count + (f", {waived} waived" if waived else "") + (f", {warned} warned" if warned else "")
-
-
-def _pairs_missing(met: str, missing: int, planned: int, why: str) -> str:
-    what = f"{missing} of {planned} pairs of nodes not measured with each other"
-    return (
-        f"{met}, but {what if missing else 'the search for a slow node or link did not end'}{f': {why}' if why else ''}"
-    )
+    return f"{some} of {all_} requirement{'s' * (all_ != 1)}"
 
 
 def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
@@ -146,11 +119,6 @@ def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
     )
 
 
-def _not_read(metric: str, *first: str) -> str:
-    where = ": {} on {}: {}; another driver, or a waiver, ends this".format(*first) if first else ""
-    return f"{metric} could not be read on every rank{where}"
-
-
 def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen: Listed) -> str:
     ranks = Listed(f"rank {' to '.join(map(str, dict.fromkeys(ends)))}" for ends in absent)
     no_results = f" (no results from {unseen})" if unseen else ""
@@ -162,11 +130,7 @@ def _first_of(told: Listed, count: int) -> str:
 
 
 def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
-def _odd_process(pid: int) -> str:
-    return f"the driver lists pid {pid}, which no process has: driver and library (libnvidia-ml.so) differ"
+    return f"{count} node{'s' * (count != 1)}"
 
 
 def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown
@@ -231,6 +195,24 @@ def _fewer_ports(active: int, more: int, others: int, least: int, most: int, por
     return f"{active} {kind} ports are active; {have}; here: {_ports(ports)}"
 
 
+def _whom(peers: int) -> str:
+    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+
+
+def _doubt(is_odd: bool, explains: bool) -> str:
+    odd = "" if is_odd else "; either may be the odd one: more nodes, or a bound of the site's own, would tell"
+    return odd if explains else f"{odd}; too little to explain the failure"
+
+
+def _slow_rank(
+    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
+) -> str:  # fmt: skip
+    when = f"{times} of {rounds} rounds"
+    if not is_always:
+        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
+    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
+
+
 # By major version of CUDA; the oldest drivers are from table 3 of the CUDA Toolkit release notes.
 _OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
 _WHEELS = {"11": "cu118", "12": "cu126 or cu128"}
@@ -239,10 +221,13 @@ _REPAIRS = {
     "row-failed": "a faulty memory row could not be remapped",
     "row-pending": "a memory row waits to be remapped",
 }
+_NO_END = "the search for a slow node or link did not end"
+_ON_FIRST = ": {} on {}: {}; another driver, or a waiver, ends this"
+_ODD_PROCESS = "the driver lists pid {}, which no process has: driver and library (libnvidia-ml.so) differ"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
 _MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
-_ANY: Mapping[str, Entry] = {
+SENTENCES: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
     "all": lambda *reasons: "; ".join(reasons),
@@ -250,11 +235,12 @@ _ANY: Mapping[str, Entry] = {
     "host-bound": "host-bound",
     "implausible": "implausible",
     "by-variable": "{} set ({}), so this says nothing of the hardware",
-    "variable": _variable,
+    "variable": lambda text, hosts, what, effect, why: (
+        f"{text}{f' on {hosts}' if hosts else ''}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
+    ),
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
-}
-_STATS: Mapping[str, Entry] = {
+    # judge.stats
     "kept": "the whole interval keeps the bound",
     "missed": "the whole interval misses the bound",
     "inside": "the bound lies inside the interval",
@@ -267,9 +253,11 @@ _STATS: Mapping[str, Entry] = {
     "single-value": "one imported value: it has no interval of its own",
     "single-sample": "one imported sample: the interval comes from the standard deviation of its steps, taken as "
     "independent",
-    "drift": _drift,
-}
-_VALUES: Mapping[str, Entry] = {
+    "drift": lambda change, is_share, rounds: (
+        f"not steady: {percent(change, 1, signed=True) if is_share else f'{change:+.3g}'} from the first to the last "
+        f"third of {rounds} rounds; judged as if this continued"
+    ),
+    # judge.values
     "not-planned": "{} scaling of {} was not measured in this run",
     "not-probed": "{} was not probed in this run",
     "planned-differently": lambda *differences: (
@@ -281,14 +269,17 @@ _VALUES: Mapping[str, Entry] = {
     "no-round": "no complete round of {} ranks in {}",
     "no-round-of": "no complete round of {}",
     "no-baseline": "{} has no complete round of the arm {} to compare with",
-    "not-read": _not_read,
+    "not-read": lambda metric, *first: (
+        f"{metric} could not be read on every rank{_ON_FIRST.format(*first) if first else ''}"
+    ),
     "unsupported": "{} could not be done: {}",
     "places-missing": _places_missing,
-}
-_JUDGED: Mapping[str, Entry] = {
+    # judge.judged
     "perhaps-chance": "{}, but on one of {} {} this may be chance",
     "more-may-fail": "more rounds may fail further {}: undecided on {}",
-    "one-of": _one_of,
+    "one-of": lambda name, planned, noun, why, outcome, others: (
+        f"{name}, one of {planned} {noun}: {why}{f' ({outcome} too: {others})' if others else ''}"
+    ),
     "lowest-of": "{}, the lowest of {} {}: {}",
     "kept-on-each": "{} on each of {} {}; {} is nearest to it",
     "nodes-missing": _nodes_missing,
@@ -296,8 +287,7 @@ _JUDGED: Mapping[str, Entry] = {
     "most-fail-alike": lambda failed, planned, noun: (
         f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
     ),
-}
-_CAVEATS: Mapping[str, Entry] = {
+    # judge.judged
     "incomplete-rounds": "only {} of {} rounds are complete; the others could change the result",
     "incredible": lambda value, limit: (
         f"implausible: {value:.3g} is {'more' if value > limit else 'less'} than {limit:g}; the measurement or its "
@@ -321,28 +311,7 @@ _CAVEATS: Mapping[str, Entry] = {
     "waits": "stalled in {} rounds: {:.0f} W of {:.0f} W",
     "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
-}
-
-
-def _whom(peers: int) -> str:
-    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
-
-
-def _doubt(is_odd: bool, explains: bool) -> str:
-    odd = "" if is_odd else "; either may be the odd one: more nodes, or a bound of the site's own, would tell"
-    return odd if explains else f"{odd}; too little to explain the failure"
-
-
-def _slow_rank(
-    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
-) -> str:  # fmt: skip
-    when = f"{times} of {rounds} rounds"
-    if not is_always:
-        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
-    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
-
-
-_SLOW: Mapping[str, Entry] = {
+    # judge.slow
     "slow-alone": lambda kind, number, host, more, why: (
         f"{f'{number} on {host}' if kind == 'gpu' else f'host {host}'}{f' and {more} more' if more else ''} "
         f"{'are' if more else 'is'} slow even without communication ({why})"
@@ -368,8 +337,7 @@ _SLOW: Mapping[str, Entry] = {
     ),
     "slow-at-times": lambda ranks: f"slow at times: {first_few(ranks, separator='; ')}",
     "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
-}
-_UNIFORMITY: Mapping[str, Entry] = {
+    # judge.uniformity
     "no-own-round": "no complete round of {} in {}",
     "pace-unread": "own pace timed in every round on {} of {} GPUs",
     "node-by-own-pace": "{:.2f}× the median of {} peers by its own pace",
@@ -391,8 +359,7 @@ _UNIFORMITY: Mapping[str, Entry] = {
     "perhaps-beyond": lambda limit, places, worst: (
         f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
     ),
-}
-_SPREAD: Mapping[str, Entry] = {
+    # judge.uniformity
     "missed-by-the-slowest": lambda why, value: f"{why}; {100 * value:.1f} % against the slowest GPU does, too",
     "against-the-slowest": "against the slowest GPU {}",
     "by-the-slowest": lambda value, why: f"{100 * value:.1f} % against the slowest GPU: {why}",
@@ -405,7 +372,7 @@ _SPREAD: Mapping[str, Entry] = {
         f"are the spread of its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
     ),
     "pace-not-read": "the own pace of some of its GPUs was not read",
-    "few-peers": "its GPUs have too few peers",
+    "few-ranks": "its GPUs have too few peers",
     "gpu-beyond": lambda limit, _: f"a GPU is more than {100 * limit:.3g} % slower than its peers",
     "gpu-at-times": "a GPU is far slower than its peers at times",
     "gpus-in-groups": "GPUs fall into two groups",
@@ -422,8 +389,7 @@ _SPREAD: Mapping[str, Entry] = {
     "gpu-open": lambda limit, _: f"not every GPU is certain to be within {100 * limit:.3g} % of its peers",
     "perhaps-groups": "its GPUs may be two groups",
     "node-open": "its node is not certain to be within theirs",
-}
-_LINKS: Mapping[str, Entry] = {
+    # judge.links
     "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
     "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {_and(hosts)} ({why})",
     "slow-pairs": lambda gbps, usual, count, ranks: (
@@ -438,19 +404,15 @@ _LINKS: Mapping[str, Entry] = {
     "wrong-data": "{} wrong data in {} of {} rounds",
     "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
     "unasked-wrong-data": "wrong data in the probe {}, as seen by {}",
-}
-_AGREEMENT: Mapping[str, Entry] = {
+    # judge.agreement, judge.coverage
     "results-differ": "{}: results differ from those of other ranks",
     "unlike-others": _unlike,
     "speed-does-not-count": "{} (see {}); speed does not count",
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
     "compared in other studies",
-}
-_COVERAGE: Mapping[str, Entry] = {
     "gpu-errors": _gpu_errors,
-}
-_DEVICES: Mapping[str, Entry] = {
+    # judge.checks
     "new-uncorrected": "{} new uncorrectable memory errors under load",
     "note-new-corrected": "{} new corrected memory errors under load",
     "afterwards": lambda code, count: (
@@ -474,8 +436,7 @@ _DEVICES: Mapping[str, Entry] = {
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
     "power-limits": "power limit below the default: {}",
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
-}
-_CHECKS: Mapping[str, Entry] = {
+    # judge.checks
     "without-gpu": "{}: does not apply without a GPU",
     "at": lambda host, gpu, why: f"{host}: {f'{gpu}: ' if gpu else ''}{why}",
     "of-check": lambda check, gpu, why: f"{check}: {f'{gpu}: ' if gpu else ''}{why}",
@@ -486,16 +447,18 @@ _CHECKS: Mapping[str, Entry] = {
     "not-as-expected": lambda failed, planned, told, count: (
         f"{failed} of {_nodes(planned)} not as expected: {_first_of(told, count)}"
     ),
-    "most-nodes-fail": lambda nodes, planned, _: f"{nodes} of {planned} nodes fail: {_IS_IT_RIGHT}",
-    "most-gpus-fail": lambda _, __, gpus: f"{gpus} GPUs of most nodes fail: {_IS_IT_RIGHT}",
+    "most-nodes-fail": f"{{}} of {{}} nodes fail: {_IS_IT_RIGHT}",
+    "most-gpus-fail": f"{{2}} GPUs of most nodes fail: {_IS_IT_RIGHT}",
     "most-outside-fail": "{} of {} nodes are throttled by a power brake: is it the facility? This names no node for "
     "certain",
-}
-_OUTCOME: Mapping[str, Entry] = {
+    # judge.outcome
     "unmet": lambda judged, what, found: f"{_of(len(found), judged)} {what}: {found}",
     "interrupted-after": lambda judged, required: f"interrupted after {_of(judged, required)}",
     "nothing-judged": "no requirement was judged",
-    "met": _met,
+    "met": lambda passed, required, waived, warned: (
+        f"{_of(passed, required)} {f'met, {waived} waived' if waived else 'passed'}"
+        f"{f', {warned} warned' if warned else ''}"
+    ),
     "not-selected": "{}; {} not selected",
     "nothing-to-accept": "{}: there is nothing to accept",
     "unpublished": "not decidable without site bounds: {} (no published bound covers all devices; calibration takes "
@@ -514,7 +477,11 @@ _OUTCOME: Mapping[str, Entry] = {
     "simulated": "simulated: no machine was measured ({})",
     "rerouted": "{}, but paths stay unused and are not tested: {}",
     "idle-gpus": lambda met, idle, gpus: f"{met}, but none of them tested {len(idle)} of {gpus} GPUs: {idle}",
-    "pairs-missing": _pairs_missing,
+    "pairs-missing": lambda met, missing, planned, why: (
+        f"{met}, but "
+        f"{f'{missing} of {planned} pairs of nodes not measured with each other' if missing else _NO_END}"
+        f"{f': {why}' if why else ''}"
+    ),
     "waiver-not-needed": "{}: not needed",
     "waives-failures-only": "{}: not applied, only a failure can be waived",
     "waiver-ended": "waiver by {} ended {}",
@@ -522,8 +489,7 @@ _OUTCOME: Mapping[str, Entry] = {
     "never-waives-unknown": "{}: not applied, other places are open or not measured",
     "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
     "unseen-loss": _unseen_loss,
-}
-_RUN: Mapping[str, Entry] = {
+    # run
     "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
     "other-devices": "studies were measured on different devices: {} and {} differ in {}",
     "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
@@ -532,8 +498,7 @@ _RUN: Mapping[str, Entry] = {
     "sessions": lambda ats: f"measured in {len(ats) + 1} sessions: resumed {', '.join(ats)}",
     "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
     "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
-}
-_CHECK_RULES: Mapping[str, Entry] = {
+    # judge.check_rules
     "no-survey": "survey failed: {}",
     "no-reading": lambda name, why="": f"{name} cannot be read ({why or 'the driver gives no reason'})",
     "no-expectation": "the SKU's `node:` does not set {}",
@@ -577,8 +542,8 @@ _CHECK_RULES: Mapping[str, Entry] = {
         f"foreign process {pid} ({name or 'name not visible'}) holds "
         f"{'unknown memory' if memory is None else f'{memory / 2**30:.1f} GiB'}"
     ),
-    "no-process": lambda pid, *_: f"its processes cannot be read: {_odd_process(pid)}",
-    "note-odd-process": lambda pid, *_: f"{_odd_process(pid)}; hardly any of its memory is in use",
+    "no-process": f"its processes cannot be read: {_ODD_PROCESS}",
+    "note-odd-process": f"{_ODD_PROCESS}; hardly any of its memory is in use",
     "throttled": _throttled,
     "power-brake": _throttled,
     "uncorrected": "{} uncorrectable memory errors since the driver was loaded",
@@ -627,11 +592,5 @@ _CHECK_RULES: Mapping[str, Entry] = {
     "note-roce": lambda ports: f"uses TCP to other nodes; could {', '.join(ports)} do RoCE?",
     "fewer-ports": _fewer_ports,
     "note-fewer-ports": _fewer_ports,
-}  # fmt: skip
-_REPORT: Mapping[str, Entry] = {
     "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
-}
-SENTENCES: Mapping[str, Entry] = {
-    **_ANY, **_STATS, **_VALUES, **_JUDGED, **_CAVEATS, **_SLOW, **_UNIFORMITY, **_SPREAD, **_LINKS, **_AGREEMENT,
-    **_COVERAGE, **_DEVICES, **_CHECKS, **_CHECK_RULES, **_OUTCOME, **_RUN, **_REPORT,
 }  # fmt: skip

@@ -1,16 +1,17 @@
-"""Ranks of a gang that an error of their own GPU ended, by the texts of CUDA, cuDNN and cuBLAS.
+"""What ended ranks: errors of their own GPUs, and of collectives, by the texts of CUDA, NCCL and gloo.
 
-What such an error does to other ranks, which NCCL tells them, is none of theirs. Whether the GPU or the software is at
-fault is not decided here: see `judge.coverage`.
+What an error of a GPU does to other ranks, which NCCL tells them, is none of theirs. Whether the GPU or the software is
+at fault is not decided here: see `judge.coverage`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.node.protocol import Failed, RankSeen
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import RankGpuError
 
@@ -85,30 +86,66 @@ def cuda_error_in(text: str) -> CudaError | None:
 
 
 def gpu_errors(roll: GangState) -> tuple[RankGpuError, ...]:
-    """Ranks that an error of their own GPU ended: by their reports, or by their last words if they were aborted."""
-    found: dict[tuple[int, int], RankGpuError] = {}
-    for report in roll.failures:
-        if (error := cuda_error_in(report.message)) and not error.cause:
-            where = Place(report.host, report.local_rank, report.device, report.gpu_index)
-            found[report.node, report.local_rank] = RankGpuError(
-                place=where, error=error.text, is_program=error.is_program, study=report.study, arm=report.arm
-            )
-    for place in _aborted(roll):
-        words, rank = roll.last_words.get(place), roll.ranks.get(place)
-        error = cuda_error_in("\n".join(words.lines)) if words else None
-        if error and not error.cause and place not in found:
-            study, arm = (rank.study, rank.arm) if rank else (None, None)
-            where = Place(roll.nodes[place[0]].host, place[1])
-            found[place] = RankGpuError(
-                place=where, error=error.text, is_program=error.is_program, study=study, arm=arm
-            )
-    return tuple(found[place] for place in sorted(found))
+    """Ranks that an error of their own GPU ended: by their reports, or by their last words if they were aborted.
+
+    NCCL's watchdog aborts a rank whose GPU failed before the rank notices.
+    """
+    said: dict[tuple[int, int], tuple[Place, str, Failed | RankSeen]] = {
+        (one.node, one.local_rank): (one.place, one.message, one) for one in roll.failures
+    }
+    for of_node, one, rank in roll.exits:
+        key = rank.node, rank.local_rank
+        if one.exit_code != 0 and key not in said and key in roll.last_words:
+            said[key] = Place(of_node.host, rank.local_rank), "\n".join(roll.last_words[key].lines), rank
+    return tuple(
+        RankGpuError(place=place, error=error.text, is_program=error.is_program, study=of.study, arm=of.arm)
+        for _, (place, text, of) in sorted(said.items())
+        if (error := cuda_error_in(text)) and not error.cause
+    )
 
 
-def _aborted(roll: GangState) -> Iterator[tuple[int, int]]:
-    """Ranks that ended without a report: NCCL's watchdog aborts a rank whose GPU failed before the rank notices."""
-    told = {(report.node, report.local_rank) for report in roll.failures}
-    for number, node in sorted(roll.nodes.items()):
-        for one in node.exit.exits if node.exit is not None else ():
-            if one.exit_code != 0 and (number, one.local_rank) not in told:
-                yield number, one.local_rank
+# Errors that NCCL or gloo raised, perhaps in the watchdog that aborts a rank whose collective timed out.
+OF_COLLECTIVES = re.compile(r"NCCL|\bnccl[A-Z]|[Gg]loo\b|DistBackendError|[Ww]atchdog")
+_LAST_ERROR = re.compile(r"Last error:\s*(\S.*)")
+# "NCCL error in: ProcessGroupNCCL.cpp:94, …, NCCL version 2.27.7" and gloo's "[…/pair.cc:547] …"
+_SOURCES = re.compile(r" in: \S+:\d+(?=,)|\[\S+\.[a-z]+:\d+\] ?|, NCCL version \S+.*")
+_MOST_OF_CAUSE = 160
+# A connection whose messages are not answered, however often the adapter repeats them: by whom it was to be answered,
+# and the adapter.
+_NO_ANSWER = re.compile(
+    r"Got completion from peer ([^\s<]+)\S* with (?:status=|error )(?:\w+\()?12\b.*?(?:\bhca (\S+)|$)", re.MULTILINE
+)
+_KINDS: Mapping[str, str] = {
+    r"(/dev/shm)/.*No space left on device": r"\1 is full: `df -h \1`; a container gets more by --shm-size",
+    r"(Call to \w+ failed.*Cannot allocate memory)": r"\1: raise the limit of locked memory (`ulimit -l unlimited`)",
+    r"(no socket interface found)[\s\S]*\b(NCCL_SOCKET_IFNAME=\S+)": r"\1: \2 names none of this node's",
+    r"(no socket interface found)": r"\1: does /etc/nccl.conf or ~/.nccl.conf set NCCL_SOCKET_IFNAME?",
+    r"Unable to find address for: ?(\S+)": r"no socket interface \1: GLOO_SOCKET_IFNAME names it",
+}
+
+
+def cause_of(report: Failed, roll: GangState) -> str:
+    """The cause that a failed collective gives: in words if its kind is known, else its last error."""
+    message = report.message
+    if found := _NO_ANSWER.search(message):
+        host = roll.host_at(found[1])
+        peer = f"{host} ({found[1]})" if host else found[1]
+        return f"{peer} did not answer over {found[2] or 'an adapter'} (status 12): look at adapter, cable and switch"
+    for pattern, words in _KINDS.items():
+        if found := re.search(pattern, message):
+            return found.expand(words)
+    last = _LAST_ERROR.search(message)
+    said = last[1] if last else next((line for line in message.splitlines() if line.strip()), "")
+    said = _SOURCES.sub("", said).strip()
+    return said if len(said) <= _MOST_OF_CAUSE else f"{said[: _MOST_OF_CAUSE - 1]}…"
+
+
+def lost_connections(roll: GangState) -> tuple[RankGpuError, ...]:
+    """Ranks whose adapter got no answer from another node, each with that node's address."""
+    return tuple(
+        RankGpuError(
+            place=report.place, error=cause_of(report, roll), study=report.study, arm=report.arm, peer=found[1]
+        )
+        for report in roll.failures
+        if (found := _NO_ANSWER.search(report.message))
+    )  # fmt: skip
