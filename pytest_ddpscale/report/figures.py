@@ -62,8 +62,8 @@ _PAIRS = (
 _SCALING = (
     "Judged values with their intervals; "
     "sizes without a requirement are estimated alike. "
-    "Of several nodes the worst one is shown where a node is large enough; "
-    "no line joins it to sizes of more nodes."
+    "Sizes that fit on one of several nodes are those of the worst node; "
+    "no line joins them to larger sizes."
 )
 _TIME = (
     "A step of the slowest rank in each study's largest arm, median over the rounds, "
