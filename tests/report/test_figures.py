@@ -150,35 +150,27 @@ def test_a_quantity_has_one_number_in_whatever_file_and_nodes_of_different_kinds
     evidence = Run(f"{ASKED} 4x2 slow=*1.3/5").judged()[1]
     verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in CASES)
     judgement = replace(JUDGEMENT, verdicts=verdicts, requirements=json_of(CASES), requirements_sha256="")
-    values = {(one.metric, one.world_size): one for one in verdicts}
     written = csv.DictReader(io.StringIO(render_values(judgement, evidence)))
-    assert {row["requirement"]: float(row["value"]) for row in written if row["outcome"]} == pytest.approx(
-        {one.id: one.value for one in verdicts}
-    )
+    told = {row["requirement"]: float(row["value"]) for row in written if row["outcome"]}
+    assert told == pytest.approx({one.id: one.value for one in verdicts})
     ((_, numbers, _),) = scaling_tables(evidence, verdicts)
-    rows = {int(row[0]): dict(zip(numbers.titles, row, strict=True)) for row in numbers.rows}
     found = drawn(evidence, judgement)
-    for key, metric, sizes in (("weak-efficiency", "weak_scaling_efficiency", [[2], [4, 8]]),
-                               ("weak-throughput", "throughput_per_gpu", [[1, 2], [4, 8]])):  # fmt: skip
-        axes = canvas_of(found[key]).axes[0]
-        assert [[x for x, _ in line] for line in marked(axes, "o")] == sizes
-        shown = dict(itertools.chain(*marked(axes, "o")))
-        table = {row[1]: row for row in found[key].table.rows}
-        for size in {*shown} - {4}:
-            verdict = values[metric, int(size)]
-            assert verdict.value is not None
-            assert shown[size] == pytest.approx(verdict.value)
-            assert upright(axes)[size] == pytest.approx(verdict.interval)
-            assert (size in dict(itertools.chain(*marked(axes, "X")))) == (verdict.outcome == "failed")
-            told, of_size = verdict.value, rows[int(size)]
-            if key == "weak-throughput":
-                assert (table[f"{size:g}"][2], of_size["img/s"]) == (f"{told:.1f}", f"{told * size:.0f}")
-            else:
-                assert (f"{table[f'{size:g}'][2]} %", of_size["efficiency"]) == (percent(told, 1), percent(told, 1))
-        assert [table[size][5].removeprefix("misses its bound ") for size in ("2", "4", "8")] == [
-            "worst node (n2)", "first 2 of 4 nodes", "",
-        ]  # fmt: skip
-    assert "confidence interval" in texts(found["weak-efficiency"])
+    for one in verdicts:
+        is_rate = one.metric == "throughput_per_gpu"
+        figure = found["weak-throughput" if is_rate else "weak-efficiency"]
+        axes, size = canvas_of(figure).axes[0], one.world_size
+        assert one.value is not None
+        assert dict(itertools.chain(*marked(axes, "o")))[size] == pytest.approx(one.value)
+        assert upright(axes)[size] == pytest.approx(one.interval)
+        assert (size in dict(itertools.chain(*marked(axes, "X")))) == (one.outcome == "failed")
+        assert [row[2] for row in figure.table.rows if row[1] == f"{size}"] == [bare_number(one.value, one.unit)]
+        (of_size,) = (row for row in numbers.rows if row[0] == f"{size}")
+        assert (f"{one.value * size:.0f}" if is_rate else percent(one.value, 1)) in of_size
+    weak = found["weak-efficiency"]
+    assert [[x for x, _ in line] for line in marked(canvas_of(weak).axes[0], "o")] == [[2], [4, 8]]
+    assert [row[5].removeprefix("misses its bound ") for row in weak.table.rows] == [
+        "worst node (n2)", "first 2 of 4 nodes", "",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("interval", [(0.0, math.inf), (math.nan, math.nan)])
