@@ -273,7 +273,8 @@ def bars(
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name) for row in rows])
 
-    said = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
+    cells = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
+    said = [(*cell[:3], "" if cell[3] == cell[2] else cell[3]) for cell in cells]
     shown = table(("", "", x, "note"), said, of_numbers=True, names=2)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 

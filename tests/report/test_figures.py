@@ -328,7 +328,7 @@ def test_bars_of_each_cell_are_below_each_other_with_their_intervals() -> None:
     assert axes.collections[0].get_segments()[0].tolist() == [[18, 1], [30, 1]]
     assert figure is not None
     assert figure.table.rows == [
-        ("1", "a", "10", "10"), ("2", "a", "20", "20"), ("2", "b", "5", "5"),
+        ("1", "a", "10", ""), ("2", "a", "20", ""), ("2", "b", "5", ""),
     ]  # fmt: skip
     assert grouped_bars(ABOUT, "img/s", ["1"], {"a": [None]}) is None
 

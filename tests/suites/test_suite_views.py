@@ -55,7 +55,7 @@ def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
     page = html_of("sizes", REPORT, SUITE)
     assert "Sizes &lt;script&gt;" in page
     assert page.count('<img class="chart" src="data:image/svg+xml;base64,') == 1
-    assert 'alt="A &lt;picture&gt;: ms, note; 1, time, 2, 2"' in page
+    assert 'alt="A &lt;picture&gt;: ms, note; 1, time, 2"' in page
     assert "   aligned\ncolumn" in page
     assert page.count("<script>") == 1
     assert "&lt;b&gt;" in page
