@@ -26,6 +26,7 @@ from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_h
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
 GANG_FAILED = 3
+_MOST = 1e15  # above it, results would not fit into tables or JSON
 INTERRUPTED = 130  # the shells' code for Ctrl-C
 _NOT_ALL_WELL = "something failed or could not be measured"
 # By the words of a command, after `ddpscale`.
@@ -315,11 +316,20 @@ def _add_scaling(commands: Commands) -> None:
     add = command.add_argument
     add("directory", type=Path, metavar="RUN_DIR")
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-    add("--images", type=float, metavar="N", help="to train; default: one epoch of ImageNet, 1.28e6")
-    add("--fixed-s", type=float, default=0.0, metavar="S", help="seconds that more GPUs do not shorten; default: 0")
-    add("--deadline", type=float, metavar="S", help="seconds within which the images have to be trained")
-    add("--gpu-hour-price", type=float, metavar="PRICE", help="price of one GPU for an hour")
-    add("--kwh-price", type=float, metavar="PRICE", help="price of a kWh, for the GPUs' energy if it was measured")
+    add("--images", type=_above_zero, metavar="N", help="to train; default: one epoch of ImageNet, 1.28e6")
+    add("--fixed-s", type=_above_zero, default=0.0, metavar="S",
+        help="seconds that more GPUs do not shorten; default: 0")  # fmt: skip
+    add("--deadline", type=_above_zero, metavar="S", help="seconds within which the images have to be trained")
+    add("--gpu-hour-price", type=_above_zero, metavar="PRICE", help="price of one GPU for an hour")
+    add("--kwh-price", type=_above_zero, metavar="PRICE",
+        help="price of a kWh, for the GPUs' energy if it was measured")  # fmt: skip
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= _MOST:
+        raise argparse.ArgumentTypeError(f"found {number:g}; expected a number above 0, at most {_MOST:g}")
+    return number
 
 
 def _scaling(arguments: argparse.Namespace) -> None:

@@ -13,14 +13,13 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from pytest_ddpscale.judge.stats import Found
-from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.report.text import one_line, shorten
-from pytest_ddpscale.util.arrays import FloatArray, IntArray
 from pytest_ddpscale.util.document import Picture, Table, plain, table
 
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
@@ -30,12 +29,11 @@ _DASHES: Sequence[Any] = ("-", (0, (4, 2)), (0, (1, 1)), (0, (6, 2, 1, 2)))
 _MARKERS, _HATCHES, _NOTHING = "os^Dvp", ("", "//", "\\\\", "xx", "--"), "//"
 _WIDE, _NARROW = 9.6, 5.2
 _LINE = 0.18  # height of a line of text
-_MOST_TICKS, _MOST_MARKS, _MOST_COLUMNS = 8, 40, 4
+_MOST_TICKS, _MOST_COLUMNS = 8, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
-_MOST_TALL, _MOST_WITH_NUMBERS, _LONGEST_NAME = 24, 16, 18
-_MOST_OF_A_CURVE, _MOST_SAID = 20, 8
-_FONT = "DejaVu Sans"  # comes with matplotlib
-_VALUE, _MISSED = "value", "misses its bound"
+_MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
+_MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
+_VALUE, _INTERVAL, _MISSED = "value", "confidence interval", "misses its bound"
 _UNDATED = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -47,14 +45,12 @@ class About:
         key: unique among the pictures of a page.
         title: above it.
         caption: what it shows and how to read it.
-        subject: whose it is, after the title.
         mark: a warning below the title.
     """
 
     key: str
     title: str
     caption: str = ""
-    subject: str = ""
     mark: str = ""
 
 
@@ -78,11 +74,9 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Point):
     """The bound of a requirement; `provisional` without a published source."""
 
-    x: float
-    value: float
     provisional: bool = False
 
 
@@ -95,11 +89,6 @@ class Curve:
     bounds: Sequence[Bound] = ()
     ideal: Callable[[float], float] | None = None
 
-    @property
-    def xs(self) -> set[float]:
-        """Where it has a value or a bound."""
-        return {point.x for point in self.points} | {bound.x for bound in self.bounds}
-
 
 @dataclass(frozen=True)
 class LineAxes:
@@ -108,7 +97,6 @@ class LineAxes:
     Attributes:
         x_is_log: whether the horizontal axis is logarithmic; its ticks are then at the points.
         scale: of the vertical axis: of each panel from 0, or of all logarithmic, or as near as the values are.
-        interval: what intervals are.
         x_name: writes a value of the horizontal axis.
         tick: format of the ticks of the vertical axis.
         number: writes a value without its unit.
@@ -118,7 +106,6 @@ class LineAxes:
     y: str
     x_is_log: bool = False
     scale: Literal["from zero", "log", "near"] = "from zero"
-    interval: str = "interval"
     x_name: Callable[[float], str] = "{:g}".format
     tick: str = "{x:g}"
     number: Callable[[float], str] = "{:.4g}".format
@@ -130,13 +117,13 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
     None if there are no two places on it, which a sentence or a table says better.
     """
     every = [(name, curve) for name, drawn in of_panels.items() for curve in drawn if curve.points]
-    xs = sorted({x for _, curve in every for x in curve.xs})
+    xs = sorted({one.x for _, curve in every for one in (*curve.points, *curve.bounds)})
     if not every or len(xs) < 2:
         return None
     columns = min(len(of_panels), _MOST_COLUMNS)
     rows, width = -(-len(of_panels) // columns), _NARROW if columns == 1 else _WIDE
 
-    def paint(canvas: Any) -> dict[str, Any]:
+    def paint(canvas: Any) -> None:
         grid = [*canvas.subplots(rows, columns, sharey=axes.scale != "from zero", squeeze=False).flat]
         for at, (plot, (name, drawn)) in enumerate(zip(grid, of_panels.items(), strict=False)):
             plot.set_title(drawable(name, 34), fontweight="bold")
@@ -151,10 +138,9 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
         for plot in grid[len(of_panels) :]:
             plot.remove()
         canvas.supylabel(axes.y, x=0.005)
-        return _named(canvas)
 
     said = [line for name, curve in every for line in _lines(name or curve.name, curve, axes)]
-    titles = ("", axes.x, axes.y, axes.interval, "bound", "note")
+    titles = ("", axes.x, axes.y, _INTERVAL, "bound", "note")
     size = width, rows * (2.3 if columns < 3 else 1.7)
     return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, table(titles, said, of_numbers=True))
 
@@ -180,27 +166,24 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
     colour = SERIES[order % len(SERIES)]
     look = {
         "color": colour, "linestyle": _DASHES[order % len(_DASHES)], "label": drawable(name), "zorder": 3,
-        "marker": _MARKERS[order % len(_MARKERS)] if len(curve.points) <= _MOST_MARKS else "",
+        "marker": _MARKERS[order % len(_MARKERS)] if axes.x_is_log else "",
     }  # fmt: skip
     for _, part in itertools.groupby(curve.points, key=lambda one: one.is_apart):
         plot.plot(*zip(*((one.x, one.value) for one in part), strict=True), **look)
-    for one in curve.points:
-        low, high = one.interval or (math.nan, math.nan)
-        if low < high:
-            ends = max(low, one.value / _WIDEST), min(high, one.value * _WIDEST)
-            plot.vlines(one.x, *ends, colors=colour, linewidths=1, label=axes.interval)
     for bound in curve.bounds:
         kind, dots = ("provisional bound", ":") if bound.provisional else ("bound", "-")
         plot.hlines(bound.value, bound.x / 1.2, bound.x * 1.2, colors=INK, linestyles=dots, linewidths=2, label=kind)
     for point in curve.points:
+        low, high = point.interval or (math.nan, math.nan)
+        if low < high:
+            ends = max(low, point.value / _WIDEST), min(high, point.value * _WIDEST)
+            plot.vlines(point.x, *ends, colors=colour, linewidths=1, label=_INTERVAL)
         if point.is_failed:
             plot.plot(point.x, point.value, "X", color=BAD, markersize=8, markeredgecolor=PAPER, zorder=4,
                       label=_MISSED)  # fmt: skip
         if name == _VALUE and point in (curve.points[0], curve.points[-1]):
-            plot.annotate(
-                axes.number(point.value), (point.x, point.value), (0, 4), textcoords="offset points", ha="center",
-                zorder=5, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.2},
-            )  # fmt: skip
+            number = axes.number(point.value)
+            plot.annotate(number, (point.x, point.value), (0, 4), textcoords="offset points", ha="center")
 
 
 def _lines(name: str, curve: Curve, axes: LineAxes) -> Iterator[tuple[str, ...]]:
@@ -218,13 +201,13 @@ class BarRow:
 
     Attributes:
         parts: the series of each, and its length.
-        said: beside it; by default its length.
+        said: beside it.
         interval: of its length; None without one.
     """
 
     name: str
     parts: Sequence[tuple[str, float]]
-    said: str = ""
+    said: str
     interval: tuple[float, float] | None = None
 
 
@@ -246,130 +229,124 @@ def bars(
     if highest <= 0:
         return None
 
-    def paint(canvas: Any) -> dict[str, Any]:
+    def paint(canvas: Any) -> None:
         plot = canvas.subplots()
         for at, row in enumerate(rows):
             start = 0.0
             for part, length in row.parts:
-                order = series.index(part)
-                plot.barh(at, length, 0.8, start, color=SERIES[order], hatch=_HATCHES[order], edgecolor=PAPER,
-                          label=drawable(part))  # fmt: skip
+                look = {"color": SERIES[series.index(part)], "hatch": _HATCHES[series.index(part)]}
+                plot.barh(at, length, 0.8, start, edgecolor=PAPER, label=drawable(part), **look)
                 start += length
-            plot.text(1.01, at, drawable(row.said or number(start)), transform=plot.get_yaxis_transform(), va="center")
+            plot.text(1.01, at, drawable(row.said), transform=plot.get_yaxis_transform(), va="center")
             if row.interval:
                 plot.hlines(at, *row.interval, colors=INK, linewidths=1.2)
         ends = [min(row.interval[1], _WIDEST * highest) for row in rows if row.interval]
         plot.set(xlim=(0, max(most, highest, *ends)), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name) for row in rows])
-        return _named(canvas)
 
-    cells: dict[str, dict[str, str]] = {}
-    for row in rows:
-        cells.setdefault(row.name, {}).update({part: number(length) for part, length in row.parts} | {"": row.said})
-    parts = [*series, *([""] if any(row.said for row in rows) else [])]
-    said = [(name, *(of.get(part, ABSENT) for part in parts)) for name, of in cells.items()]
-    shown = table((x, *series, "note")[: len(parts) + 1], said, of_numbers=True)
+    cells = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
+    said = [(*cell[:3], "" if cell[3] == cell[2] else cell[3]) for cell in cells]
+    shown = table(("", "", x, "note"), said, of_numbers=True, names=2)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 
 
-class Bars(NamedTuple):
-    """One series: a value for each cell, or None."""
-
-    name: str
-    values: Sequence[Found | float | None]
-
-
-def grouped_bars(about: About, x: str, cells: Sequence[str], series: Sequence[Bars]) -> Picture | None:
+def grouped_bars(
+    about: About, x: str, cells: Sequence[str], series: Mapping[str, Sequence[Found | float | None]]
+) -> Picture | None:
     """A bar of each series for each named cell, from above; `x` is the title of the values, with their unit."""
     rows = []
-    for cell, *values in zip(cells, *(each.values for each in series), strict=True):
-        for each, one in zip(series, values, strict=True):
+    for cell, *values in zip(cells, *series.values(), strict=True):
+        for name, one in zip(series, values, strict=True):
             value, interval = one if isinstance(one, Found) else (one, None)
             if value is not None:
-                rows.append(BarRow(cell, [(each.name, max(value, 0.0))], "", interval))
-    return bars(about, x, [each.name for each in series], rows)
+                rows.append(BarRow(cell, [(name, max(value, 0.0))], f"{value:.4g}", interval))
+    return bars(about, x, [*series], rows)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """A matrix.
+    """A matrix of values, each by a name of its row and one of its column.
 
     Attributes:
-        values: (rows, columns), NaN where nothing was measured; so are `shades`, which index `SHADES`.
+        rows: what the row of each name is called; so are `columns`, of the same names if pairs have a value in both
+            orders.
+        weight: times a value tells how bad it is.
+        limits: of that, from which cells are darker, ascending.
         meanings: of the shades.
-        down: names of the rows, as `across` of the columns.
-        outlined: rows and columns of cells to outline; None stands for all.
-        number: writes the number in a cell.
+        outlined: names of a row and a column; None stands for all.
     """
 
-    values: FloatArray
-    shades: IntArray
+    values: Mapping[tuple[str, str], float]
+    rows: Mapping[str, str]
+    columns: Mapping[str, str]
+    unit: str
+    weight: float
+    limits: Sequence[float]
     meanings: Sequence[str]
-    down: Sequence[str]
-    across: Sequence[str]
-    outlined: Collection[tuple[int | None, int | None]]
-    number: Callable[[float], str]
+    outlined: Collection[tuple[str | None, str | None]]
 
 
-def matrix(about: About, cells: Cells, rows: Table) -> Picture | None:
-    """A matrix, with the table of its numbers; None without rows."""
-    (tall, wide), absent = cells.values.shape, np.isnan(cells.values)
-    if not tall:
+def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
+    """A matrix in which the worst value of a cell is shown, and the worst of all in its table; None without values."""
+    worst = sorted(cells.values.items(), key=lambda one: -cells.weight * one[1])
+    if not worst:
         return None
-    names = [drawable(name, _LONGEST_NAME) for name in cells.across] if wide <= _MOST_TALL else []
-    longest = max(map(len, names), default=0)
-    bad = {row for row, _ in cells.outlined}
+    down, across = ([*dict.fromkeys(names.values())] for names in (cells.rows, cells.columns))
+    row_of = {name: down.index(row) for name, row in cells.rows.items()}
+    column_of = {name: across.index(column) for name, column in cells.columns.items()}
+    values = np.full((len(down), len(across)), np.nan)
+    for (one, other), value in reversed(worst):
+        values[row_of[one], column_of[other]] = value
+    absent, shades = np.isnan(values), np.searchsorted(cells.limits, cells.weight * values, side="right")
+    tall, wide = values.shape
+    outlined = [
+        (row_of.get(one or ""), column_of.get(other or ""))
+        for one, other in cells.outlined if {one} <= {None, *row_of} and {other} <= {None, *column_of}
+    ]  # fmt: skip
+    named = [drawable(name) for name in across] if max(map(len, across)) * wide <= _MOST_ACROSS else []
     cell, gap, font = (0.27, 1.2, 7.0) if tall <= _MOST_TALL else (0.11, 0.4, 6.0)
 
-    def paint(canvas: Any) -> dict[str, Any]:
+    def paint(canvas: Any) -> None:
         from matplotlib.colors import ListedColormap
-        from matplotlib.patches import Patch, Rectangle
 
         plot = canvas.subplots()
-        plot.imshow(np.ma.masked_array(cells.shades, absent), ListedColormap(SHADES), vmin=0, vmax=len(SHADES) - 1,
+        plot.imshow(np.ma.masked_array(shades, absent), ListedColormap(SHADES), vmin=0, vmax=len(SHADES) - 1,
                     aspect="auto", interpolation="none")  # fmt: skip
-        nothing: dict[str, Any] = {"facecolor": PAPER, "edgecolor": FAINT, "hatch": _NOTHING}
-        plot.patch.set(**nothing)
+        plot.patch.set(hatch=_NOTHING, edgecolor=FAINT)
         plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=gap)
         plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=gap)
-        for row, column in cells.outlined:
-            corner = (column or 0) - 0.5, (row or 0) - 0.5
-            across, down = wide if column is None else 1, tall if row is None else 1
+        for row, column in outlined:
+            left, right = (0, wide - 1) if column is None else (column, column)
+            top, low = (0, tall - 1) if row is None else (row, row)
+            corners = np.array([(left, top), (right + 1, top), (right + 1, low + 1), (left, low + 1)]) - 0.5
             for colour, width in ((INK, 4.0), (PAPER, 1.2)):  # visible on every shade
-                plot.add_patch(
-                    Rectangle(corner, across, down, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
-                )
-        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in cells.down], fontsize=font)
-        for row, label in enumerate(plot.get_yticklabels()):
-            label.set_fontweight("bold" if row in bad else "normal")
-        plot.set_xticks(range(len(names)), names, rotation=90 if longest > _MOST_TICKS else 0)
+                plot.fill(*corners.T, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
+        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=font)
+        plot.set_xticks(range(len(named)), named)
         plot.tick_params(length=0, labeltop=True, labelbottom=False)
         plot.spines[:].set_visible(False)
-        for (row, column), value in np.ndenumerate(cells.values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
+        for (row, column), value in np.ndenumerate(values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
             if not absent[row, column]:
-                ink, size = ON_SHADES[cells.shades[row, column]], 7.0 if wide < 10 else 5.5
-                plot.text(column, row, cells.number(value), ha="center", va="center", color=ink, fontsize=size)
-        keys = {name: Patch(facecolor=shade, edgecolor=INK)
-                for shade, name in zip(SHADES, cells.meanings, strict=True)}  # fmt: skip
-        return keys | ({"not measured": Patch(**nothing)} if absent.any() else {})
+                said, ink = bare_number(value, cells.unit), ON_SHADES[shades[row, column]]
+                plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=6)
+        for shade, name in zip(SHADES, cells.meanings, strict=True):
+            plot.fill([], [], facecolor=shade, edgecolor=INK, label=name)
+        if absent.any():
+            plot.fill([], [], facecolor=PAPER, edgecolor=FAINT, hatch=_NOTHING, label="not measured")
 
-    above = 0.08 * longest if longest > _MOST_TICKS else _LINE
-    return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, above), "", paint, rows)
-
-
-def _named(canvas: Any) -> dict[str, Any]:
-    """What is drawn in any axes for the legend, by its name."""
-    found: dict[str, Any] = {}
-    for plot in canvas.axes:
-        for handle, name in zip(*plot.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, handle)
-    return found
+    listed = worst[:: 2 if {*row_of} == {*column_of} else 1]  # a pair once
+    rows = [
+        (one, other, number_text(value, cells.unit),
+         "outlined" if {(one, other), (one, None), (None, other)} & {*cells.outlined} else "")
+        for (one, other), value in listed[:_MOST_LISTED]
+    ]  # fmt: skip
+    return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, table((*titles, "note"), rows))
 
 
 def _drawn(
     about: About, size: tuple[float, float], margins: tuple[float, float, float], x: str,
-    paint: Callable[[Any], Mapping[str, Any]], rows: Table,
+    paint: Callable[[Any], None], rows: Table,
 ) -> Picture:  # fmt: skip
     """Draw and name a picture.
 
@@ -378,15 +355,18 @@ def _drawn(
         size: width of the picture, and height of its axes.
         margins: left and right of the axes, and above them.
         x: title of the horizontal axis.
-        paint: draws on a canvas, and returns what belongs into the legend.
+        paint: draws on a canvas.
         rows: its numbers.
     """
     from matplotlib.figure import Figure as Canvas
 
-    title = drawable(", ".join(filter(None, (about.title, about.subject))), 100)
     with _style():
         canvas = Canvas()
-        keys = paint(canvas)
+        paint(canvas)
+        keys: dict[str, Any] = {}
+        for plot in canvas.axes:
+            for handle, name in zip(*plot.get_legend_handles_labels(), strict=True):
+                keys.setdefault(name, handle)
         # The width of a character is that of the font, roughly.
         columns = max(1, int(size[0] / (0.6 + 0.075 * max(map(len, keys)))))
         legend = 0.1 + _LINE * -(-len(keys) // columns)
@@ -396,7 +376,7 @@ def _drawn(
         canvas.set_size_inches(width, whole)
         canvas.subplots_adjust(left / width, below / whole, 1 - right / width, 1 - above / whole, 0.25, 0.25)
         canvas.supxlabel(x, y=legend / whole, va="bottom")
-        canvas.suptitle("\n".join(filter(None, (title, about.mark))), x=0.01, y=1 - 0.06 / whole, ha="left",
+        canvas.suptitle(f"{drawable(about.title, 100)}\n{about.mark}".rstrip(), x=0.01, y=1 - 0.06 / whole, ha="left",
                         fontsize=10, fontweight="bold", color=BAD if about.mark else INK)  # fmt: skip
         canvas.legend(keys.values(), keys.keys(), loc="lower left", ncols=columns, borderaxespad=0.1)
         svg = io.BytesIO()
@@ -410,10 +390,9 @@ def _drawn(
         return written.getvalue()
 
     told = sorted(rows.rows, key=lambda row: not plain(row[-1]).startswith(_MISSED))
-    few = rows.titles, *told[:: -(-len(told) // _MOST_SAID)]
-    alt = f"{title}: {'; '.join(', '.join(cell for cell in map(plain, row) if cell.strip(ABSENT)) for row in few)}"
-    image = svg.getvalue().replace(f"'{_FONT}'".encode(), f"'{_FONT}', sans-serif".encode())
-    return Picture(about.key, about.title, about.caption, alt, image, png, rows, width == _WIDE)
+    few = [[*map(plain, row)] for row in (rows.titles, *told[:: -(-len(told) // _MOST_SAID)])]
+    alt = f"{about.title}: {'; '.join(', '.join(cell for cell in row if cell.strip(ABSENT)) for row in few)}"
+    return Picture(about.key, about.title, about.caption, alt, svg.getvalue(), png, rows, width == _WIDE)
 
 
 @contextmanager
@@ -426,7 +405,7 @@ def _style() -> Iterator[None]:
 
     own: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
     own |= {
-        "font.family": _FONT, "font.size": 7.0, "text.parse_math": False, "text.hinting": "none",
+        "font.sans-serif": ["DejaVu Sans"], "font.size": 7.0, "text.parse_math": False, "text.hinting": "none",
         "svg.fonttype": "none", "svg.hashsalt": "", "axes.spines.top": False, "axes.spines.right": False,
         "axes.titlelocation": "left", "grid.alpha": 0.2, "lines.markersize": 4, "legend.frameon": False,
         # Without a position, matplotlib lays out all labels to see whether the title overlaps them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
-from pytest_ddpscale.report.digits import bare_number, number_text
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     PLOTS,
@@ -35,51 +34,54 @@ from pytest_ddpscale.report.scaling import (
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds, Columns
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Picture, table
+from pytest_ddpscale.util.document import Picture
 from pytest_ddpscale.util.listing import by_number
 
 GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
 PairValues: TypeAlias = Mapping[tuple[str, str], float]
-MOST_NODES, MOST_ROWS = 64, 50  # rows of a map, and of its table
+MOST_NODES = 64  # rows of a map
 MOST_BARS = 16  # half a screen
-# Slowdowns, and shares of the typical bandwidth, from which cells have the next shade.
-_SLOWER, _LESS = (1.02, 1.1), (0.95, 0.8)
 _PARTS = (
     "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
     "the rest, not measured separately",
 )  # fmt: skip
-_AT_FAULT = "at fault, outlined"
 _HEAT_MAP = (
-    "Step time without communication relative to the typical {device}; darker is slower, "
-    "and {device}s at fault are outlined. The slowest workload counts, and the slowest of nodes that share a row."
+    "Step time without communication relative to the typical {device}; "
+    "darker is slower, and {device}s at fault are outlined. "
+    "The slowest workload counts, and the slowest of nodes that share a row."
 )
 _PAIRS = (
-    "GB/s of each pair's slowest rail, median over the rounds; darker is slower, and nodes at fault are outlined. If "
-    "nodes share a row, the slowest pair counts. The search for slow nodes measured them, if there was one: "
+    "GB/s of each pair's slowest rail, median over the rounds; darker is slower, "
+    "and nodes at fault are outlined. Of nodes that share a row the slowest pair counts. "
+    "The search for slow nodes measured them, if there was one: "
     "requirements judge other probes, whose GB/s differ."
 )
 _SCALING = (
-    "Judged values with their intervals; sizes without a requirement are estimated alike. Of several nodes the worst "
-    "one is shown where a node is large enough, and no line joins it to sizes of more nodes."
+    "Judged values with their intervals; "
+    "sizes without a requirement are estimated alike. "
+    "Sizes that fit on one of several nodes are those of the worst node; "
+    "no line joins them to larger sizes."
 )
 _TIME = (
-    "A step of the slowest rank in each study's largest arm, median over the rounds, with utilization and power of the "
-    "median GPU. The rest includes all parts that were not measured separately."
+    "A step of the slowest rank in each study's largest arm, median over the rounds, "
+    "with utilization and power of the median {device}. "
+    "The rest includes all parts that were not measured separately."
 )
 _ACTIVITY = (
-    "Median utilization over the rounds, in the DDP arm in which the device was least busy. NVML counts waiting inside "
-    "a kernel as busy."
+    "Median utilization over the rounds, "
+    "in the DDP arm in which the {device} was least busy. "
+    "NVML counts waiting inside a kernel as busy."
 )
 
 
 def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
     """All figures of a run, in the order of the page."""
     mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
-    about, plan = partial(About, subject=judgement.sku, mark=mark), evidence.plan
+    about, plan = partial(About, mark=mark), evidence.plan
     device = device_of(plan)
     found = [
         heat_map(
@@ -95,8 +97,8 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
         drawn = scaling_curves(scaling, quantity, evidence, judgement.verdicts)
         found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
     found += [
-        where_time_goes(about("where-time-goes", "Where the time goes", _TIME), evidence.columns, plan),
-        activity(about("activity", f"{device} activity", _ACTIVITY), evidence.columns, plan),
+        where_time_goes(about("where-time-goes", "Where the time goes", _TIME.format(device=device)), evidence),
+        activity(about("activity", f"{device} activity", _ACTIVITY.format(device=device)), evidence),
     ]
     return [one for one in found if one]
 
@@ -111,54 +113,33 @@ def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
 
 def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
-    bins, down = _binned({host for host, _ in values})
     gpus = sorted({gpu for _, gpu in values}, key=by_number)
-    cells = np.full((len(down), len(gpus)), np.nan)
-    for (host, gpu), factor in values.items():
-        at = bins[host], gpus.index(gpu)
-        cells[at] = np.fmax(cells[at], factor)
+    columns = dict(zip(gpus, _short(gpus), strict=True))
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
         for verdict in verdicts for one in verdict.culprits
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip
-    outlined = [
-        (bins[host], None if gpu is None else gpus.index(gpu))
-        for host, gpu in blamed if host in bins and gpu in (None, *gpus)
-    ]  # fmt: skip
-    rows = [
-        (host, gpu, number_text(factor, "x"), _AT_FAULT if {(host, gpu), (host, None)} & blamed else "")
-        for (host, gpu), factor in sorted(values.items(), key=lambda one: -one[1])[:MOST_ROWS]
-    ]  # fmt: skip
-    # Shades are those of the numbers in cells, as they are written.
-    shades = np.searchsorted(_SLOWER, np.round(cells, 2), side="right")
-    scale = ["typical", *(f"≥ {factor:.2f}×" for factor in _SLOWER)]
-    drawn = Cells(cells, shades, scale, down, _short(gpus), outlined, "{:.2f}".format)
-    return matrix(about, drawn, table(("node", "GPU", "relative step time", "note"), rows))
+    nodes, scale = _binned({host for host, _ in values}), ("typical", "≥ 1.02×", "≥ 1.10×")
+    # Shades are those of the numbers in cells, as they are rounded.
+    cells = Cells(values, nodes, columns, "x", 1.0, (1.015, 1.095), scale, blamed)
+    return matrix(about, cells, ("node", "GPU", "relative step time"))
 
 
 def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
-    bins, names = _binned({host for hosts in values for host in hosts})
-    cells = np.full((len(names), len(names)), np.nan)
-    for hosts, gbps in values.items():
-        for at in itertools.permutations([bins[host] for host in hosts]):
-            cells[at] = np.fmin(cells[at], gbps)
-    blamed = {
-        one.hosts for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name for one in verdict.culprits
-        if one.is_certain and {*one.hosts} <= {*bins}
-    }  # fmt: skip
-    ends = [(bins[hosts[0]], bins[hosts[1]] if hosts[1:] else None) for hosts in blamed]
-    typical = statistics.median(values.values() or [math.nan])
-    rows = [
-        (*hosts, number_text(gbps, "GB/s"), _AT_FAULT if any({*one} <= {*hosts} for one in blamed) else "")
-        for hosts, gbps in sorted(values.items(), key=lambda one: one[1])[:MOST_ROWS]
+    nodes, typical = _binned({host for hosts in values for host in hosts}), statistics.median(values.values() or [1.0])
+    columns = dict(zip(nodes, _short([*nodes.values()]), strict=True))
+    blamed = [
+        (one.hosts[0], one.hosts[1] if one.hosts[1:] else None)
+        for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name
+        for one in verdict.culprits if one.is_certain
     ]  # fmt: skip
-    shades = np.searchsorted([-share for share in _LESS], -cells / typical, side="right")
-    scale = [f"typical: {number_text(typical, 'GB/s')}", *(f"≤ {percent(share)} of it" for share in _LESS)]
-    outlined = {*ends, *((column, row) for row, column in ends)}
-    drawn = Cells(cells, shades, scale, names, _short(names), outlined, lambda gbps: bare_number(gbps, "GB/s"))
-    return matrix(about, drawn, table(("one", "other", "bandwidth", "note"), rows))
+    mirrored = {ends: gbps for pair, gbps in values.items() for ends in (pair, pair[::-1])}
+    scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
+    outlined = {ends for pair in blamed for ends in (pair, pair[::-1])}
+    cells = Cells(mirrored, nodes, columns, "GB/s", -1 / typical, (-0.95, -0.8), scale, outlined)
+    return matrix(about, cells, ("one", "other", "bandwidth"))
 
 
 def _short(names: Sequence[str]) -> list[str]:
@@ -167,13 +148,12 @@ def _short(names: Sequence[str]) -> list[str]:
     return [name.removeprefix(*begins) for name in names] if len(begins) == 1 else [*names]
 
 
-def _binned(unordered: Collection[str]) -> tuple[dict[str, int], list[str]]:
-    """The row of each host, and the names of at most `MOST_NODES` rows, each of equally many neighbours."""
+def _binned(unordered: Collection[str]) -> dict[str, str]:
+    """The name of each host's row, of at most `MOST_NODES` rows, each of equally many neighbours."""
     hosts = sorted(unordered, key=by_number)
     size = max(1, -(-len(hosts) // MOST_NODES))
     rows = [hosts[at : at + size] for at in range(0, len(hosts), size)]
-    names = [row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows]
-    return {host: at // size for at, host in enumerate(hosts)}, names
+    return {host: row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows for host in row}
 
 
 def slowness_by_gpu(evidence: Evidence) -> GpuValues:
@@ -204,11 +184,7 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     for probe in [] if rails else sorted(_sends(evidence.plan), key=lambda probe: -probe.world_size)[:1]:
         values = values_of_probe(probe, evidence).items()
         rails |= {place.ends: gbps.tolist() for place, gbps in values if place.is_between_nodes}
-    found: dict[tuple[str, str], float] = {}
-    for ends, gbps in rails.items():
-        one, other = sorted(end.host for end in ends)
-        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
-    return found
+    return _slowest((sorted(end.host for end in ends), gbps) for ends, gbps in rails.items())
 
 
 def pair_bandwidths_within(evidence: Evidence) -> PairValues:
@@ -216,14 +192,18 @@ def pair_bandwidths_within(evidence: Evidence) -> PairValues:
 
     The values come from the send-recv probe with the largest message.
     """
-    found: dict[tuple[str, str], float] = {}
     for probe in _sends(evidence.plan):
-        for place, values in values_of_probe(probe, evidence).items():
-            if not place.is_between_nodes:
-                one, other = (f"rank {end.local_rank}" for end in place.ends)
-                found[one, other] = min(statistics.median(values.tolist()), found.get((one, other), math.inf))
-        if found:
-            break
+        places = [one for one in values_of_probe(probe, evidence).items() if not one[0].is_between_nodes]
+        if places:
+            return _slowest(([f"rank {end.local_rank}" for end in at.ends], gbps.tolist()) for at, gbps in places)
+    return {}
+
+
+def _slowest(measured: Iterable[tuple[Sequence[str], Sequence[float]]]) -> PairValues:
+    """The lowest median of the rounds of each pair."""
+    found: dict[tuple[str, str], float] = {}
+    for (one, other), gbps in measured:
+        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
     return found
 
 
@@ -239,95 +219,81 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
         return None
     unit = " or ".join({one.unit: None for one in drawn})
     axes = LineAxes(
-        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number,
-        interval=f"{100 * drawn[0].confidence:g} % confidence interval",
+        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number
     )  # fmt: skip
+    ideal: Callable[[float], float] | None = None
     if quantity is EFFICIENCY:
-        axes = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}")
+        axes, ideal = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}"), lambda _: 1.0
     elif quantity is SPEEDUP:
-        axes = replace(axes, y="speed-up (×)", scale="log")
-    return curves(about, axes, {one.name: [replace(one, ideal=_ideal(quantity, one))] for one in drawn})
+        axes, ideal = replace(axes, y="speed-up (×)", scale="log"), float
+    return curves(about, axes, {one.name: [replace(one, ideal=ideal)] for one in drawn})
 
 
-def _ideal(quantity: Quantity, curve: ScalingCurve) -> Callable[[float], float] | None:
-    """Of throughput that of one GPU, if it was measured."""
-    if quantity is SPEEDUP:
-        return float
-    one = 1.0 if quantity is EFFICIENCY else curve.values.get(1)
-    return None if one is None else lambda _: one
-
-
-def where_time_goes(about: About, columns: Columns, plan: Plan) -> Picture | None:
+def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
     """A step of each study's largest arm, split by the time of the same ranks without communication.
 
     Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
     """
     rows = []
-    for study in plan.studies:
+    for study in evidence.plan.studies:
         # Arms with real data also wait for it, and no arm here measures that part.
-        arms = [
-            arm for arm in study.arms
+        trained = [
+            (arm, rounds) for arm in study.arms
             if arm.kind == "ddp" and arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
-            and len(merged(columns, study.id, arm, plan.layout))
+            and len(rounds := merged(evidence.columns, study.id, arm, evidence.plan.layout))
         ]  # fmt: skip
-        for arm in sorted(arms, key=lambda arm: -arm.world_size)[:1]:
-            trained, levels = merged(columns, study.id, arm, plan.layout), _levels(columns, plan, study, arm)
-            total = _median(trained.step_s)
-            ends = [0.0, *itertools.accumulate((min(level, total) for _, level in levels), max), total]
-            lengths = [(end - start) / total for start, end in itertools.pairwise(ends)]
-            names = [*(part for part, _ in levels), _PARTS[3 if _PARTS[2] in dict(levels) else 4]]
-            if levels:
-                parts = [*zip(names, lengths, strict=True)]
-                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, trained)))
+        for arm, rounds in sorted(trained, key=lambda one: -one[0].world_size)[:1]:
+            each, alone, silent = (_alike(kind, arm, study, evidence) for kind in ("each", "alone", "no_sync"))
+            # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
+            compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
+            total, last = _median(rounds.step_s), _PARTS[3 if len(silent) else 4]
+            seconds = compute.mean_step_s, each.step_s, silent.step_s, rounds.step_s
+            for part, times_s in zip((*_PARTS[:3], last), seconds, strict=True):
+                if len(times_s):
+                    end = max(start, min(_median(times_s), total))
+                    parts.append((part, (end - start) / total))
+                    start = end
+            if len(compute):
+                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
     return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
 
 
-def _levels(columns: Columns, plan: Plan, study: Study, arm: Arm) -> list[tuple[str, float]]:
-    """Parts with their end in seconds, as far as arms were measured; empty if none computes alone."""
-
-    def rounds_of(kind: ArmKind) -> ArmRounds:
-        alike = [
-            one for one in study.arms
-            if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
-            and one.world_size <= arm.world_size
-        ]  # fmt: skip
-        largest = max(alike, key=lambda one: one.world_size, default=None)
-        return NO_ROUNDS if largest is None else merged(columns, study.id, largest, plan.layout)
-
-    each, silent = rounds_of("each"), rounds_of("no_sync")
-    # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
-    compute = each if len(each) else rounds_of("alone")
-    seconds = compute.mean_step_s, each.step_s, silent.step_s
-    return [(part, _median(of)) for part, of in zip(_PARTS, seconds, strict=False) if len(of) and len(compute)]
+def _alike(kind: ArmKind, arm: Arm, study: Study, evidence: Evidence) -> ArmRounds:
+    """The rounds of the largest arm of a kind that is no larger than an arm under DDP."""
+    arms = [
+        one for one in study.arms
+        if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
+        and one.world_size <= arm.world_size
+    ]  # fmt: skip
+    largest = max(arms, key=lambda one: one.world_size, default=None)
+    return NO_ROUNDS if largest is None else merged(evidence.columns, study.id, largest, evidence.plan.layout)
 
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
+    busy, power = trained.reading("utilization"), trained.reading("energy_j") / trained.seconds
     said = [number_text(step_s * 1000, "ms")]
-    busy = trained.reading("utilization")
-    power = trained.reading("energy_j") / trained.seconds
-    if not np.isnan(busy).all():
-        said.append(f"{percent(_median(busy))} busy")
-    if not np.isnan(power).all():
-        said.append(f"{_median(power):.0f} W")
-    return ", ".join(said)
+    said += [] if np.isnan(busy).all() else [f"{percent(_median(busy))} busy"]
+    return ", ".join(said + ([] if np.isnan(power).all() else [f"{_median(power):.0f} W"]))
 
 
 def _median(values: FloatArray) -> float:
     return float(np.nanmedian(values))
 
 
-def activity(about: About, columns: Columns, plan: Plan) -> Picture | None:
+def activity(about: About, evidence: Evidence) -> Picture | None:
     """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
     lowest: dict[Place, tuple[float, str]] = {}
-    for study, arm in [(one, arm) for one in plan.studies for arm in one.arms if arm.kind == "ddp"]:
-        measured = columns.arms.get((study.id, arm.name), NO_ROUNDS)
-        values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
-        known = np.flatnonzero((~np.isnan(values)).any(axis=0))
-        for place, share in zip(measured.ranks.rank_places[known], np.nanmedian(values[:, known], axis=0), strict=True):
-            lowest[place] = min((float(share), f"{study.scaling} {arm.name}"), lowest.get(place, (2.0, "")))
+    for study in evidence.plan.studies:
+        for arm in [one for one in study.arms if one.kind == "ddp"]:
+            measured, name = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS), f"{study.scaling} {arm.name}"
+            values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
+            known = np.flatnonzero((~np.isnan(values)).any(axis=0))
+            shares = np.nanmedian(values[:, known], axis=0).tolist()
+            for place, share in zip(measured.ranks.rank_places[known], shares, strict=True):
+                lowest[place] = min((share, name), lowest.get(place, (2.0, "")))
     rows, low = [], f"below {percent(IDLE)}"
     for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
         part = [(low if share < IDLE else "busy", min(share, 1.0))]
         rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
-    few = f", the {len(rows)} least busy of {len(lowest)}" if len(rows) < len(lowest) else ""
-    return bars(about, f"utilization{few}", ("busy", low), rows, most=1.0, number=percent)
+    axis = f"utilization, the {len(rows)} least busy of {len(lowest)}"
+    return bars(about, axis, ("busy", low), rows, most=1.0, number=percent)

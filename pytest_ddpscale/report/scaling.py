@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
@@ -32,7 +32,7 @@ from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict, read_judged
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Table, table, text_lines
@@ -41,7 +41,6 @@ SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is no
 GOOD_EFFICIENCY = 0.9
 IMAGENET = 1.28e6  # images of one epoch
 _CONFIDENCE = 0.95  # without verdicts: a session's default
-_MOST = 1e15
 _ABSENT = "-"
 _WORST_NODE = "worst node"
 
@@ -82,12 +81,10 @@ class ScalingCurve(Curve):
 
     Attributes:
         unit: of values and bounds.
-        confidence: of the intervals, 0 … 1.
         one_gpu: how a single GPU was trained.
     """
 
     unit: str = ""
-    confidence: float = _CONFIDENCE
     one_gpu: OneGpu = "alone"
 
     @property
@@ -132,9 +129,9 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
             nodes = _nodes(size, evidence.plan.layout)
             note = f"{nodes} ({found.place})" if nodes and found.place else nodes
             points.append(Point(size, found.value, found.interval, is_failed, nodes == _WORST_NODE, note))
-    bounds = [Bound(one.world_size, one.bound_value, one.provisional) for one in judged]
+    bounds = [Bound(one.world_size, one.bound_value, provisional=one.provisional) for one in judged]
     unit = quantity.metrics[0].unit_of(study.workload.family)
-    return ScalingCurve(study.workload.name, points, bounds, unit=unit, confidence=confidence, one_gpu=one_gpu)
+    return ScalingCurve(study.workload.name, points, bounds, unit=unit, one_gpu=one_gpu)
 
 
 def usual_arms(study: Study) -> list[Arm]:
@@ -208,7 +205,7 @@ class MeasuredSize:
 
 @dataclass(frozen=True)
 class ScalingSeries:
-    """One study and its sizes, ascending.
+    """One study and the facts of its sizes, ascending.
 
     Attributes:
         study: ``weak/resnet50-fp16``.
@@ -218,36 +215,51 @@ class ScalingSeries:
     """
 
     study: str
-    sizes: tuple[MeasuredSize, ...]
+    facts: Sequence[ScalingFact]
     unit: str
     device: str
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str]
+
+    def table(self, costs: Sequence[str]) -> Table:
+        """Its facts; `costs` are the titles of both costs."""
+        rate = f"{self.unit}/s"
+        changes = "speed-up", "efficiency", "serial", f"more {rate}", "gain", "time", "saved"
+        titles = f"{self.device}s", rate, *changes, *costs, "nodes"
+        return table(titles, map(_cells, self.facts), of_numbers=True, names=0)
+
+    def lines(self, spots: SweetSpots) -> list[str]:
+        """What the facts are relative to, and what follows for choosing a size."""
+        aims = "deadline", "efficiency of 90 %", f"{self.device}-hours", "energy"
+        found = [
+            f"sweet spot for {aim}: {_counted(number, self.device)}"
+            for aim, number in zip(aims, astuple(spots), strict=False) if number is not None
+        ]  # fmt: skip
+        if spots.saturation is not None:
+            saves = f"a doubling saves less than {percent(SATURATED_GAIN)} of the time"
+            found.append(f"saturated at {_counted(spots.saturation, self.device)}: {saves}")
+        return [*self.notes, *found]
 
 
-def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ScalingSeries]:
+def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict], job: TrainingJob) -> list[ScalingSeries]:
     """A series for each study with a measured round, in the plan's order, with the numbers of `scaling_curve`."""
     device, found = device_of(evidence.plan), []
     for study in evidence.plan.studies:
-        throughput = scaling_curve(study, THROUGHPUT, evidence, verdicts)
-        efficiency = scaling_curve(study, EFFICIENCY, evidence, verdicts)
-        arms = {
-            arm.world_size: arm for arm in usual_arms(study) if arm.world_size > 1 or arm.kind == throughput.one_gpu
-        }
-        energies = {size: energy_j_per_sample(merged(evidence.columns, study.id, arm, evidence.plan.layout))
-                    for size, arm in arms.items()}  # fmt: skip
-        sizes = tuple(
-            MeasuredSize(size, size * one.value, energies.get(size), efficiency.values.get(size), one.note)
-            for one in throughput.points
-            for size in [int(one.x)]
-        )
+        throughput, efficiency = (scaling_curve(study, one, evidence, verdicts) for one in (THROUGHPUT, EFFICIENCY))
+        arms = usual_arms(study)
+        measured = {arm.world_size: merged(evidence.columns, study.id, arm, evidence.plan.layout)
+                    for arm in arms if arm.world_size > 1 or arm.kind == throughput.one_gpu}  # fmt: skip
+        sizes = [
+            MeasuredSize(size, size * one.value, energy_j_per_sample(measured.get(size, NO_ROUNDS)),
+                         efficiency.values.get(size), one.note)
+            for one in throughput.points for size in [int(one.x)]
+        ]  # fmt: skip
+        notes = [f"one {device} was not measured: relative to {_counted(one.gpus, device)}"
+                 for one in sizes[:1] if one.gpus > 1]  # fmt: skip
+        if {"alone", "ddp"} <= {arm.kind for arm in arms if arm.world_size == 1}:
+            notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
         if sizes:
-            notes = []
-            if sizes[0].gpus > 1:
-                notes.append(f"one {device} was not measured: relative to {_counted(sizes[0].gpus, device)}")
-            if {"alone", "ddp"} <= {arm.kind for arm in usual_arms(study) if arm.world_size == 1}:
-                notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
-            name = f"{study.scaling}/{study.workload.name}"
-            found.append(ScalingSeries(name, sizes, study.workload.family.unit, device, tuple(notes)))
+            name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
+            found.append(ScalingSeries(name, scaling_facts(sizes, job), unit, device, notes))
     return found
 
 
@@ -291,6 +303,7 @@ class ScalingFact:
         gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None for the smallest.
         saved_share: of the next smaller size's `train_s`; None for the smallest.
         saved_per_doubling: `saved_share`, split evenly over the doublings between the sizes; None for the smallest.
+        nodes: of the values; empty if they are of all.
     """
 
     gpus: int
@@ -305,6 +318,7 @@ class ScalingFact:
     gain: float | None = None
     saved_share: float | None = None
     saved_per_doubling: float | None = None
+    nodes: str = ""
 
     def after(self, before: ScalingFact) -> ScalingFact:
         """It with what it gains over the next smaller size."""
@@ -329,10 +343,12 @@ def scaling_facts(
         serial = (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None
         train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.samples_per_s
         kwh = None if size.energy_j_per_sample is None else size.energy_j_per_sample * job.images / 3.6e6
-        gpu_cost = None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price
-        energy_cost = None if job.kwh_price is None or kwh is None else kwh * job.kwh_price
+        costs = (
+            None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price,
+            None if job.kwh_price is None or kwh is None else kwh * job.kwh_price,
+        )
         found.append(
-            ScalingFact(size.gpus, size.samples_per_s, speedup, efficiency, serial, train_s, gpu_cost, energy_cost)
+            ScalingFact(size.gpus, size.samples_per_s, speedup, efficiency, serial, train_s, *costs, nodes=size.nodes)
         )
     return [*found[:1], *(one.after(before) for before, one in itertools.pairwise(found))]
 
@@ -360,34 +376,23 @@ def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> Sweet
     """Sweet spots among the measured sizes."""
     in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
     efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
-    by_gpu = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]
-    by_kwh = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
-    pairs = itertools.pairwise(facts)
-    flat = [one.gpus for one, after in pairs if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
-    cheapest, thriftiest = (min(costs)[1] if costs else None for costs in (by_gpu, by_kwh))
+    costs = [(one.gpu_cost, one.energy_cost, one.gpus) for one in facts]
+    cheapest = min(((cost, gpus) for cost, _, gpus in costs if cost is not None), default=(0.0, None))
+    thriftiest = min(((cost, gpus) for _, cost, gpus in costs if cost is not None), default=(0.0, None))
+    flat = [one.gpus for one, after in itertools.pairwise(facts) if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
     return SweetSpots(
-        min(in_time, default=None), max(efficient, default=None), cheapest, thriftiest, min(flat, default=None)
+        min(in_time, default=None), max(efficient, default=None), cheapest[1], thriftiest[1], min(flat, default=None)
     )
 
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tuple[str, Table, list[str]]]:
     """Each study with at least two sizes: a table for one epoch of ImageNet, and what follows for choosing a size."""
     # A price of 1 makes the costs GPU-hours and kWh.
-    job, found = TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0), []
-    for series in scaling_series(evidence, verdicts):
-        if len(series.sizes) > 1:
-            facts = scaling_facts(series.sizes, job)
-            costs = f"{series.device}-hours", "kWh"
-            remarks = [*series.notes, *_spot_lines(sweet_spots(facts, None), series.device)]
-            found.append((series.study, _table(series, facts, costs), remarks))
-    return found
-
-
-def _table(series: ScalingSeries, facts: Sequence[ScalingFact], costs: tuple[str, str]) -> Table:
-    unit = f"{series.unit}/s"
-    changes = "speed-up", "efficiency", "serial", f"more {unit}", "gain", "time", "saved"
-    rows = [(*_cells(fact), size.nodes) for fact, size in zip(facts, series.sizes, strict=True)]
-    return table((f"{series.device}s", unit, *changes, *costs, "nodes"), rows, of_numbers=True, names=0)
+    every = scaling_series(evidence, verdicts, TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0))
+    return [
+        (one.study, one.table([f"{one.device}-hours", "kWh"]), one.lines(sweet_spots(one.facts, None)))
+        for one in every if len(one.facts) > 1
+    ]  # fmt: skip
 
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:
@@ -395,7 +400,7 @@ def _cells(fact: ScalingFact) -> tuple[str, ...]:
         str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", percent(fact.efficiency, 1),
         _share(fact.serial_share), _ABSENT if fact.more_samples_per_s is None else f"{fact.more_samples_per_s:+.0f}",
         _share(fact.gain), f"{fact.train_s:.0f} s", _share(fact.saved_share), _cost(fact.gpu_cost),
-        _cost(fact.energy_cost),
+        _cost(fact.energy_cost), fact.nodes,
     )  # fmt: skip
 
 
@@ -407,51 +412,30 @@ def _cost(value: float | None) -> str:
     return _ABSENT if value is None else f"{value:.2f}"
 
 
-def _spot_lines(spots: SweetSpots, device: str) -> Iterator[str]:
-    named = (("deadline", spots.deadline), ("efficiency of 90 %", spots.efficiency),
-             (f"{device}-hours", spots.gpu_cost), ("energy", spots.energy_cost))  # fmt: skip
-    yield from (f"sweet spot for {aim}: {_counted(number, device)}" for aim, number in named if number is not None)
-    if spots.saturation is not None:
-        saves = f"a doubling saves less than {percent(SATURATED_GAIN)} of the time"
-        yield f"saturated at {_counted(spots.saturation, device)}: {saves}"
-
-
 def _counted(number: int, device: str) -> str:
     return f"{number} {device}{'' if number == 1 else 's'}"
 
 
 def print_scaling(arguments: argparse.Namespace) -> None:
     """Print scaling facts of the measured sizes of a run. Raises BadInput."""
-    for option in ("images", "fixed_s", "deadline", "gpu_hour_price", "kwh_price"):
-        _refuse_nonsense(option, getattr(arguments, option))
-    images = IMAGENET if arguments.images is None else arguments.images
-    job = TrainingJob(images, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
+    job = TrainingJob(arguments.images or IMAGENET, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
     run = RunDirectory.open(arguments.directory)
     evidence = read_evidence(run)
-    found = scaling_series(evidence, read_judged(run, run).verdicts if run.verdicts_json.exists() else ())
+    found = scaling_series(evidence, read_judged(run, run).verdicts if run.verdicts_json.exists() else (), job)
     if not found:
         raise OptionError("RUN_DIR", f"{run.path} has no complete round of training", "a run with training")
     is_simulated = run.read_run().is_simulated(evidence.columns.devices)
     said: list[dict[str, Any]] = []
     lines = [WATERMARK] if is_simulated else []
-    for series in found:
-        facts = scaling_facts(series.sizes, job)
-        spots = sweet_spots(facts, arguments.deadline)
+    for one in found:
+        spots = sweet_spots(one.facts, arguments.deadline)
         said.append(
-            {"simulated": is_simulated, "study": series.study, "job": asdict(job), "notes": series.notes,
-             "sizes": [{**asdict(fact), "nodes": size.nodes} for fact, size in zip(facts, series.sizes, strict=True)],
-             "sweet_spots": asdict(spots)}
+            {"simulated": is_simulated, "study": one.study, "job": asdict(job), "notes": one.notes,
+             "sizes": [asdict(fact) for fact in one.facts], "sweet_spots": asdict(spots)}
         )  # fmt: skip
-        lines.append(f"{series.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed")
-        sizes = text_lines(_table(series, facts, (f"{series.device} cost", "energy cost")))
-        lines += [f"  {line}" for line in (*sizes, *series.notes, *_spot_lines(spots, series.device))]
+        lines.append(f"{one.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed")
+        rows = text_lines(one.table([f"{one.device} cost", "energy cost"]))
+        lines += [f"  {line}" for line in (*rows, *one.lines(spots))]
         if arguments.deadline is not None and spots.deadline is None:
-            lines.append(f"  deadline of {arguments.deadline:g} s: met by no measured number of {series.device}s")
+            lines.append(f"  deadline of {arguments.deadline:g} s: met by no measured number of {one.device}s")
     print(strict_json(said) if arguments.format == "json" else "\n".join(lines))
-
-
-def _refuse_nonsense(option: str, number: float | None) -> None:
-    # There must be some images; above the maximum, results would not fit into tables or JSON.
-    if number is not None and not (0 <= number <= _MOST and (number > 0 or option != "images")):
-        expected = f"a number {'above 0' if option == 'images' else 'from 0 up'}, at most {_MOST:g}"
-        raise OptionError(f"--{option.replace('_', '-')}", f"found {number:g}", expected)

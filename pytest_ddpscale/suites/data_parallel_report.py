@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.charts import About, Bars, grouped_bars
+from pytest_ddpscale.report.charts import About, grouped_bars
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value
@@ -105,10 +105,10 @@ def _throughput(found: Sequence[SplitBatch], interval: str, plan: Plan, *, is_cp
         About("data-parallel", f"{plan.samples.capitalize()} per second by batch of all devices"),
         rate,
         [str(one.batch) for one in found],
-        [Bars("one device", [one.one for one in found]),
-         *(Bars(f"{WAYS[kind]}, one process on {devices} devices",
-                [way.samples_per_s if (way := _way(one, kind)) else None for one in found]) for kind in kinds),
-         Bars(f"{devices} ranks, one on each", [one.ranks for one in found])],
+        {"one device": [one.one for one in found]}
+        | {f"{WAYS[kind]}, one process on {devices} devices": [
+            way.samples_per_s if (way := _way(one, kind)) else None for one in found] for kind in kinds}
+        | {f"{devices} ranks, one on each": [one.ranks for one in found]},
     )  # fmt: skip
     said = [_METHOD.format(devices=devices), _FIGURES, *([_CPU] if is_cpu else [])]
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.report.charts import About, Bars, Curve, LineAxes, Point, curves, grouped_bars
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves, grouped_bars
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.scaling import (
     GOOD_EFFICIENCY,
@@ -175,27 +175,25 @@ def compared_efficiency_table(all_series: Sequence[WholeRunSeries]) -> SuiteTabl
 
 
 def figures(all_series: Sequence[WholeRunSeries]) -> list[Picture | None]:
-    """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set and of all, throughput with efficiency."""
+    """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set, throughput with efficiency."""
     gpus, drawn = f"world size ({all_series[0].device}s)", list[Picture | None]()
     for one in all_series:
-        bars = Bars(one.name, [size.samples_per_s for size in one.sizes])
         about = About(f"bars-{one.name}", f"Training throughput on {one.name} by {gpus}")
-        drawn.append(grouped_bars(about, one.rate, [str(size.gpus) for size in one.sizes], [bars]))
+        sizes, throughput = ([str(size.gpus) for size in one.sizes], [size.samples_per_s for size in one.sizes])
+        drawn.append(grouped_bars(about, one.rate, sizes, {one.name: throughput}))
     speedups = [
-        Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts], (), float) for one in all_series
+        Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts], ideal=float) for one in all_series
     ]
     axes = LineAxes(gpus, "speed-up", x_is_log=True, scale="log")
-    drawn += [curves(About(f"speedup-{one.name}", f"Speed-up on {one.name}"), axes, {"": [one]}) for one in speedups]
-    if len(speedups) > 1:
-        drawn.append(curves(About("speedup", "Speed-up by data set"), axes, {"": speedups}))
+    drawn.append(curves(About("speedup", "Speed-up by data set"), axes, {"": speedups}))
     for one in all_series:
         both = {
             one.rate: [Point(fact.gpus, fact.samples_per_s) for fact in one.facts],
             "efficiency (%)": [Point(fact.gpus, 100 * fact.efficiency) for fact in one.facts],
         }
         about = About(f"both-{one.name}", f"Throughput and efficiency on {one.name}")
-        axes = LineAxes(gpus, "", x_is_log=True)
-        drawn.append(curves(about, axes, {name: [Curve("value", points)] for name, points in both.items()}))
+        panels = {name: [Curve("value", points)] for name, points in both.items()}
+        drawn.append(curves(about, LineAxes(gpus, "", x_is_log=True), panels))
     return drawn
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.charts import About, Bars, grouped_bars
+from pytest_ddpscale.report.charts import About, grouped_bars
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.suite_views import document, report_lines
 from pytest_ddpscale.util.document import html, markdown
 from tests.suites.run_records import SUITE
 
-PICTURE = grouped_bars(About("a", "A <picture>"), "ms", ["1"], [Bars("time", [2.0])])
+PICTURE = grouped_bars(About("a", "A <picture>"), "ms", ["1"], {"time": [2.0]})
 SIZES = SuiteTable(("size", "img/s"), [("1 MiB", "12.5"), ("25 | MiB", "13")], "By size")
 REPORT = SuiteReport(
     "2 of 3 were measured",
@@ -57,7 +57,7 @@ def test_markdown_escapes_what_would_be_marks() -> None:
 def test_html_has_figures_and_nothing_from_outside_is_markup() -> None:
     page = html_of(REPORT)
     assert "Sizes &lt;script&gt;" in page
-    assert page.count('<img alt="A &lt;picture&gt;: ms, time; 1, 2" src="data:image/svg+xml;base64,') == 1
+    assert page.count('<img alt="A &lt;picture&gt;: ms, note; 1, time, 2" src="data:image/svg+xml;base64,') == 1
     assert "   aligned\ncolumn" in page
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
