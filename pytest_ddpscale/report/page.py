@@ -58,7 +58,7 @@ from pytest_ddpscale.util.listing import by_number, first_few
 
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
 _MOST_SHOWN = 3  # causes, warnings and untested parts at once
-_MOST_TOLD, _MOST_CAUSES = 10, 100  # without opening two parts, and in all
+_MOST_CAUSES = 100
 _MOST_LISTED = 50  # of what is short
 _MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
 _MOST_ERRORS, _MOST_LOWERED = 10, 64
@@ -212,16 +212,12 @@ def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: R
         commands.update(step.command for step in steps)
         told.append(lines)
     style = "causes" if causes[1:] else "causes-one"
-    shown, more, rest = (
-        Items(told[begin:end], begin + 1, "cause", style)
-        for begin, end in ((0, _MOST_SHOWN), (_MOST_SHOWN, _MOST_TOLD), (_MOST_TOLD, _MOST_CAUSES))
-    )
     if causes:
-        yield shown
+        yield Items(told[:_MOST_SHOWN], 1, "cause", style)
         yield Line("The how-to “REJECTED: what now” of pytest-ddpscale explains each id.", "legend")
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
-    further = Closed(text.count_text(len(causes) - _MOST_TOLD, "more cause"), [rest, Line(left)])
-    yield Closed(text.count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, further], is_short=True)
+    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", style)
+    yield Closed(text.count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
 
 
 def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:

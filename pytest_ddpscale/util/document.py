@@ -37,7 +37,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _GAP = "  "
 _PAGE_ONLY = ("nav", "skip")  # styles of lines that lead to a part of the page
 _MORE = {"nav": ' aria-label="Contents"', "live": ' role="status"'}
-_MOST_ROWS = 50  # of a table in Markdown, which goes into a ticket
+_MOST_ROWS, _MOST_NUMBERED = 50, 10  # of a table, and of a list, in Markdown, which goes into a ticket
 
 
 @dataclass(frozen=True)
@@ -419,10 +419,12 @@ def _markdown(block: Block, level: int) -> str:
         case Line(said, style):
             return "" if style in _PAGE_ONLY else _markdown_text(said)
         case Items(items, start):
-            marks = [f"{start + at}. " if start else "- " for at in range(len(items))]
-            written = [textwrap.indent(markdown(*item, level=level), " " * len(marks[0])).lstrip() for item in items]
+            shown = items[:_MOST_NUMBERED] if start else items
+            marks = [f"{start + at}. " if start else "- " for at in range(len(shown))]
+            written = [textwrap.indent(markdown(*item, level=level), " " * len(marks[0])).lstrip() for item in shown]
             entries = [f"{mark}{one}" for mark, one in zip(marks, written, strict=True)]
-            return ("\n\n" if any("\n" in one for one in entries) else "\n").join(entries)
+            more = [f"{len(items) - len(shown)} more: report.html lists them"] if items[len(shown) :] else []
+            return ("\n\n" if any("\n" in one for one in entries) else "\n").join([*entries, *more])
         case Facts(pairs):
             return "\n".join(f"- {_markdown_text(name)}: {_markdown_text(said)}" for name, said in pairs)
         case Table():

@@ -255,7 +255,7 @@ def test_a_thousand_failures_fit_into_a_ticket() -> None:
     many = [replace(FAILED, id=f"throughput_per_gpu[w-{n}gpu]", culprits=(), reason=f"reason {n}") for n in range(1000)]
     ticket = ticket_of(judgement_with(*(replace(one, outcome="error") for one in many)))
     assert len(ticket) < 30_000
-    assert "990 more causes: see report.html" in ticket
+    assert "\n\n87 more: report.html lists them\n\n900 more: verdicts.json lists all." in ticket
     assert "950 more: report.html lists them" in ticket
 
 
