@@ -24,7 +24,7 @@ readonly PACKAGES=(
     pytest:pytest iniconfig:iniconfig packaging:packaging pluggy:pluggy pygments:pygments
     pytest-json-report:pytest_jsonreport pytest-metadata:pytest_metadata nvidia-ml-py:pynvml pyyaml:yaml
     pydantic:pydantic pydantic-core:pydantic_core annotated-types:annotated_types typing-extensions:typing_extensions
-    typing-inspection:typing_inspection jinja2:jinja2 markupsafe:markupsafe matplotlib:matplotlib contourpy:contourpy
+    typing-inspection:typing_inspection matplotlib:matplotlib contourpy:contourpy
     cycler:cycler fonttools:fontTools kiwisolver:kiwisolver numpy:numpy pillow:PIL pyparsing:pyparsing
     python-dateutil:dateutil psutil:psutil msgspec:msgspec argcomplete:argcomplete
     prometheus-client:prometheus_client hypothesis:hypothesis sortedcontainers:sortedcontainers

@@ -38,7 +38,7 @@ def measured(path: Path, refreshes: int) -> dict[str, float]:
         progress(one)
 
     def refresh() -> None:
-        write_live_page(folder, rendered[0], progress.section(record.started_at, judgement))
+        write_live_page(folder, rendered[0], progress.section(record.started_at))
 
     with tempfile.TemporaryDirectory(prefix="live-page-") as name:
         folder = RunDirectory.create(Path(name) / "run")

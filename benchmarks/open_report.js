@@ -22,7 +22,7 @@ async function opened(browser, [, width, height, scheme, media], bypassCSP) {
   page.on("console", (message) => { if (["error", "warn"].includes(message.type())) said.push(message.text()); });
   page.on("pageerror", (error) => said.push(String(error)));
   page.on("requestfailed", (request) => said.push(`${request.url().slice(0, 80)}: ${request.failure().errorText}`));
-  page.on("request", (request) => { if (request.url() !== url) requests.push(request.url().slice(0, 80)); });
+  page.on("request", (request) => { if (request.url() !== url && !request.url().startsWith("data:")) requests.push(request.url().slice(0, 80)); });
   await page.setViewport({ width, height });
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   if (media) await page.emulateMediaType(media);
@@ -68,7 +68,7 @@ function tablesThatFail() {
   const failing = [];
   for (const table of document.querySelectorAll("table.sortable")) {
     const rows = () => [...table.querySelectorAll("tbody tr:not(.note)")];
-    const name = table.caption.textContent, count = rows().length, input = table.parentElement.previousElementSibling?.querySelector("input");
+    const name = table.parentElement.ariaLabel, count = rows().length, input = table.parentElement.previousElementSibling?.querySelector("input");
     const filter = (words) => { input.value = words; input.dispatchEvent(new Event("input")); };
     if (!input && count >= 12) failing.push(`${name}: no filter`);
     if (input) {

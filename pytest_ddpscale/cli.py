@@ -19,7 +19,6 @@ from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.datasets.make_dataset import add_make_dataset
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
-from pytest_ddpscale.report.scaling_table import add_scaling
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
@@ -29,6 +28,7 @@ from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
 
 GANG_FAILED = 3
+_MOST = 1e15  # above it, results would not fit into tables or JSON
 INTERRUPTED = 130  # the shells' code for Ctrl-C
 _NOT_ALL_WELL = "something failed or could not be measured"
 # By the words of a command, after `ddpscale`.
@@ -138,7 +138,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     _add_history(commands)
     add_calibrate(commands)
     add_compare(commands)
-    add_scaling(commands)
+    _add_scaling(commands)
     add_simulate(commands)
     add_find_max_batch(commands, _gpus_here)
     add_suite(commands)
@@ -326,6 +326,33 @@ def _add_history(commands: Commands) -> None:
         help="add judged runs, each once; print only what was added")  # fmt: skip
     command.add_argument("--forget", metavar="NODE",
         help="remove what a node reached, as after an update: its next runs become a new baseline")  # fmt: skip
+
+
+def _add_scaling(commands: Commands) -> None:
+    command = _command(commands, "scaling", _scaling, "speed-up, time, cost and the sweet spot of measured GPU counts")
+    add = command.add_argument
+    add("directory", type=Path, metavar="RUN_DIR")
+    add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
+    add("--images", type=_above_zero, metavar="N", help="to train; default: one epoch of ImageNet, 1.28e6")
+    add("--fixed-s", type=_above_zero, default=0.0, metavar="S",
+        help="seconds that more GPUs do not shorten; default: 0")  # fmt: skip
+    add("--deadline", type=_above_zero, metavar="S", help="seconds within which the images have to be trained")
+    add("--gpu-hour-price", type=_above_zero, metavar="PRICE", help="price of one GPU for an hour")
+    add("--kwh-price", type=_above_zero, metavar="PRICE",
+        help="price of a kWh, for the GPUs' energy if it was measured")  # fmt: skip
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= _MOST:
+        raise argparse.ArgumentTypeError(f"found {number:g}; expected a number above 0, at most {_MOST:g}")
+    return number
+
+
+def _scaling(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.report.scaling import print_scaling
+
+    print_scaling(arguments)
 
 
 def _history(arguments: argparse.Namespace) -> None:

@@ -44,7 +44,6 @@ THIRD_PARTY: dict[str, set[str]] = {
     "torchvision": {"worker"},
     "pydantic": {"thresholds"},
     "yaml": {"thresholds"},
-    "jinja2": {"report"},
     "matplotlib": {"report"},
     "PIL": {"datasets", "worker"},
     "psutil": {"node", "worker"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -11,8 +10,8 @@ from typing import Any
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
 from pytest_ddpscale.calibrate.provenance import Provenance, source_text
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Column, Line, Table, bullets, text_lines
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.tables import Column, Table, text_lines
 
 _HEADER = ("requirement", "value", "node SD", "launch SD", "found from", "bound", "", "new")
 _COLUMNS = 100  # of a line
@@ -25,15 +24,13 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
     rejecting = sum(not calibration.accepts_by(one) for one in calibration.calibrated)
     simulated = "SIMULATED, no machine was measured: " if provenance.is_simulated else ""
     worth = f" {rejecting} of them reject but do not accept: add nodes or launches." if rejecting else ""
-    yield from _wrapped(
+    answer = (
         f"{simulated}{number} of {number + left} bounds of {calibration.sku} calibrated from "
         f"{len(calibration.nodes)} nodes; {left} stay as they are.{worth}"
     )
-    yield from _wrapped(source_text(calibration, provenance))
-    yield ""
-    yield from _aligned([_HEADER, *_rows(calibration.calibrated)])
-    yield ""
-    yield from (line for sentence in _sentences(calibration) for line in _wrapped(sentence))
+    columns = [Column(title, is_number=at > 0, may_shrink=at == 0) for at, title in enumerate(_HEADER)]
+    rows, notes = Table(columns, [*_rows(calibration.calibrated)]), bullets(_sentences(calibration))
+    return text_lines(Line(answer), Line(source_text(calibration, provenance)), rows, notes, width=_COLUMNS)
 
 
 def _sentences(calibration: Calibration) -> Iterator[str]:
@@ -57,18 +54,6 @@ def _sentences(calibration: Calibration) -> Iterator[str]:
         yield "No node was left out."
     for reason, names in _by_reason(calibration.left).items():
         yield f"Not calibrated: {first_few(names, _NAMED)}: {reason}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """A table with its first column to the left, which shrinks where lines would be too long."""
-    columns = [Column(title, is_number=at > 0, may_shrink=at == 0) for at, title in enumerate(rows[0])]
-    return text_lines(Table(columns, rows[1:]), _COLUMNS)
-
-
-def _wrapped(line: str) -> list[str]:
-    if len(line) <= _COLUMNS:
-        return [line]
-    return textwrap.wrap(line, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _rows(calibrated: Iterable[CalibratedRequirement]) -> Iterator[tuple[str, ...]]:

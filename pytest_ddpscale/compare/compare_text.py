@@ -11,8 +11,8 @@ from typing import Any
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.util import tables
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Column, Table, text_lines
 
 COLUMNS = 100  # of a line
 _ALIKE = "no difference shown"
@@ -190,9 +190,9 @@ def table_lines_of(
     rows: Sequence[Sequence[str]], indent: str = "", shrinking: Collection[int] = (0,)
 ) -> Iterator[str]:  # fmt: skip
     """Rows as lines of at most `COLUMNS` characters, the first with the titles; these columns shrink to it."""
-    columns = [tables.Column(title, may_shrink=at in shrinking) for at, title in enumerate(rows[0])]
-    table = tables.Table(columns, rows[1:])
-    return (f"{indent}{line}" for line in tables.text_lines(table, COLUMNS - len(indent)))
+    columns = [Column(title, may_shrink=at in shrinking) for at, title in enumerate(rows[0])]
+    lines = text_lines(Table(columns, rows[1:]), width=COLUMNS - len(indent) if shrinking else None)
+    return (f"{indent}{line}" for line in lines)
 
 
 def wrapped(sentence: str) -> list[str]:

@@ -6,7 +6,7 @@ from pytest_ddpscale.judge.values import Row, rows_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
-from pytest_ddpscale.util.tables import Cell, csv_text
+from pytest_ddpscale.util.document import Cell, csv_text
 
 CULPRIT_COLUMNS = (
     "requirement", "outcome", "kind", "host", "gpu_index", "gpu_uuid", "peer_host", "peer_gpu_index", "peer_gpu_uuid",

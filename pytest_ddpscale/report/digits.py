@@ -46,6 +46,11 @@ def number_text(value: float, unit: str, decimals: int | None = None) -> str:
     return _digits(value, unit, _default_decimals(value, unit) if decimals is None else decimals) + suffix(unit)
 
 
+def bare_number(value: float, unit: str) -> str:
+    """A number as in `number_text`, without its unit."""
+    return number_text(value, unit).removesuffix(suffix(unit))
+
+
 def value_text(verdict: Verdict) -> str:
     """The value with its limits, as in `limits_text` but shorter: ``97.4 (≥ 97.1) %``, ``97.4 ± 0.3 %``."""
     if verdict.value is None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.report.causes import cause_records
-from pytest_ddpscale.report.while_measuring import LIVE
+from pytest_ddpscale.report.while_measuring import LIVE, REFRESH_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util.atomic_writing import write_atomically
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.report.figures.of_run import Figure
+from pytest_ddpscale.util.document import Block, Picture, filled, html_page, markdown_page
 
 
 def write_reports(
@@ -34,15 +31,14 @@ def write_reports(
     Returns:
         One sentence for each file that could not be written.
     """
-    from pytest_ddpscale.report.markdown import render_markdown
+    from pytest_ddpscale.report.page import report, title_of
 
     record, kept = _as_judged(record, judgement), _with_kept_traces(run, evidence)
-    plots, drawn = list[Path](), list["Figure"]()
+    drawn = list[Picture]()
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
     if is_final:
         from pytest_ddpscale.report import csv_tables, junit
-        from pytest_ddpscale.report.figures.of_run import figures, write_pngs
         from pytest_ddpscale.report.prometheus import render_prometheus
 
         views: dict[str, Callable[[], str]] = {
@@ -53,43 +49,44 @@ def write_reports(
         }
         for name, render in views.items():
             problems.append(_attempt(name, partial(_write, run.path / name, render)))
-
-        def draw() -> None:
-            drawn.extend(figures(kept, judgement, record))
-            plots.extend(write_pngs(drawn, run.plots))
-
-        problems.append(_attempt("plots", draw))
-    names = [f"plots/{plot.name}" for plot in plots]
-    markdown = partial(render_markdown, judgement, record, names, kept)
-    problems.append(_attempt("report.md", partial(_write, run.path / "report.md", markdown)))
+        problems.append(_attempt("plots", lambda: drawn.extend(_drawn(kept, judgement, record, run.plots))))
+    document = cache(lambda: report(judgement, record, kept, drawn))
+    pages: dict[str, Callable[[], str]] = {"report.md": lambda: markdown_page(document())}
     if is_final:
-        problems.append(write_page(run, judgement, record, kept, drawn))
+        pages["report.html"] = lambda: html_page(title_of(judgement), document())
+    for name, render in pages.items():
+        problems.append(_attempt(name, partial(_write, run.path / name, render)))
     return [problem for problem in problems if problem]
 
 
-def write_page(
-    run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence,
-    drawn: Sequence[Figure] | None = None,
-) -> str:  # fmt: skip
+def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
     """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
     kept, path = _with_kept_traces(run, evidence), run.path / "report.html"
-    return _attempt("report.html", partial(_write, path, lambda: page_of(judgement, record, kept, drawn)))
+    return _attempt("report.html", partial(_write, path, lambda: page_of(judgement, record, kept)))
 
 
-def write_live_page(run: RunDirectory, page: str, progress: str) -> None:
-    """Write report.html of a run in progress: `page_of` it, with `progress` (HTML) filled in. Raises OSError."""
+def write_live_page(run: RunDirectory, page: str, progress: Sequence[Block]) -> None:
+    """Write report.html of a run in progress: `page_of` it, with `progress` filled in. Raises OSError."""
     # Not synchronised: measuring would wait for the disk, and the page is written again soon.
-    write_atomically(run.path / "report.html", page.replace(LIVE, progress, 1), sync=False)
+    write_atomically(run.path / "report.html", filled(page, LIVE, *progress), sync=False)
 
 
-def page_of(
-    judgement: Judgement, record: RunRecord, evidence: Evidence, drawn: Sequence[Figure] | None = None, *,
-    goes_on: bool = False,
-) -> str:  # fmt: skip
-    """Render report.html, with run.json as it was judged, and with figures that are already drawn."""
-    from pytest_ddpscale.report.html_page import render_html
+def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
+    """Render report.html, with run.json as it was judged; of a run that goes on, browsers reload it."""
+    from pytest_ddpscale.report.page import report, title_of
 
-    return render_html(judgement, _as_judged(record, judgement), evidence, drawn, goes_on=goes_on)
+    record = _as_judged(record, judgement)
+    blocks = report(judgement, record, evidence, _drawn(evidence, judgement, record), goes_on=goes_on)
+    return html_page(title_of(judgement, goes_on=goes_on), blocks, REFRESH_S * goes_on)
+
+
+def _drawn(evidence: Evidence, judgement: Judgement, record: RunRecord, plots: Path | None = None) -> list[Picture]:
+    """The figures of a run, also as files in the folder `plots` if there is one."""
+    from pytest_ddpscale.report.figures import figures, write_pngs
+
+    found = figures(evidence, judgement, record)
+    names = {path.stem: f"{path.parent.name}/{path.name}" for path in write_pngs(found, plots)} if plots else {}
+    return [replaced(one, path=names.get(one.key, "")) for one in found]
 
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:

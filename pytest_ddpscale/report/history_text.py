@@ -12,7 +12,7 @@ from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.util.tables import table, text_lines
+from pytest_ddpscale.util.document import table, text_lines
 
 _RUNS_SHOWN = 5
 

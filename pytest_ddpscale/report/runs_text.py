@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import read_judgement
-from pytest_ddpscale.util.tables import Column, Table, text_lines
+from pytest_ddpscale.util.document import Column, Line, Table, text_lines
 
 _COLUMNS = (
     Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True), Column("GPUs", is_number=True),
@@ -41,10 +40,11 @@ def run_lines(folder: Path, columns: int) -> list[str]:
             "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
         )  # fmt: skip
     rows = [row for _, row in found]
-    latest = f"{folder / rows[-1][0]}: {rows[-1][-1]}"
-    answer = textwrap.wrap(latest, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    report = next(([f"report: {page}"] for page in [folder / rows[-1][0] / "report.html"] if page.is_file()), [])
-    return [*answer, *report, "", *text_lines(Table(_COLUMNS, rows), columns)]
+    latest = folder / rows[-1][0]
+    page = latest / "report.html"
+    report = [f"report: {page}"] if page.is_file() else []
+    answer = text_lines(Line(f"{latest}: {rows[-1][-1]}"), width=columns)
+    return [*answer, *report, "", *text_lines(Table(_COLUMNS, rows), width=columns)]
 
 
 def _row(run: RunDirectory) -> tuple[str, Sequence[str]]:

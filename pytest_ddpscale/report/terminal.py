@@ -8,7 +8,7 @@ from itertools import chain
 
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, next_steps, warning_text, warnings
-from pytest_ddpscale.report.coverage_text import tested_text, took_text
+from pytest_ddpscale.report.machine import tested_text, took_text
 from pytest_ddpscale.report.sentences import (
     TOO_NARROW,
     interval_mark,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from html import escape
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,17 +13,16 @@ from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, UNKNOWN, study_ti
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.text import count_text, headline_of, one_line
+from pytest_ddpscale.report.text import count_text, headline_of
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.tables import html, shortened, table
+from pytest_ddpscale.util import document
+from pytest_ddpscale.util.document import Bar, Line, bullets, shortened, table
 
 REFRESH_S = 10
-# The placeholder in the page; escaping keeps it out of any text from outside.
-LIVE = '<div id="live"></div>'
+LIVE = "live"  # the hole in the page
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 _SHORTEST_NAME = 8
 _MOST_LASTING = 12
@@ -222,25 +220,21 @@ class Progress:
         found, per_cent = self.seconds(), self.per_cent
         return "" if found is None or per_cent is None else f"{per_cent:2d} %  {range_text(*found)} left"
 
-    def section(self, written_at: str, judgement: Judgement) -> str:
-        """HTML of the page's live part, escaped, with the date and time of writing and the latest judgement."""
+    def section(self, written_at: str) -> list[document.Block]:
+        """What fills the hole of the page, with the date and time of writing."""
+        how_far = (self.how_far().replace("%  ", "% done, "), " ", Bar(self.per_cent or 0), " ")
         written = (
             f"Written at {written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was "
             "killed: judge it, or continue it with --ddp-resume."
         )
-        lasting = "".join(f"<li>{escape(one_line(line))}</li>" for line in self.lasting)
-        how_far = self.how_far().replace("%  ", "% done, ")
-        return (
-            f'<p class="live" role="status">{how_far}<br>{escape(one_line(self.doing))}</p>\n'
-            f"<p>{escape(one_line(_so_far(judgement)))}</p>\n{self._ranks()}<ul>{lasting}</ul>\n"
-            f"<p>{escape(one_line(written))}</p>\n"
-        )
+        doing = Line((*how_far * bool(self.how_far()), self.doing), "live")
+        return [doing, *self._ranks(), bullets(self.lasting), Line(written)]
 
-    def _ranks(self) -> str:
+    def _ranks(self) -> Iterator[document.Block]:
         """A table with a row for each rank of the latest block."""
         block, gang = self._block, self._gang
         if block is None or gang is None:
-            return ""
+            return
         ranks, study = block.each("ranks"), self._plan.study(block.study)
         per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
         columns = (
@@ -257,8 +251,8 @@ class Progress:
         unit = study.workload.family.unit if study is not None else self._plan.unit or "samples"
         titles = ("Rank", "Node", "Device", f"{unit}/s", "Memory, GiB", "Utilization, %")
         of = "" if len(rows) == len(ranks) else f"; the slowest of {count_text(len(ranks), 'rank')}"
-        said = f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}"
-        return f"<p>{escape(one_line(said))}</p>\n{html(table(titles, rows, of_numbers=True))}\n"
+        yield Line(f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}")
+        yield table(titles, rows, of_numbers=True)
 
 
 def range_text(low_s: float, high_s: float) -> str:
@@ -281,16 +275,6 @@ def failed_so_far(judgement: Judgement) -> set[str]:
     """Ids of the requirements that fail; those that are not measured yet do not."""
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     return {one.id for one in blocking if one.outcome in ("failed", "error")}
-
-
-def _so_far(judgement: Judgement) -> str:
-    """``Verdicts so far: 3 passed, 1 failed (throughput_per_gpu[r-1gpu]), 25 open``."""
-    verdicts, failing = judgement.verdicts, failed_so_far(judgement)
-    failed = [one.id for one in verdicts if one.id in failing]
-    passed = sum(one.passed for one in verdicts)
-    named = f" ({first_few(failed)})" if failed else ""
-    others = len(verdicts) - passed - len(failed)
-    return f"Verdicts so far: {passed} passed, {len(failed)} failed{named}, {others} open"
 
 
 def _clock(seconds: float) -> str:

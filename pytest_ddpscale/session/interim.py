@@ -37,7 +37,6 @@ class Interim:
         self._so_far = so_far
         self._now = now
         self._progress: Progress | None = None
-        self._judgement: Judgement | None = None
         self._page = ""
         self._next_progress_s = self._next_judging_s = 0.0
         self.interruption = ""
@@ -107,16 +106,14 @@ class Interim:
         from pytest_ddpscale.report.files import page_of
 
         self._page = page_of(judgement, self._source.measured_run.read_run(), evidence, goes_on=True)
-        self._judgement = judgement
         self._put_progress()
 
     def _put_progress(self) -> None:
         from pytest_ddpscale.report.files import write_live_page
 
         assert self._progress is not None
-        assert self._judgement is not None
         began_s = self._now()
         self._next_progress_s = began_s + REFRESH_S  # also if the disk is full
         run = self._source.measured_run
-        write_live_page(run, self._page, self._progress.section(now_iso(), self._judgement))
+        write_live_page(run, self._page, self._progress.section(now_iso()))
         self._next_progress_s = began_s + max(REFRESH_S, (self._now() - began_s) / LARGEST_SHARE_OF_PROGRESS)

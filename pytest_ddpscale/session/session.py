@@ -25,7 +25,7 @@ from pytest_ddpscale.judge.outcome import (
     with_waiver,
 )
 from pytest_ddpscale.judge.values import matching_study, samples_of
-from pytest_ddpscale.report.profile_text import problem_lines
+from pytest_ddpscale.report.where_time_goes import problem_lines
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.plan.operation import COLLECTIVES, size_text
+from pytest_ddpscale.plan.operation import size_text
+from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import bound_text, value_text
-from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import Bound, Curve, LineAxes, Point, line_chart
-from pytest_ddpscale.report.figures.maps import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
+from pytest_ddpscale.report.figures import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.text import one_line, verdict_word
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.verdicts import Verdict
@@ -71,9 +70,9 @@ def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -
     """One world size: curves and the table of nccl-tests."""
     world_size, nodes = rows[0].probe.world_size, rows[0].expected_places
     where = f"{world_size} ranks of each node" if nodes > 1 else f"{world_size} ranks"
-    curves = [_bandwidths(theirs, judged) for theirs in grouped(rows)]
+    drawn = [_bandwidths(theirs, judged) for theirs in grouped(rows)]
     axes = LineAxes("message size", "busbw (GB/s)", x_is_log=True, x_name=lambda size: size_text(int(size)))
-    figure = svg_of(f"sweep-{world_size}", f"Bus bandwidth over {where}", line_chart(axes, curves))
+    figure = curves(About(f"sweep-{world_size}", f"Bus bandwidth over {where}"), axes, {"": drawn})
     how = (
         "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, for the slowest rank"
         + (" on the slowest node" if nodes > 1 else "")
@@ -81,7 +80,7 @@ def _section(rows: Sequence[CollectiveRow], judged: Judged, confidence: float) -
         "round) that differ from the known values."
     )
     listing = "\n".join(nccl_lines(rows))
-    return SuiteSection(f"Over {where}", [how], listings=[listing], figures=[figure] if figure else [])
+    return SuiteSection(f"Over {where}", [how], listings=[listing], figures=[figure])
 
 
 def _gbps(value: float) -> str:
@@ -96,8 +95,7 @@ def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> Curve:
             size, (bound, is_failed) = row.operation.message_bytes or 0, cases.get(row.probe, (None, False))
             points.append(Point(size, row.busbw_gbps, row.interval, is_failed))
             bounds += [Bound(size, bound)] if bound is not None else []
-    kind = rows[0].operation.kind
-    return Curve(kind, points, bounds, place=COLLECTIVES.index(kind))
+    return Curve(rows[0].operation.kind, points, bounds)
 
 
 def _bounds(judged: Judged, why_none: str) -> SuiteSection:
@@ -120,19 +118,15 @@ def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
     """Matrices of pairs of ranks within a node and of pairs of nodes, as far as they were measured."""
     within, between = pair_bandwidths_within(measured.evidence), pair_bandwidths(measured.evidence)
     figures = [
-        figure
-        for figure in (
-            svg_of("pairs-within", "Bandwidth between ranks of a node", pair_matrix(within)),
-            svg_of("pairs-between", "Bandwidth between nodes", pair_matrix(between)),
-        )
-        if figure
+        pair_matrix(About("pairs-within", "Bandwidth between ranks of a node"), within),
+        pair_matrix(About("pairs-between", "Bandwidth between nodes"), between),
     ]
     said = [
         _range_of(pairs, noun)
         for pairs, noun in ((within, "ranks of a node"), (between, "neighbouring nodes"))
         if pairs
     ]
-    if figures:
+    if said:
         yield SuiteSection("Pairs", said, figures=figures)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_ddpscale.plan.training_run import LOSS_WINDOW, loss_reached
-from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.suites.trained_run import RunRecords, trained_runs
 from pytest_ddpscale.suites.whole_run_report import differing_replicas, problem_of, samples_text, skipped_text
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Picture
 
 _MOST_POINTS = 300  # of a drawn curve
 _RULES = {
@@ -143,13 +143,13 @@ def _comparison(complete: Sequence[RunRecords]) -> list[str]:
     ]
 
 
-def _curves(complete: Sequence[RunRecords]) -> list[str]:
+def _curves(complete: Sequence[RunRecords]) -> list[Picture | None]:
     first = [one for one in complete if one.run.launch == 1]
     by_iteration = [Curve(_named(one), _thinned(one.losses, 1.0)) for one in first]
     by_epoch = [Curve(_named(one), _thinned(one.losses, 1 / one.run.iterations)) for one in first]
     return [
-        svg_of("loss", "Loss by iteration", line_chart(LineAxes("iteration", "loss"), by_iteration)),
-        svg_of("loss-epochs", "Loss by epoch", line_chart(LineAxes("epoch", "loss"), by_epoch)),
+        curves(About("loss", "Loss by iteration"), LineAxes("iteration", "loss"), {"": by_iteration}),
+        curves(About("loss-epochs", "Loss by epoch"), LineAxes("epoch", "loss"), {"": by_epoch}),
     ]
 
 
@@ -181,8 +181,8 @@ def _parameters(found: Sequence[tuple[RunRecords, TimeToLoss]]) -> SuiteSection:
     rows = [(f"{int(point.x):,}", one.run.name, f"{time.epochs:.2f}", str(time.iterations), f"{time.seconds:.2f}")
             for point, (one, time) in zip(points, found, strict=True)]  # fmt: skip
     axes = LineAxes("trainable parameters", "epochs", x_is_log=True, x_name="{:,.0f}".format)
-    chart = svg_of("parameters", "Epochs to the loss by trainable parameters",
-                   line_chart(axes, [Curve(f"{ranks} ranks", points)]))  # fmt: skip
+    about = About("parameters", "Epochs to the loss by trainable parameters")
+    chart = curves(about, axes, {"": [Curve(f"{ranks} ranks", points)]})
     columns = ("Trainable parameters", "Model", "Epochs", "Iterations", "Seconds")
     return SuiteSection("By number of parameters", [], [SuiteTable(columns, rows)], figures=[chart])
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.charts import About, grouped_bars
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
-from pytest_ddpscale.report.figures.drawing import svg_of
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title
@@ -102,15 +101,15 @@ def _throughput(found: Sequence[SplitBatch], interval: str, plan: Plan, *, is_cp
             row += found_cells(way.samples_per_s if way else None)
             row += found_cells(way.communication if way else None, "{:.1%}")
         rows.append([*row, *found_cells(one.ranks)])
-    chart = grouped_bars(
-        ("batch of all devices", rate),
+    figure = grouped_bars(
+        About("data-parallel", f"{plan.samples.capitalize()} per second by batch of all devices"),
+        rate,
         [str(one.batch) for one in found],
-        [Bars("one device", [one.one for one in found]),
-         *(Bars(f"{WAYS[kind]}, one process on {devices} devices",
-                [way.samples_per_s if (way := _way(one, kind)) else None for one in found]) for kind in kinds),
-         Bars(f"{devices} ranks, one on each", [one.ranks for one in found])],
+        {"one device": [one.one for one in found]}
+        | {f"{WAYS[kind]}, one process on {devices} devices": [
+            way.samples_per_s if (way := _way(one, kind)) else None for one in found] for kind in kinds}
+        | {f"{devices} ranks, one on each": [one.ranks for one in found]},
     )  # fmt: skip
-    figure = svg_of("data-parallel", f"{plan.samples.capitalize()} per second by batch", chart)
     said = [_METHOD.format(devices=devices), _FIGURES, *([_CPU] if is_cpu else [])]
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
-from pytest_ddpscale.report.figures.drawing import svg_of
+from pytest_ddpscale.report.charts import About, grouped_bars
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import interval_title
@@ -74,13 +73,13 @@ def _section(sweep: Sweep, confidence: float) -> SuiteSection:
         )
         for cell in sweep.cells
     ]  # fmt: skip
-    chart = grouped_bars(
-        (sweep.factor, "ms per step"), [cell.label(sweep.factor) for cell in sweep.cells],
-        [Bars("computation", [cell.computation_ms for cell in sweep.cells]),
-         Bars("communication not hidden by computation", [cell.communication_ms for cell in sweep.cells])],
-    )  # fmt: skip
     key = f"factor-{sweep.factor.replace(' ', '-')}"
-    figure = svg_of(key, f"Computation and communication by {sweep.factor}", chart)
+    figure = grouped_bars(
+        About(key, f"Computation and communication by {sweep.factor}"), "ms per step",
+        [cell.label(sweep.factor) for cell in sweep.cells],
+        {"computation": [cell.computation_ms for cell in sweep.cells],
+         "communication not hidden by computation": [cell.communication_ms for cell in sweep.cells]},
+    )  # fmt: skip
     return SuiteSection(
         f"By {sweep.factor}", [_at(sweep), f"The document's {_FIGURES[sweep.factor]}."],
         [SuiteTable(columns, rows)], figures=[figure],
@@ -109,11 +108,11 @@ def _data_section(found: Sequence[Sweep]) -> SuiteSection:
             rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
         tables.append(SuiteTable(columns, rows, title))
         chart = grouped_bars(
-            (sweep.factor, "GB per epoch"), names,
-            [Bars("by the document's formula", [cell.data.document_bytes / 1e9 for cell in sweep.cells]),
-             Bars("sent by each rank (ring all-reduce)", [cell.data.sent_bytes / 1e9 for cell in sweep.cells])],
+            About(f"data-{sweep.factor.replace(' ', '-')}", title), "GB per epoch", names,
+            {"by the document's formula": [cell.data.document_bytes / 1e9 for cell in sweep.cells],
+             "sent by each rank (ring all-reduce)": [cell.data.sent_bytes / 1e9 for cell in sweep.cells]},
         )  # fmt: skip
-        figures.append(svg_of(f"data-{sweep.factor.replace(' ', '-')}", title, chart))
+        figures.append(chart)
     return SuiteSection("Data moved in an epoch", [_DATA, "The document's figure 6a."], tables, figures=figures)
 
 

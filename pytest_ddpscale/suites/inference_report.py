@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_ddpscale.plan.metric_catalogue import INFERENCE_LATENCIES
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.inference_values import (
@@ -90,8 +89,8 @@ def _throughput(
             f"{saturation_text(where).capitalize()}. A batch is saturated if it reaches {percent(SATURATED)} of the "
             "highest throughput measured. Batches are measured one after the other, not in one round."
         )
-    chart = line_chart(LineAxes(f"batch per {device}", f"{rate} per {device}", x_is_log=True), _curves(found))
-    figure = svg_of("inference", f"Throughput per {device} by batch", chart)
+    axes = LineAxes(f"batch per {device}", f"{rate} per {device}", x_is_log=True)
+    figure = curves(About("inference", f"Throughput per {device} by batch"), axes, {"": _curves(found)})
     return SuiteSection("Throughput", said, [SuiteTable(columns, rows)], figures=[figure])
 
 

@@ -13,8 +13,8 @@ from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.metric_catalogue import INPUT_PIPELINE_EFFICIENCY
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.report.breakdown import waited_s_per_step
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.where_time_goes import waited_s_per_step
 from pytest_ddpscale.suites.pace import throughput
 from pytest_ddpscale.suites.ratio_text import estimate_texts
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing

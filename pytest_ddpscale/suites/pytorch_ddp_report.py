@@ -10,7 +10,7 @@ from pytest_ddpscale.judge.metrics import merged
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import Variant
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.report.breakdown import step_time_percentiles_ms
+from pytest_ddpscale.report.where_time_goes import step_time_percentiles_ms
 from pytest_ddpscale.suites.ddp_benchmark_export import backend_of, exported_files
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,

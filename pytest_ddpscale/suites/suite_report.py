@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_ddpscale.util.document import Picture
+
 
 @dataclass(frozen=True)
 class SuiteTable:
@@ -23,14 +25,14 @@ class SuiteSection:
     Attributes:
         paragraphs: of plain text.
         listings: preformatted text, such as another tool's output or settings to export.
-        figures: of `pytest_ddpscale.report.figures.drawing.svg_of`; empty ones are left out.
+        figures: None is left out.
     """
 
     title: str
     paragraphs: Sequence[str] = ()
     tables: Sequence[SuiteTable] = ()
     listings: Sequence[str] = ()
-    figures: Sequence[str] = ()
+    figures: Sequence[Picture | None] = ()
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves, grouped_bars
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
-from pytest_ddpscale.report.figures.drawing import svg_of
-from pytest_ddpscale.report.figures.lines import Curve, LineAxes, Point, line_chart
-from pytest_ddpscale.report.scaling_facts import (
+from pytest_ddpscale.report.scaling import (
     GOOD_EFFICIENCY,
     SATURATED_GAIN,
     MeasuredSize,
@@ -25,6 +23,7 @@ from pytest_ddpscale.report.scaling_facts import (
 )
 from pytest_ddpscale.suites.suite_report import SuiteTable
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Picture
 
 # A sweet spot saves at least this share of the time that the fastest size saves.
 MOST_OF_THE_SAVING = 0.8
@@ -175,27 +174,27 @@ def compared_efficiency_table(all_series: Sequence[WholeRunSeries]) -> SuiteTabl
     )
 
 
-def figures(all_series: Sequence[WholeRunSeries]) -> list[str]:
-    """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set and of all, throughput with efficiency."""
-    gpus, drawn = f"world size ({all_series[0].device}s)", []
+def figures(all_series: Sequence[WholeRunSeries]) -> list[Picture | None]:
+    """The chapter's figures 12.4 to 12.7: throughput, speed-up by data set, throughput with efficiency."""
+    gpus, drawn = f"world size ({all_series[0].device}s)", list[Picture | None]()
     for one in all_series:
-        bars = Bars(one.name, [size.samples_per_s for size in one.sizes])
-        chart = grouped_bars((gpus, one.rate), [str(size.gpus) for size in one.sizes], [bars])
-        drawn.append(svg_of(f"bars-{one.name}", f"Training throughput on {one.name}", chart))
-    curves = [Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts]) for one in all_series]
-    axes = LineAxes(gpus, "speed-up", x_is_log=True, values="log 2", ideal="diagonal")
-    drawn += [svg_of(f"speedup-{one.name}", f"Speed-up on {one.name}", line_chart(axes, [one])) for one in curves]
-    if len(curves) > 1:
-        drawn.append(svg_of("speedup", "Speed-up by data set", line_chart(axes, curves)))
+        about = About(f"bars-{one.name}", f"Training throughput on {one.name} by {gpus}")
+        sizes, throughput = ([str(size.gpus) for size in one.sizes], [size.samples_per_s for size in one.sizes])
+        drawn.append(grouped_bars(about, one.rate, sizes, {one.name: throughput}))
+    speedups = [
+        Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts], ideal=float) for one in all_series
+    ]
+    axes = LineAxes(gpus, "speed-up", x_is_log=True, scale="log")
+    drawn.append(curves(About("speedup", "Speed-up by data set"), axes, {"": speedups}))
     for one in all_series:
-        both = LineAxes(gpus, one.rate, x_is_log=True, second="efficiency (%)")
-        pair = [
-            Curve("throughput", [Point(fact.gpus, fact.samples_per_s) for fact in one.facts]),
-            Curve("efficiency", [Point(fact.gpus, 100 * fact.efficiency) for fact in one.facts], is_second=True),
-        ]
-        title = f"Throughput and efficiency on {one.name}"
-        drawn.append(svg_of(f"both-{one.name}", title, line_chart(both, pair)))
-    return [svg for svg in drawn if svg]
+        both = {
+            one.rate: [Point(fact.gpus, fact.samples_per_s) for fact in one.facts],
+            "efficiency (%)": [Point(fact.gpus, 100 * fact.efficiency) for fact in one.facts],
+        }
+        about = About(f"both-{one.name}", f"Throughput and efficiency on {one.name}")
+        panels = {name: [Curve("value", points)] for name, points in both.items()}
+        drawn.append(curves(about, LineAxes(gpus, "", x_is_log=True), panels))
+    return drawn
 
 
 def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iterator[str]:

@@ -16,9 +16,9 @@ from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_t
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.thresholds.site_file import site_example, site_row
+from pytest_ddpscale.util.document import Column, Table, shortened, table, text_lines
 from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
-from pytest_ddpscale.util.tables import Column, Table, shortened, table, text_lines
 
 WIDTH = 100
 LONGEST_SUBJECT = 30
@@ -264,7 +264,7 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
          str(one.checks), one.description)
         for one in skus
     ]  # fmt: skip
-    yield from text_lines(_table_of(head, "description", rows), WIDTH)
+    yield from text_lines(_table_of(head, "description", rows), width=WIDTH)
     yield ""
     yield "Requirements of one: ddpscale thresholds show --gpu-sku NAME"
 
@@ -312,7 +312,7 @@ def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
     head = (" ", "check", "") if of_checks else (" ", "of", "GPUs", value, "margin", "bound", "")
     told = [(*_cells(row), source_text(row.requirement).removeprefix("provisional: ")) for row in rows]
     shown = table(head, [cells[:-1] for cells in told]) if verbose else _table_of(head, "source", told)
-    title, *lines = text_lines(shown, WIDTH)
+    title, *lines = text_lines(shown, width=None if verbose else WIDTH)
     yield title
     for row, line, following in zip(rows, lines, [*rows[1:], None], strict=True):
         yield line

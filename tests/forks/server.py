@@ -31,8 +31,8 @@ PRELOADED = (
     "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "multiprocessing.forkserver",
     "pytest_ddpscale.worker.rank", "pytest_ddpscale.node.agent", "pytest_ddpscale.launch.supervisor",
     "pytest_ddpscale.session.open", "pytest_ddpscale.session.session", "pytest_ddpscale.session.past_runs",
-    "pytest_ddpscale.report.files", "pytest_ddpscale.report.html_page", "pytest_ddpscale.report.markdown",
-    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures.of_run",
+    "pytest_ddpscale.report.files", "pytest_ddpscale.report.page",
+    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
     "pytest_ddpscale.report.junit", "pytest_ddpscale.report.terminal",
 )  # fmt: skip
 

@@ -29,8 +29,8 @@ PACKAGE = ROOT / "pytest_ddpscale"
 NAMESAKES = {
     ("simulate/performance.py", "ddp_overhead"),
     # The same: the breakdown shows them of each arm, whatever is required.
-    ("report/breakdown.py", "memory_spread"),
-    ("report/breakdown.py", "peak_memory_gib"),
+    ("report/where_time_goes.py", "memory_spread"),
+    ("report/where_time_goes.py", "peak_memory_gib"),
 }
 
 of_every_metric = rows("metric", METRICS.values(), ids=METRICS)

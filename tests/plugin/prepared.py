@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,15 +31,14 @@ DRAWS = "TESTS_DRAW_PLOTS"
 MODULES = (
     "pytest", "pdb", "numpy", "matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_agg", "execnet",
     "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
-    "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.markdown", "pytest_ddpscale.report.html_page",
-    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures.of_run",
+    "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.page",
+    "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
     "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.while_measuring",
 )  # fmt: skip
 # No site has it; it imports all of hypothesis at the end of a session.
 NOT_OF_A_SITE = ("-p", "no:hypothesispytest")
 POLL_S = 0.005
-PAGE = "report.html.j2"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,6 @@ def main() -> None:
     del sys.path[0]  # this folder
     for name in MODULES:
         import_module(name)
-    _compile_templates()
     inspect.getmodule(main.__code__, "no file")  # where all modules come from, which a traceback asks for
     gc.freeze()  # pytest looks for garbage at its end; forks need not look here
     for line in sys.stdin:
@@ -132,16 +131,6 @@ def main() -> None:
         if child == 0:
             _exit_as_pytest(start)
         print(_exit_code(child, start.timeout_s), flush=True)
-
-
-def _compile_templates() -> None:
-    """Those of the reports, and what they include, for all forks."""
-    pages = import_module("pytest_ddpscale.report.html_page")
-    texts = vars(import_module("pytest_ddpscale.report.markdown"))["_template"]()
-    for environment, ending in ((texts.environment, ".md.j2"), (pages.page_template(PAGE).environment, ".html.j2")):
-        for name in environment.list_templates():
-            if name.endswith(ending):
-                environment.get_template(name)
 
 
 def _exit_as_pytest(start: Start) -> None:
@@ -175,16 +164,14 @@ def _become(start: Start) -> None:
     sys.pycache_prefix, sys.dont_write_bytecode = start.byte_code, False
     if DRAWS not in start.environment:
         vars(import_module("matplotlib.figure"))["Figure"].savefig = _draw_all_the_same
-        vars(import_module("pytest_ddpscale.report.figures.of_run"))["draw"] = lambda *_, **__: _NotDrawn()
+        vars(import_module("pytest_ddpscale.report.charts"))["_drawn"] = _not_drawn
 
 
-class _NotDrawn:
-    """A picture of nothing."""
+def _not_drawn(about: Any, *given: Any) -> Any:
+    """A picture of nothing, with its table."""
+    from pytest_ddpscale.util.document import Picture
 
-    svg = "<svg></svg>"
-
-    def png(self) -> bytes:
-        return b""
+    return Picture(about.key, about.title, about.caption, about.title, b"<svg></svg>", bytes, given[-1], False)
 
 
 def _draw_all_the_same(*_: object, **__: object) -> None:

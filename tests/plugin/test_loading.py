@@ -10,9 +10,9 @@ from tests.plugin.site import Site
 
 HEAVY = {
     *("torch", "torchvision", "numpy", "msgspec", "pydantic", "yaml"),
-    *("jinja2", "matplotlib", "prometheus_client", "rich", "pynvml", "psutil"),
+    *("matplotlib", "prometheus_client", "rich", "pynvml", "psutil"),
 }
-HEAVY_FOR_PLANNING = {"torch", "torchvision", "matplotlib", "jinja2", "prometheus_client"}
+HEAVY_FOR_PLANNING = {"torch", "torchvision", "matplotlib", "prometheus_client"}
 
 
 def imported(site: Site, *arguments: str) -> set[str]:

@@ -24,14 +24,14 @@ class _Text(HTMLParser):
         self._hidden = 0
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        self._hidden += tag in ("style", "script", "svg", "sup")
+        self._hidden += tag in ("style", "script")
         if tag in _LINES | _CELLS:
             self._end_line()
         if tag == "tr":
             self._cells = []
 
     def handle_endtag(self, tag: str) -> None:
-        self._hidden -= tag in ("style", "script", "svg", "sup")
+        self._hidden -= tag in ("style", "script")
         if tag in _CELLS:
             self._cells.append(" ".join(self._now.split()))
             self._now = ""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import pair_study
@@ -13,16 +14,20 @@ from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.csv_tables import render_culprits, render_values
 from pytest_ddpscale.report.explain import explain
-from pytest_ddpscale.report.html_page import render_html
-from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.plan_text import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.records import ArmProfile
+from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
 from tests.approved import assert_approved, masked
 from tests.builders import untrained
 from tests.builders.judgements import ACCEPTED, EVIDENCE, GANG, JUDGEMENT, PASSED, PLAN, RATIO, RUN
+from tests.builders.profiles import profile
 from tests.report.page_text import page_text
+from tests.report.written import page_of, ticket_of
 
 # A deviation of earlier launches, a doubtful single one, and what chance can do to the outcome.
 LAUNCHES = replace(
@@ -33,6 +38,28 @@ LAUNCHES = replace(
     ),
     uniform_loss=UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5),
 )
+# Of three nodes one lost a GPU, one was left out, one never answered; measured in two sessions, with profiles.
+NODES = (
+    NodeCoverage("n1", ("survey", "training"), gpus=(GpuCoverage(Place("n1", None, "GPU-1", 0), ("training",)),)),
+    NodeCoverage("n2", ("survey",), gpus=(GpuCoverage(Place("n2", None, "GPU-2", 0)),)),
+    NodeCoverage("n3", (), "disk: full"),
+)
+MACHINE = replace(
+    ACCEPTED,
+    basis={"judged_at": "2026-03-02T08:30:00+00:00", "note_operator": "B. Name", "measurements_sha256": "cd"},
+    coverage=Coverage(
+        NODES, unnamed_nodes=1, ranks_per_node=1, paths=(PathCoverage(0, 1, 20.0, 1), PathCoverage(1, 2, 5.0, 3)),
+    ),
+)  # fmt: skip
+RESUMED = Resumed(at="2026-03-01T11:00:00+00:00", argv=(), status_before="interrupted", measured_anew={},
+                  noted={"operator": "Bob"})  # fmt: skip
+MEASURED = with_fields(
+    RUN, resumed=(RESUMED,), noted={"operator": "A. Name", "site": "Hall 2", "rack": "B 7", "ticket": "OPS-7"}
+)
+PROFILES = [
+    profile("weak/r", "ddp@2", [(100, 60, 30), (100, 62, 30), (100, 64, 30)], [(40, 10)] * 3),
+    ArmProfile(study="weak/r", arm="each@2", gang=0, rank=0, problem="this build of torch has no Kineto"),
+]
 JUDGEMENTS = {"every-outcome": JUDGEMENT, "untrained": untrained.JUDGEMENT, "launches": LAUNCHES}
 
 
@@ -50,17 +77,17 @@ def items(judgement: Judgement) -> Iterable[str]:
     yield headline(judgement)
 
 
-def markdown(judgement: Judgement) -> Iterable[str]:
-    yield render_markdown(judgement, RUN, ["plots/weak-throughput.png"], EVIDENCE)
+def ticket(judgement: Judgement) -> Iterable[str]:
+    yield ticket_of(judgement)
 
 
 def page(judgement: Judgement) -> Iterable[str]:
     plan = untrained.PLAN if judgement is untrained.JUDGEMENT else PLAN
-    yield page_text(render_html(judgement, RUN, replace(EVIDENCE, plan=plan)))
+    yield page_text(page_of(judgement, RUN, replace(EVIDENCE, plan=plan)))
 
 
 WRITERS: dict[str, Callable[[Judgement], Iterable[str]]] = {
-    "terminal.txt": terminal, "items.txt": items, "report.md": markdown, "page.txt": page,
+    "terminal.txt": terminal, "items.txt": items, "report.md": ticket, "page.txt": page,
 }  # fmt: skip
 
 
@@ -68,6 +95,19 @@ WRITERS: dict[str, Callable[[Judgement], Iterable[str]]] = {
 def test_reports_say_what_was_approved(name: str) -> None:
     for ending, write in WRITERS.items():
         assert_approved(f"{name}-{ending}", masked("\n".join(write(JUDGEMENTS[name]))))
+
+
+def test_the_report_of_a_machine_says_what_of_it_was_tested_by_whom() -> None:
+    evidence = replace(EVIDENCE, profiles=PROFILES)
+    assert_approved("machine-report.md", masked(ticket_of(MACHINE, MEASURED, evidence)))
+    assert_approved("machine-page.txt", masked(page_text(page_of(MACHINE, MEASURED, evidence))))
+
+
+def test_nobody_signs_what_goes_on_or_was_simulated() -> None:
+    for name, page in (
+        ("simulated", page_of(replace(ACCEPTED, simulated=True))), ("going-on", page_of(JUDGEMENT, goes_on=True))
+    ):  # fmt: skip
+        assert_approved(f"{name}-first.txt", masked(page_text(page.partition('id="figures"')[0])))
 
 
 def test_files_for_programs_are_as_they_were_approved() -> None:

@@ -9,8 +9,8 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.breakdown import breakdown
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.where_time_goes import breakdown
 from pytest_ddpscale.run.evidence import Evidence
 from tests.builders.measurements import Measurement
 from tests.builders.rounds import columns_of

@@ -29,7 +29,6 @@ from pytest_ddpscale.report.causes import (
 from pytest_ddpscale.report.culprits import read_findings
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.junit import render_junit
-from pytest_ddpscale.report.markdown import render_markdown
 from pytest_ddpscale.report.terminal import brief_lines, screen_lines, table_lines
 from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
@@ -42,6 +41,7 @@ from tests.approved import assert_approved, masked
 from tests.builders.culprits import gpu, link, node
 from tests.builders.judgements import HOSTILE, MEMORY, NOT_MEASURED, PASSED, RUN, hostile_judgement
 from tests.builders.simulated_runs import judged_run
+from tests.report.written import ticket_of
 
 GPU = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c0b7a-77aa", slowdown=1.2, peers=7)
 FAST = replace(GPU, slowdown=None)
@@ -338,10 +338,10 @@ def test_what_a_headline_leaves_out_stands_elsewhere() -> None:
     changed, broken = JUDGED["changed by the site"], JUDGED["an error, and what it left unmeasured"]
     [error] = [one for one in broken.verdicts if one.outcome == "error"]
     said = [
-        *(render_markdown(changed, RUN).replace("\\", ""), "\n".join(line for line, _ in table_lines(changed, 200))),
+        *(ticket_of(changed).replace("\\", ""), "\n".join(line for line, _ in table_lines(changed, 200))),
         explain(error, "thresholds.yaml:1", "pytest"),
         "\n".join(line for line, _ in table_lines(broken, 200)),
-        render_markdown(broken, RUN),
+        ticket_of(broken),
         render_junit(broken),
         str(dict(verdict_properties(error))),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.json_types import read_as
-from tests.builders.judgements import EVIDENCE, JUDGEMENT, PLAN, RUN
+from tests.builders.judged import evidence_of_plan
+from tests.builders.judgements import EVIDENCE, JUDGEMENT, MEASUREMENTS, PLAN, RUN
 from tests.builders.profiles import profile
 
 FILES = ["verdicts.json", "junit.xml", "values.csv", "culprits.csv", "metrics.prom", "report.md", "report.html"]
@@ -44,6 +46,13 @@ def test_every_file_is_written(run: RunDirectory) -> None:
     assert "REJECTED" in (run.path / "report.md").read_text(encoding="utf-8").upper()
 
 
+def test_report_md_shows_the_pictures_that_are_beside_it(run: RunDirectory) -> None:
+    assert write_reports(run, JUDGEMENT, RUN, evidence_of_plan(PLAN, MEASUREMENTS)) == []
+    shown = re.findall(r"!\[.*\]\((.*)\)", (run.path / "report.md").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(f"plots/{path.name}" for path in run.plots.iterdir())
+    assert "plots/weak-throughput.png" in shown
+
+
 def test_reports_name_no_trace_that_is_not_there(run: RunDirectory) -> None:
     profiles = [profile(PLAN.studies[0].id, arm, [(60, 55, 0)]) for arm in ("ddp@1", "ddp@2")]
     (run.path / "profiles").mkdir()
@@ -69,9 +78,9 @@ def test_the_record_of_truth_comes_first(run: RunDirectory, monkeypatch: pytest.
     ("broken", "lost"),
     [
         ("pytest_ddpscale.report.junit.render_junit", "junit.xml"),
-        ("pytest_ddpscale.report.figures.of_run.write_pngs", "plots"),
-        ("pytest_ddpscale.report.markdown.render_markdown", "report.md"),
-        ("pytest_ddpscale.report.html_page.render_html", "report.html"),
+        ("pytest_ddpscale.report.figures.write_pngs", "plots"),
+        ("pytest_ddpscale.report.files.markdown_page", "report.md"),
+        ("pytest_ddpscale.report.files.html_page", "report.html"),
     ],
 )
 def test_a_full_disk_costs_one_file_and_not_the_others(

@@ -19,8 +19,9 @@ from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.util.document import html
 from tests.approved import assert_approved
-from tests.builders.judgements import HOSTILE, JUDGEMENT
+from tests.builders.judgements import HOSTILE
 from tests.builders.records import gang_on, steady_block
 from tests.builders.whole_runs import epoch_of, plan_of, training_run
 from tests.rows import rows
@@ -177,6 +178,10 @@ def test_the_time_of_whole_training_runs_is_unknown() -> None:
 WHEN = "2026-03-01T10:00:00+00:00"
 
 
+def shown(clocked: Clocked) -> str:
+    return html(*clocked.progress.section(WHEN))
+
+
 def cells(section: str, first: str) -> list[str]:
     row = re.search(rf'<tr><th scope="row">{first}</th>(.*?)</tr>', section)
     return re.findall("<td[^>]*>(.*?)</td>", row[1]) if row else []
@@ -187,34 +192,26 @@ def test_the_page_has_a_line_for_each_rank_of_the_latest_block_of_most_ranks() -
     records = gang_on(["n1", "n2"], 1), BEGIN, block("alone", 0), StudyEnd("weak/r", "decided")
     clocked = Clocked().hear([*records, StudyStart(study="strong/r", unix_s=2.0), *both])
     clocked.hear([steady_block("strong/r", Arm("alone", 1, 4), 1, (0,), 999.0)])
-    section = clocked.progress.section(WHEN, JUDGEMENT)
-    assert re.search(r"\d+ % done, .* left<br>strong/r: round 2/6", section)
+    section = shown(clocked)
+    assert re.search(r"\d+ % done, .* left .*</progress> strong/r: round 2/6", section)
     assert f"Written at {WHEN}" in section
     assert "<li>weak/r: decided after 1 rounds in 0:00</li>" in section
     assert "Latest block of strong/r: ddp@2, round 2<" in section
     assert cells(section, "1")[:3] == ["n2", "CPU rank 0", "101.0"]
-    later = clocked.hear([gang_on(["n1", "n2"], 1, number=1)]).progress.section(WHEN, JUDGEMENT)
+    later = shown(clocked.hear([gang_on(["n1", "n2"], 1, number=1)]))
     assert "Latest block" not in later, "it is of an earlier gang"
 
 
 def test_of_many_ranks_the_page_has_the_slowest() -> None:
     seconds = tuple(1.0 + 0.01 * rank for rank in range(100))
     each = steady_block("weak/r", Arm("each", 100, 8), 0, tuple(range(100)), 100.0, seconds=seconds, series={})
-    section = Clocked().hear([gang_on(["n1"], 100), BEGIN, each]).progress.section(WHEN, JUDGEMENT)
+    section = shown(Clocked().hear([gang_on(["n1"], 100), BEGIN, each]))
     assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in range(84, 100)]
     assert "the slowest of 100 ranks" in section
 
 
-def test_the_page_counts_verdicts_so_far_and_names_failures() -> None:
-    blocking = [one for one in JUDGEMENT.verdicts if JUDGEMENT.is_blocked_by(one)]
-    failed = [one.id for one in blocking if one.outcome in ("failed", "error")]
-    section = Clocked().progress.section(WHEN, JUDGEMENT)
-    assert re.search(rf"Verdicts so far: \d+ passed, {len(failed)} failed \(", section)
-    assert failed[0] in section
-
-
 @rows("record", [StudyStart(study=HOSTILE, unix_s=1.0), StudyEnd(HOSTILE, "error", HOSTILE)])
 def test_names_from_records_stay_text(record: StudyStart | StudyEnd) -> None:
-    section = Clocked().hear([record]).progress.section(WHEN, JUDGEMENT)
+    section = shown(Clocked().hear([record]))
     assert "<script" not in section
     assert "&lt;script&gt;" in section

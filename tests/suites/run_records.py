@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from pytest_ddpscale.plan.study import Plan
@@ -11,7 +10,7 @@ from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.suites.suite import MeasuredSuite
 from pytest_ddpscale.suites.suite_report import SuiteReport
-from pytest_ddpscale.suites.suite_views import text_lines
+from pytest_ddpscale.suites.suite_views import report_lines
 
 SUITE_RECORD = RunRecord(
     sku="cpu", status="finished", started_at="2026-11-22T10:00:00+00:00", argv=("ddpscale", "suite", "<b>"),
@@ -22,6 +21,5 @@ SUITE = MeasuredSuite(Evidence(Plan("cpu", "cpu", ()), Columns(), {}), SUITE_REC
 
 def text_of(report: SuiteReport) -> str:
     """What a terminal shows of it, and of each figure what is said to those who do not see it."""
-    said = [re.sub(".*<title[^>]*>(.*)</title><desc[^>]*>(.*)</desc>.*", r"figure: \1: \2", one, flags=re.DOTALL)
-            for part in report.sections for one in part.figures]  # fmt: skip
-    return "\n".join([*text_lines(report), *said]) + "\n"
+    said = [f"figure: {one.alt}" for part in report.sections for one in part.figures if one]
+    return "\n".join([*report_lines(report), *said]) + "\n"

@@ -146,5 +146,5 @@ def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTo
             assert cell["communication_ms"]["interval"][0] < cell["communication_ms"]["interval"][1]
     assert [cell["trained_parameters"] for cell in factors["model"]] == [5_130, 1024 * 8 + 8 + 8 * 8 + 8 + 90]
     page = (run.path / "report.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<img") == 4
     assert "<h2>By world size</h2>" in page

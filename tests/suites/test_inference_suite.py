@@ -138,5 +138,5 @@ def test_a_batch_that_does_not_fit_is_an_error_and_the_others_are_told(measured_
     assert fits["kept_at_once"]["interval"]
     assert does_not["arms"] == []
     assert re.search(r"rank \d on .* failed in warm-up .*allocate", does_not["problem"])
-    assert f"not measured: batch 1000000: {does_not['problem']}" in told
-    assert "<svg" not in (run.path / "report.html").read_text(), "one batch is no curve"
+    assert f"Not measured\n------------\n- batch 1000000: {does_not['problem']}" in told
+    assert "<img" not in (run.path / "report.html").read_text(), "one batch is no curve"

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.figures.bars import Bars, grouped_bars
-from pytest_ddpscale.report.figures.drawing import svg_of
+from pytest_ddpscale.report.charts import About, grouped_bars
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
-from pytest_ddpscale.suites.suite_views import html_of, markdown_of, text_lines
+from pytest_ddpscale.suites.suite_views import document, report_lines
+from pytest_ddpscale.util.document import html, markdown
 from tests.suites.run_records import SUITE
 
+PICTURE = grouped_bars(About("a", "A <picture>"), "ms", ["1"], {"time": [2.0]})
+SIZES = SuiteTable(("size", "img/s"), [("1 MiB", "12.5"), ("25 | MiB", "13")], "By size")
 REPORT = SuiteReport(
     "2 of 3 were measured",
-    [
-        SuiteSection(
-            "Sizes <script>",
-            ["plain | words"],
-            [SuiteTable(("size", "img/s"), [("1 MiB", "12.5"), ("25 | MiB", "13")], "By size")],
-            ["   aligned\ncolumn"],
-            [svg_of("a", "A picture", grouped_bars(("size", "ms"), ["1"], [Bars("time", [2.0])])), ""],
-        )
-    ],
+    [SuiteSection("Sizes <script>", ["plain | words"], [SIZES], ["   aligned\ncolumn"], [PICTURE, None])],
     ["resnet50: it broke"],
 )
+
+
+def html_of(report: SuiteReport) -> str:
+    return html(*document("sizes", report, SUITE))
+
+
+def markdown_of(report: SuiteReport) -> str:
+    return markdown(*document("sizes", report, SUITE))
 
 
 def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
@@ -32,7 +34,7 @@ def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
     report = SuiteReport(
         "so many words " * 9, [SuiteSection("All", ["a sentence " * 12], [settings])], ["it broke " * 9]
     )
-    lines = list(text_lines(report, 40))
+    lines = list(report_lines(report, 40))
     assert max(map(len, lines)) <= 40 + len("  note: ")
     assert lines[lines.index("bucket_cap_mb=5") :][:4] == [
         "bucket_cap_mb=5",
@@ -41,39 +43,40 @@ def test_text_fits_a_narrow_terminal_and_tables_lose_nothing() -> None:
         "  throughput: 1×",
     ]
     assert " ".join(lines).count("so many words") == 9
-    assert len(list(text_lines(report))) < len(lines), "in a pipe a sentence is a line"
+    assert len(list(report_lines(report))) < len(lines), "in a pipe a sentence is a line"
 
 
 def test_markdown_escapes_what_would_be_marks() -> None:
-    page = markdown_of("sizes", REPORT, SUITE)
+    page = markdown_of(REPORT)
     assert "## Sizes &lt;script&gt;" in page
     assert "| 25 \\| MiB | 13 |" in page
     assert "\n   aligned\ncolumn\n" in page
     assert "- resnet50: it broke" in page
 
 
-def test_html_is_one_page_with_figures_and_no_script_from_outside() -> None:
-    page = html_of("sizes", REPORT, SUITE)
+def test_html_has_figures_and_nothing_from_outside_is_markup() -> None:
+    page = html_of(REPORT)
     assert "Sizes &lt;script&gt;" in page
-    assert "<svg" in page
+    assert page.count('<img alt="A &lt;picture&gt;: ms, note; 1, time, 2" src="data:image/svg+xml;base64,') == 1
     assert "   aligned\ncolumn" in page
-    assert page.count("<script>") == 1
+    assert "<script>" not in page
     assert "&lt;b&gt;" in page
 
 
 def test_what_is_not_as_required_is_told_before_what_was_not_measured() -> None:
     report = replace(REPORT, failures=["broadcast <1 KiB> gave wrong results"])
-    assert list(text_lines(report))[-2:] == [
-        "not as required: broadcast <1 KiB> gave wrong results", "not measured: resnet50: it broke"
-    ]  # fmt: skip
-    page = markdown_of("sizes", report, SUITE)
+    *_, title, _, failure, _, _, _, problem = report_lines(report)
+    assert (title, failure, problem) == (
+        "Not as required", "- broadcast <1 KiB> gave wrong results", "- resnet50: it broke"
+    )  # fmt: skip
+    page = markdown_of(report)
     assert page.index("## Not as required\n\n- broadcast &lt;1 KiB&gt; gave") < page.index("## Not measured")
-    assert "<li>broadcast &lt;1 KiB&gt; gave wrong results</li>" in html_of("sizes", report, SUITE)
-    assert "Not as required" not in html_of("sizes", REPORT, SUITE)
+    assert "<li>broadcast &lt;1 KiB&gt; gave wrong results</li>" in html_of(report)
+    assert "Not as required" not in html_of(REPORT)
 
 
 def test_of_an_error_the_terminal_has_the_first_line_and_the_reports_all() -> None:
     report = replace(REPORT, problems=["batch 32: rank 0 failed: CUDA error\nlast lines of its NCCL log:\n  x"])
-    assert list(text_lines(report))[-1] == "not measured: batch 32: rank 0 failed: CUDA error"
-    for page in (markdown_of("sizes", report, SUITE), html_of("sizes", report, SUITE)):
+    assert list(report_lines(report))[-1] == "- batch 32: rank 0 failed: CUDA error"
+    for page in (markdown_of(report), html_of(report)):
         assert "last lines of its NCCL log:" in page

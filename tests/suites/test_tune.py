@@ -10,9 +10,10 @@ import pytest
 
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.suite_views import markdown_of
+from pytest_ddpscale.suites.suite_views import document
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates
 from pytest_ddpscale.suites.tune_report import candidate_of, promising, tune_report
+from pytest_ddpscale.util.document import markdown_page
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.played_tune import PlayedTune
 from tests.suites.run_records import SUITE
@@ -30,7 +31,7 @@ def test_a_gain_is_confirmed_by_further_launches_and_recommended_with_its_interv
     ratio = found["gradient_as_bucket_view=True"]["further_launches"]
     assert ratio["low"] < 1.10 < ratio["high"]
     assert found["accumulation_steps=4"]["changes"] == "changes the global batch"
-    page = markdown_of("tune", report, SUITE)
+    page = markdown_page(document("tune", report, SUITE))
     assert "accumulation_steps=4: the global batch is 128 in place of 32. Multiply the learning rate by 4 " in page
     assert "or by 2 (square root: " in page
 
@@ -44,10 +45,10 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     report = tune_report(measured)
     assert report.values["settings"][0]["says"] == "slower"
     assert report.values["recommended"] == []
-    assert "without effect: gloo" not in markdown_of("tune", report, SUITE)
+    assert "without effect: gloo" not in markdown_page(document("tune", report, SUITE))
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
-    assert "without effect: gloo reads no NCCL variable" in markdown_of("tune", faster, SUITE)
+    assert "without effect: gloo reads no NCCL variable" in markdown_page(document("tune", faster, SUITE))
 
 
 def test_an_error_of_the_usual_settings_is_told() -> None:

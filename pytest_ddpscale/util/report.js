@@ -10,6 +10,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     return match && /^[≥≤±+-]?\s*\d/.test(words.replace("−", "-")) ? parseFloat(match[0]) : NaN;
   };
   [...table.tHead.rows[0].cells].forEach((head, column) => {
+    if (!head.textContent) return;
     const button = document.createElement("button"), paper = document.createElement("span");
     button.type = "button";
     paper.className = "paper";

@@ -1,0 +1,299 @@
+"""The figures of a run, from the values that its verdicts have; a figure without data is left out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from pytest_ddpscale.judge.checks import IDLE
+from pytest_ddpscale.judge.links import rails_of
+from pytest_ddpscale.judge.metrics import merged, slowness_of
+from pytest_ddpscale.judge.slow import own_pace_s, pace_in
+from pytest_ddpscale.judge.values import values_of_probe
+from pytest_ddpscale.plan.arm import Arm, ArmKind
+from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
+from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
+from pytest_ddpscale.report.digits import number_text
+from pytest_ddpscale.report.scaling import (
+    EFFICIENCY,
+    PLOTS,
+    SPEEDUP,
+    Quantity,
+    ScalingCurve,
+    device_of,
+    scaling_curves,
+)
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.arrays import FloatArray
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Picture
+from pytest_ddpscale.util.listing import by_number
+
+GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
+PairValues: TypeAlias = Mapping[tuple[str, str], float]
+MOST_NODES = 64  # rows of a map
+MOST_BARS = 16  # half a screen
+_PARTS = (
+    "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
+    "the rest, not measured separately",
+)  # fmt: skip
+_HEAT_MAP = (
+    "Step time without communication relative to the typical {device}; "
+    "darker is slower, and {device}s at fault are outlined. "
+    "The slowest workload counts, and the slowest of nodes that share a row."
+)
+_PAIRS = (
+    "GB/s of each pair's slowest rail, median over the rounds; darker is slower, "
+    "and nodes at fault are outlined. Of nodes that share a row the slowest pair counts. "
+    "The search for slow nodes measured them, if there was one: "
+    "requirements judge other probes, whose GB/s differ."
+)
+_SCALING = (
+    "Judged values with their intervals; "
+    "sizes without a requirement are estimated alike. "
+    "Sizes that fit on one of several nodes are those of the worst node; "
+    "no line joins them to larger sizes."
+)
+_TIME = (
+    "A step of the slowest rank in each study's largest arm, median over the rounds, "
+    "with utilization and power of the median {device}. "
+    "The rest includes all parts that were not measured separately."
+)
+_ACTIVITY = (
+    "Median utilization over the rounds, "
+    "in the DDP arm in which the {device} was least busy. "
+    "NVML counts waiting inside a kernel as busy."
+)
+
+
+def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
+    """All figures of a run, in the order of the page."""
+    mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
+    about, plan = partial(About, mark=mark), evidence.plan
+    device = device_of(plan)
+    found = [
+        heat_map(
+            about("heat-map", f"Step time by node and {device}", _HEAT_MAP.format(device=device)),
+            slowness_by_gpu(evidence), judgement.verdicts,
+        ),
+        pair_matrix(
+            about("pair-matrix", "Bandwidth between nodes", _PAIRS), pair_bandwidths(evidence), judgement.verdicts
+        ),
+    ]  # fmt: skip
+    for scaling, quantity in PLOTS:
+        title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
+        drawn = scaling_curves(scaling, quantity, evidence, judgement.verdicts)
+        found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
+    found += [
+        where_time_goes(about("where-time-goes", "Where the time goes", _TIME.format(device=device)), evidence),
+        activity(about("activity", f"{device} activity", _ACTIVITY.format(device=device)), evidence),
+    ]
+    return [one for one in found if one]
+
+
+def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
+    """Write each picture beside the page; returns the files. Nothing is written, not even the directory, of none."""
+    for one in drawn:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{one.key}.png").write_bytes(one.png())
+    return [directory / f"{one.key}.png" for one in drawn]
+
+
+def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+    """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
+    gpus = sorted({gpu for _, gpu in values}, key=by_number)
+    columns = dict(zip(gpus, _short(gpus), strict=True))
+    blamed = {
+        (one.host, None if one.kind == "node" else one.place.number)
+        for verdict in verdicts for one in verdict.culprits
+        if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
+    }  # fmt: skip
+    nodes, scale = _binned({host for host, _ in values}), ("typical", "≥ 1.02×", "≥ 1.10×")
+    # Shades are those of the numbers in cells, as they are rounded.
+    cells = Cells(values, nodes, columns, "x", 1.0, (1.015, 1.095), scale, blamed)
+    return matrix(about, cells, ("node", "GPU", "relative step time"))
+
+
+def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+    """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
+    nodes, typical = _binned({host for hosts in values for host in hosts}), statistics.median(values.values() or [1.0])
+    columns = dict(zip(nodes, _short([*nodes.values()]), strict=True))
+    blamed = [
+        (one.hosts[0], one.hosts[1] if one.hosts[1:] else None)
+        for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name
+        for one in verdict.culprits if one.is_certain
+    ]  # fmt: skip
+    mirrored = {ends: gbps for pair, gbps in values.items() for ends in (pair, pair[::-1])}
+    scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
+    outlined = {ends for pair in blamed for ends in (pair, pair[::-1])}
+    cells = Cells(mirrored, nodes, columns, "GB/s", -1 / typical, (-0.95, -0.8), scale, outlined)
+    return matrix(about, cells, ("one", "other", "bandwidth"))
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Their numbers, if names differ in nothing else."""
+    begins = {name.rstrip("0123456789") for name in names}
+    return [name.removeprefix(*begins) for name in names] if len(begins) == 1 else [*names]
+
+
+def _binned(unordered: Collection[str]) -> dict[str, str]:
+    """The name of each host's row, of at most `MOST_NODES` rows, each of equally many neighbours."""
+    hosts = sorted(unordered, key=by_number)
+    size = max(1, -(-len(hosts) // MOST_NODES))
+    rows = [hosts[at : at + size] for at in range(0, len(hosts), size)]
+    return {host: row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows for host in row}
+
+
+def slowness_by_gpu(evidence: Evidence) -> GpuValues:
+    """Step time without communication relative to the typical GPU; the slowest workload counts."""
+    found: dict[tuple[str, str], float] = {}
+    for study in evidence.plan.studies:
+        for arm in (one for one in study.arms if one.kind == "each"):
+            pace = pace_in(study, arm, evidence)
+            times_s = own_pace_s(pace)
+            times_s = times_s[~np.isnan(times_s).any(axis=1)]
+            slowness = slowness_of(times_s, [np.arange(len(pace.ranks))]).tolist() if len(times_s) else []
+            for place, factor in zip(pace.ranks.rank_places, slowness, strict=False):
+                gpu = place.host, place.number
+                found[gpu] = max(factor, found.get(gpu, 0.0))
+    return found
+
+
+def pair_bandwidths(evidence: Evidence) -> PairValues:
+    """GB/s of each pair of nodes, by their sorted names: the slowest rail, each rail as the median of its rounds.
+
+    The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
+    """
+    rails: dict[tuple[Place, ...], list[float]] = {}
+    measured = rails_of(evidence)
+    for ends, gbps in zip(measured.places[measured.ends].tolist(), measured.gbps.tolist(), strict=True):
+        rails.setdefault((*ends,), []).append(gbps)
+    # The probe with the most ranks spans several nodes if any probe does.
+    for probe in [] if rails else sorted(_sends(evidence.plan), key=lambda probe: -probe.world_size)[:1]:
+        values = values_of_probe(probe, evidence).items()
+        rails |= {place.ends: gbps.tolist() for place, gbps in values if place.is_between_nodes}
+    return _slowest((sorted(end.host for end in ends), gbps) for ends, gbps in rails.items())
+
+
+def pair_bandwidths_within(evidence: Evidence) -> PairValues:
+    """GB/s of each pair of local ranks: the median over rounds on the slowest node, by the ranks' names.
+
+    The values come from the send-recv probe with the largest message.
+    """
+    for probe in _sends(evidence.plan):
+        places = [one for one in values_of_probe(probe, evidence).items() if not one[0].is_between_nodes]
+        if places:
+            return _slowest(([f"rank {end.local_rank}" for end in at.ends], gbps.tolist()) for at, gbps in places)
+    return {}
+
+
+def _slowest(measured: Iterable[tuple[Sequence[str], Sequence[float]]]) -> PairValues:
+    """The lowest median of the rounds of each pair."""
+    found: dict[tuple[str, str], float] = {}
+    for (one, other), gbps in measured:
+        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
+    return found
+
+
+def _sends(plan: Plan) -> list[Arm]:
+    """The send-recv probes, the largest message first."""
+    sent = [probe for probe in (plan.probes.arms if plan.probes else ()) if probe.operation.kind == "send-recv"]
+    return sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0))
+
+
+def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurve], device: str) -> Picture | None:
+    """A panel for each workload."""
+    if not drawn:
+        return None
+    unit = " or ".join({one.unit: None for one in drawn})
+    axes = LineAxes(
+        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number
+    )  # fmt: skip
+    ideal: Callable[[float], float] | None = None
+    if quantity is EFFICIENCY:
+        axes, ideal = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}"), lambda _: 1.0
+    elif quantity is SPEEDUP:
+        axes, ideal = replace(axes, y="speed-up (×)", scale="log"), float
+    return curves(about, axes, {one.name: [replace(one, ideal=ideal)] for one in drawn})
+
+
+def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
+    """A step of each study's largest arm, split by the time of the same ranks without communication.
+
+    Each part is a difference of medians over the rounds: noise may hide it, but it is never negative.
+    """
+    rows = []
+    for study in evidence.plan.studies:
+        # Arms with real data also wait for it, and no arm here measures that part.
+        trained = [
+            (arm, rounds) for arm in study.arms
+            if arm.kind == "ddp" and arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
+            and len(rounds := merged(evidence.columns, study.id, arm, evidence.plan.layout))
+        ]  # fmt: skip
+        for arm, rounds in sorted(trained, key=lambda one: -one[0].world_size)[:1]:
+            each, alone, silent = (_alike(kind, arm, study, evidence) for kind in ("each", "alone", "no_sync"))
+            # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
+            compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
+            total, last = _median(rounds.step_s), _PARTS[3 if len(silent) else 4]
+            seconds = compute.mean_step_s, each.step_s, silent.step_s, rounds.step_s
+            for part, times_s in zip((*_PARTS[:3], last), seconds, strict=True):
+                if len(times_s):
+                    end = max(start, min(_median(times_s), total))
+                    parts.append((part, (end - start) / total))
+                    start = end
+            if len(compute):
+                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
+    return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
+
+
+def _alike(kind: ArmKind, arm: Arm, study: Study, evidence: Evidence) -> ArmRounds:
+    """The rounds of the largest arm of a kind that is no larger than an arm under DDP."""
+    arms = [
+        one for one in study.arms
+        if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
+        and one.world_size <= arm.world_size
+    ]  # fmt: skip
+    largest = max(arms, key=lambda one: one.world_size, default=None)
+    return NO_ROUNDS if largest is None else merged(evidence.columns, study.id, largest, evidence.plan.layout)
+
+
+def _totals(step_s: float, trained: ArmRounds) -> str:
+    busy, power = trained.reading("utilization"), trained.reading("energy_j") / trained.seconds
+    said = [number_text(step_s * 1000, "ms")]
+    said += [] if np.isnan(busy).all() else [f"{percent(_median(busy))} busy"]
+    return ", ".join(said + ([] if np.isnan(power).all() else [f"{_median(power):.0f} W"]))
+
+
+def _median(values: FloatArray) -> float:
+    return float(np.nanmedian(values))
+
+
+def activity(about: About, evidence: Evidence) -> Picture | None:
+    """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
+    lowest: dict[Place, tuple[float, str]] = {}
+    for study in evidence.plan.studies:
+        for arm in [one for one in study.arms if one.kind == "ddp"]:
+            measured, name = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS), f"{study.scaling} {arm.name}"
+            values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
+            known = np.flatnonzero((~np.isnan(values)).any(axis=0))
+            shares = np.nanmedian(values[:, known], axis=0).tolist()
+            for place, share in zip(measured.ranks.rank_places[known], shares, strict=True):
+                lowest[place] = min((share, name), lowest.get(place, (2.0, "")))
+    rows, low = [], f"below {percent(IDLE)}"
+    for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
+        part = [(low if share < IDLE else "busy", min(share, 1.0))]
+        rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
+    axis = f"utilization, the {len(rows)} least busy of {len(lowest)}"
+    return bars(about, axis, ("busy", low), rows, most=1.0, number=percent)

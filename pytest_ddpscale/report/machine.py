@@ -1,0 +1,229 @@
+"""What was tested, and what is wrong with each node: nodes, paths between them, devices, software."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
+
+from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING, Coverage, NodeCoverage
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.run_json import RunRecord, in_utc
+from pytest_ddpscale.run.run_record import ranks_by_host
+from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
+from pytest_ddpscale.util.document import Block, Closed, Line, Listing, Note, Table, first_rows, table
+from pytest_ddpscale.util.listing import by_number, first_few
+
+MOST_ROWS, ALL_ROWS_UP_TO = 50, 64
+MOST_REMARKS = _MOST_NAMED = 5
+_MOST_PATHS, _MOST_TOPOLOGIES = 40, 10
+_SUSPECTED = "maybe"  # short like the other words
+_WORDS = ("FAIL", "ERROR", _SUSPECTED, "WAIVED")  # the worst first
+_Found = list[tuple[Verdict, Culprit]]
+_UNKNOWN = ("", ABSENT, ABSENT)  # what a node was tested by
+_TITLES = ("Node", "Requirements", "Tested by", "GPUs tested")
+_OF_NODES = (
+    "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
+    "counts those that only suspect the node"
+)
+_OF_PATHS = "Pairs of nodes, each measured by itself with an all-reduce of two ranks, the slowest first"
+_IN_WORDS = {
+    "not_measured": "not measured", "inconclusive": "undecided", "error": "ended in an error", "pairs": "node pairs",
+}  # fmt: skip
+# Packages on the first page, with their titles there.
+_FOREMOST = {
+    "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "pytest_ddpscale": "pytest-ddpscale",
+}  # fmt: skip
+
+
+def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
+    """What is wrong with which node, all others, paths between nodes, and how GPUs are connected."""
+    coverage = judgement.coverage
+    yield from node_blocks(judgement, evidence.hosts)
+    if coverage and coverage.over_all_nodes:
+        yield Line(f"Decided by all nodes together: {', '.join(coverage.over_all_nodes)}.")
+    if coverage and coverage.paths:
+        titles = ("Path", "Bandwidth", "Relative to the median", "Rounds")
+        yield Closed(_OF_PATHS, [first_rows(table(titles, path_rows(coverage), of_numbers=True), _MOST_PATHS)])
+    for number, (hosts, matrix) in enumerate(topologies(evidence.surveys.values())):
+        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {hosts}", [Listing(matrix)])
+
+
+def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]:
+    """A table of the nodes that something is wrong with, and the others; hosts are those of a run without coverage."""
+    coverage, missed = judgement.coverage, [one for one in judgement.verdicts if not one.passed]
+    idle = {gpu.place for gpu in coverage.idle_gpus} if coverage else set()
+    tested = {node.host: _tested(node, idle) for node in coverage.nodes} if coverage else {}
+    named: dict[str, _Found] = {host: [] for host, (lacks, *_) in tested.items() if lacks}
+    for verdict in missed:
+        for culprit in verdict.accused:
+            for host in culprit.hosts:
+                named.setdefault(host, []).append((verdict, culprit))
+    known = {*(tested if coverage else hosts), *named}
+    troubled = sorted(named, key=lambda host: (-_failures(named[host]), by_number(host)))
+    shown = troubled if len(known) <= ALL_ROWS_UP_TO else troubled[:MOST_ROWS]
+    below = {}
+    for number, host in enumerate(shown, 1):
+        remarks = [tested.get(host, _UNKNOWN)[0], *_remarks(named[host])]
+        below[number] = Note(remarks)
+    hidden = len(troubled) - len(shown)
+    more = f"{text.count_text(hidden, 'more node')} with problems: verdicts.json lists all" if hidden else ""
+    rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in shown]
+    yield replace(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), below=below, more=more)
+    sound = sorted(known - named.keys(), key=by_number)
+    if sound:
+        who = text.count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
+        them = "them" if sound[1:] else "it"
+        said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
+        others = table(_TITLES, [(host, ABSENT, *tested.get(host, _UNKNOWN)[1:]) for host in sound])
+        yield Closed(said, [first_rows(others, ALL_ROWS_UP_TO)]) if coverage else Line(f"{said}.")
+    silent = coverage.unnamed_nodes if coverage else 0
+    left = _without_a_name(missed), f"{text.count_text(silent, 'further node')} never answered" if silent else ""
+    yield from (Line(f"{one}.") for one in left if one)
+
+
+def _tested(node: NodeCoverage, idle: Collection[Place]) -> tuple[str, str, str]:
+    """What was not tested on a node, what it was tested by, and how many of its GPUs were."""
+    untested = [gpu for gpu in node.gpus if gpu.place in idle]
+    gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
+    tested_by = ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
+    names = first_few([f"{gpu.place.name}: {gpu.problem or 'took no part'}" for gpu in untested], _MOST_NAMED)
+    lacks = f"left out: {node.left_out}" if node.left_out else f"not tested: {names}" if names else ""
+    measured = {PROBES, TRAINING, INFERENCE} & set(node.tested_by)
+    return lacks or ("" if measured else "no measurement"), tested_by, gpus
+
+
+def _failures(found: _Found) -> int:
+    return len({verdict.id for verdict, culprit in found if culprit.is_certain and verdict.outcome == "failed"})
+
+
+def _found_text(found: _Found) -> str:
+    """``Rank uniformity FAIL 7``: the worst verdict of each metric that names the node, and how many requirements."""
+    by_metric: dict[str, dict[str, set[str]]] = {}
+    for verdict, culprit in found:
+        word = text.verdict_word(verdict)
+        word = word if culprit.is_certain and word in {"FAIL", "ERROR", "WAIVED"} else _SUSPECTED
+        by_metric.setdefault(verdict.metric, {}).setdefault(word, set()).add(verdict.id)
+    worst = {metric: min(words, key=_WORDS.index) for metric, words in by_metric.items()}
+    counts = (f"{METRICS[one].title} {word} {len(by_metric[one][word])}" for one, word in worst.items())
+    return ", ".join(counts) or ABSENT
+
+
+def _remarks(found: _Found) -> Iterator[str]:
+    """One line for each named GPU, link or node, the certain ones first."""
+    seen: dict[str, str] = {}
+    for _, culprit in sorted(found, key=lambda one: not one[1].is_certain):
+        doubt = "" if culprit.is_certain else "suspected: "
+        seen.setdefault(text.culprit_name(culprit, full_uuid=True), doubt + text.culprit_text(culprit))
+    remarks = list(seen.values())
+    yield from remarks[:MOST_REMARKS]
+    if remarks[MOST_REMARKS:]:
+        yield f"{len(remarks) - MOST_REMARKS} more: culprits.csv lists all"
+
+
+def _without_a_name(missed: Sequence[Verdict]) -> str:
+    """``2 requirements failed, 1 not measured, without naming a node``."""
+    counts = Counter(one.outcome for one in missed if not one.accused)
+    if not counts:
+        return ""
+    (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())
+    more = "".join(f", {number} {outcome}" for outcome, number in rest)
+    return f"{text.count_text(number, 'requirement')} {first}{more}, without naming a node"
+
+
+def path_rows(coverage: Coverage) -> list[list[str]]:
+    """Both nodes, their bandwidth, its ratio to the median of all paths, and the number of rounds; slowest first."""
+    hosts = [node.host for node in coverage.nodes]
+    rows, median = [], statistics.median([path.gbps for path in coverage.paths] or [0.0])
+    for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other)):
+        ends = f"{hosts[path.node]} – {hosts[path.other]}"
+        rows.append([ends, f"{path.gbps:.3g} GB/s", f"{path.gbps / median:.2f}×", str(path.rounds)])
+    return rows
+
+
+def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:
+    """Hosts that share an `nvidia-smi topo -m`, and that; the most common first."""
+    hosts: dict[str, list[str]] = {}
+    for survey in surveys:
+        if survey.topology:
+            hosts.setdefault(survey.topology, []).append(survey.host)
+    ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
+    return [(first_few(names, 8), matrix) for matrix, names in ordered[:_MOST_TOPOLOGIES]]
+
+
+def hosts_table(evidence: Evidence) -> Table:
+    """The devices of each host."""
+    hosts = sorted(ranks_by_host(evidence.gangs).items(), key=lambda one: by_number(one[0]))
+    rows = [(host, "; ".join(f"{one.place.name}: {one.device_name}" for one in ranks[:16])) for host, ranks in hosts]
+    return first_rows(table(("Host", "Devices"), rows), ALL_ROWS_UP_TO, "measurements.jsonl")
+
+
+def tested_text(coverage: Coverage) -> str:
+    """``8 of 8 nodes, 64 of 64 GPUs``."""
+    tested, gpus = sum(1 for node in coverage.nodes if node.tested_by), len(coverage.gpus)
+    gpus_text = f", {gpus - len(coverage.idle_gpus)} of {text.count_text(gpus, 'GPU')}" if gpus else ""
+    return f"{tested} of {text.count_text(coverage.node_count, 'node')}{gpus_text}"
+
+
+def took_text(run: RunRecord, coverage: Coverage | None) -> str:
+    """``14.6 min, 15.6 GPU-hours``; empty for a run that was not measured from its beginning to its end."""
+    if not run.finished_at or run.is_simulated() or run.is_imported or run.resumed:
+        return ""
+    minutes = (in_utc(run.finished_at) - run.began).total_seconds() / 60
+    if minutes < 0:  # the clock was set back
+        return ""
+    gpus = sum(bool(gpu.tested_by) for gpu in coverage.gpus) if coverage else 0
+    return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
+
+
+def coverage_text(coverage: Coverage) -> str:
+    """Sentences about nodes, GPUs and paths."""
+    sentences = [f"Tested: {tested_text(coverage)}."]
+    if not coverage.is_on_several_nodes:
+        return sentences[0]
+    if coverage.unnamed_nodes:
+        sentences.append(f"{text.count_text(coverage.unnamed_nodes, 'node')} never answered.")
+    decided = len(coverage.over_all_nodes)
+    number = text.count_text(decided, "requirement") if decided else "No requirement was"
+    sentences.append(f"{number} decided by all nodes together.")
+    measured, there_are = len(coverage.paths), text.count_text(coverage.paths_there_are, "path")
+    sentences.append(f"{measured} of {there_are} between nodes measured directly.")
+    missing = coverage.paths_there_are - measured
+    if missing:
+        within = "within the requirements of all nodes together" if decided else "not at all"
+        tested = {(path.node, path.other) for path in coverage.paths}
+        untested = (pair for pair in combinations(range(len(coverage.nodes)), 2) if pair not in tested)
+        paths = [" – ".join(coverage.nodes[at].host for at in pair) for pair in islice(untested, _MOST_NAMED)]
+        named = first_few(paths, _MOST_NAMED, count=missing)
+        sentences.append(f"The others were tested {within}: {named}." if named else f"The others: {within}.")
+    return " ".join(sentences)
+
+
+def software_versions(run: RunRecord, evidence: Evidence) -> dict[str, str]:
+    """Version by name, ``570.1``; where nodes differ, ``570.1 (14 nodes), 565.3 (2 nodes)``.
+
+    Versions come from the ranks; from the surveys if the ranks did not report one, or if nodes differ.
+    """
+    surveys = evidence.surveys.values()
+    found = run.versions | evidence.versions
+    names = dict.fromkeys(name for survey in surveys for name, version in survey.versions.items() if version)
+    for name in names:
+        of_nodes = Counter(version for survey in surveys if (version := survey.versions.get(name)))
+        if len(of_nodes) > 1:
+            counted = (f"{version} ({text.count_text(count, 'node')})" for version, count in of_nodes.most_common())
+            found[name] = ", ".join(counted)
+        else:
+            found.setdefault(name, next(iter(of_nodes)))
+    return found
+
+
+def software_line(versions: dict[str, str]) -> str:
+    """``driver 570.1, CUDA 13.2, torch 2.15.0``; empty if the run recorded none."""
+    return ", ".join(f"{title} {versions[name]}" for name, title in _FOREMOST.items() if name in versions)

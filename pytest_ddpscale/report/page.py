@@ -1,0 +1,494 @@
+"""What the report of a run says, in order: report.html and report.md are this document."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.report import causes as cause
+from pytest_ddpscale.report import digits, machine, text
+from pytest_ddpscale.report.causes import Cause, counts_text, explained_text, next_steps
+from pytest_ddpscale.report.scaling import scaling_tables
+from pytest_ddpscale.report.sentences import (
+    NOT_COVERED,
+    interval_mark,
+    launch_sd_text,
+    launches_sentence,
+    not_tested_lines,
+    uniform_loss_text,
+)
+from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
+from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
+from pytest_ddpscale.report.words.cause_kinds import CAUSES
+from pytest_ddpscale.run.coverage import Coverage
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.run_record import ranks_by_host
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.util.document import (
+    Block,
+    Closed,
+    Code,
+    Column,
+    Facts,
+    Gallery,
+    Headline,
+    Hole,
+    Items,
+    Line,
+    Link,
+    Listing,
+    Note,
+    Picture,
+    Section,
+    Span,
+    Table,
+    Text,
+    Word,
+    bullets,
+    first_rows,
+    holds,
+    table,
+)
+from pytest_ddpscale.util.listing import by_number, first_few
+
+_FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
+_MOST_SHOWN = 3  # causes, warnings and untested parts at once
+_MOST_CAUSES = 100
+_MOST_LISTED = 50  # of what is short
+_MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
+_MOST_ERRORS, _MOST_LOWERED = 10, 64
+_ENDINGS = {"running": "killed"}  # how a session ended that left this status
+_STYLES = {"PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned"}
+_OPEN = ("not met", "waived")  # kinds of requirements
+_ORDER = ("failed", "error", "undecided", "warned", "passed")
+_COLUMNS = (
+    Column("Requirement"), Column("Verdict"),
+    *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin", "Rounds")),
+)  # fmt: skip
+_MEANINGS: dict[RunOutcome, str] = {
+    "accepted": "Every requirement that can reject this machine was measured and met.",
+    "accepted_with_waivers": "Every requirement that can reject this machine was measured, and met except those "
+    "that are waived: see Waivers.",
+    "rejected": "At least one requirement is not met: this machine is not fit to open.",
+    "incomplete": "Fitness was not demonstrated; the machine is not accepted.",
+    "partial": "Only some of the requirements were selected: this report says nothing about the others "
+    "and does not accept the machine.",
+}
+
+_SCALING = "Time and cost are those of one epoch of ImageNet (1.28 million images); a gain is per doubling."
+_SIGNED_LATER = "To be signed once measuring is over."
+_WAIVED = (
+    "These requirements are not met; without a waiver they would reject the machine. The person named is responsible "
+    "for each, up to and including the given day."
+)
+_PROVISIONAL = (
+    "A provisional bound is an expectation without a published figure for this SKU. It cannot accept a cluster on its "
+    "own. Replace it by a figure measured on a machine that is known to be sound."
+)
+
+
+def title_of(judgement: Judgement, *, goes_on: bool = False) -> str:
+    """``REJECTED: b200``."""
+    word = "REHEARSED" if judgement.rehearsed else text.outcome_word(judgement.outcome)
+    return f"{'MEASURING' if goes_on else word}: {judgement.sku}"
+
+
+def report(
+    judgement: Judgement, run: RunRecord, evidence: Evidence, pictures: Sequence[Picture] = (), *, goes_on: bool = False
+) -> list[Block]:
+    """The report of a run, whose run.json is as it was judged; while the run goes on, with the hole `LIVE`."""
+    failed, causes = failed_so_far(judgement), cause.causes(judgement)
+    causes = tuple(one for one in causes if failed & one.explains) if goes_on else causes
+    first = [one for name in _FIRST_FIGURES for one in pictures if one.key == name]
+    others = [one for one in pictures if one not in first]
+    titles = " · ".join(one.title for one in others)
+    scaling = [] if goes_on else scaling_tables(evidence, judgement.verdicts)
+    profiled = [*profile_blocks(evidence.profiles, evidence.plan.device_type)]
+    versions = machine.software_versions(run, evidence)
+    software = table(("Name", "Version or setting"), [*versions.items(), *sorted(evidence.environment.items())])
+    sections = [
+        Section("Where, and how it scales", [Gallery(first)], "figures"),
+        Section("Requirements", _requirements(judgement, causes), "requirements"),
+        Section("Nodes", [*machine.machine_blocks(judgement, evidence)], "nodes"),
+        Section("Reservations", [*_reservations(judgement)], "reservations"),
+        Section("Telemetry", [
+            Closed(titles, [Gallery(others)], is_short=True),
+            Closed("Step times of each arm", [breakdown(evidence)]),
+            Closed("Scaling, as numbers", [
+                Line(_SCALING if scaling else ""),
+                *(Section(study, [rows, bullets(remarks)]) for study, rows, remarks in scaling),
+            ]),
+            Section("Profile", profiled, "profile"),
+        ], "telemetry"),
+        Section("Method and sources", [*_method(judgement)], "method"),
+        Section("Record", [
+            Facts(digests(judgement, run)),
+            Closed("Command", [Listing(shlex.join(run.argv))]),
+            Closed("Hosts", [machine.hosts_table(evidence)]),
+            Closed("Software and environment", [software]),
+        ], "record"),
+    ]  # fmt: skip
+    links = [part for one in filter(holds, sections) for part in (" · ", Link(one.id.capitalize(), f"#{one.id}"))]
+    contents = Line(["Contents: ", *links[1:]], "nav")
+    front = [*_first(judgement, run, evidence, causes, versions, goes_on), contents]
+    return [Section("", front, style="first"), *sections]
+
+
+def _first(
+    judgement: Judgement, run: RunRecord, evidence: Evidence, causes: Sequence[Cause], versions: dict[str, str],
+    goes_on: bool,
+) -> Iterator[Block]:  # fmt: skip
+    """What a reader sees first: the answer, causes with what to do, numbers, facts, reservations, and who signs."""
+    is_simulated = judgement.simulated or run.is_simulated()
+    headline = _headline_so_far(judgement) if goes_on else cause.headline(judgement)
+    style = "passed" if judgement.accepts else "failed" if judgement.outcome == "rejected" else "undecided"
+    why = f"{judgement.reason}. " * (judgement.outcome == "incomplete" and judgement.reason not in headline)
+    meaning = "" if goes_on else f"{_MEANINGS[judgement.outcome]} "
+    yield Line([Link("Skip to the requirements", "#requirements")], "skip")
+    if is_simulated:
+        watermark = Word(f"{WATERMARK}."), " This report judges a model of a machine; it accepts no machine."
+        yield Line(watermark, "watermark")
+    if goes_on:
+        yield Hole(LIVE)
+    yield Headline(headline, style)
+    yield Line(f"{meaning}{why}Judged for {judgement.sku}: {counts_text(judgement)}.")
+    yield Section("Failures so far, by cause" if goes_on else "Causes, and what to do",
+                  [*_causes(causes, headline, judgement, run)])  # fmt: skip
+    # Who has accepted, resumes or measured nothing needs no command that measures everything again.
+    if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
+        yield Line(["Measure everything again: ", Code(shlex.join(map(text.one_line, run.command_again)))], "step")
+    warned = [cause.warning_text(one) for one in cause.warnings(judgement)]
+    more = text.count_text(len(warned) - _MOST_SHOWN, "more warning")
+    yield bullets(warned[:_MOST_SHOWN])
+    yield Closed(more, [bullets(warned[_MOST_SHOWN:], _MOST_LISTED)], is_short=True)
+    numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
+    yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
+    yield Facts(facts(judgement, run, versions, evidence.gangs))
+    lacks = not_tested_lines(judgement)
+    told: list[tuple[Text, Text]] = [(Link("Reservations", "#reservations"), one) for one in reservations(judgement)]
+    yield Facts([*told, *(("Not tested", one) for one in lacks[:_MOST_SHOWN])], "lines")
+    further = "else was not tested, and what " * bool(lacks[_MOST_SHOWN:])
+    not_covered = bullets([*lacks[_MOST_SHOWN:], *NOT_COVERED])
+    yield Closed(f"What {further}a pass does not cover", [not_covered], is_short=True)
+    if is_simulated or goes_on:
+        yield Line("Not to be signed: no machine was measured." if is_simulated else _SIGNED_LATER)
+        return
+    waivers = " and waivers" * bool(judgement.waived)
+    yield Line(["The signatures confirm that this report was read, including provisional bounds" + waivers,
+                ", and that its outcome is ", Word(text.outcome_word(judgement.outcome)), "."])  # fmt: skip
+    roles = [("Measured by", ", ".join(run.operators)), ("Checked by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
+             ("Accepted by" if judgement.accepts else "Decided by", "")]  # fmt: skip
+    yield bullets([f"{role} {name}".rstrip() + ", date, signature" for role, name in roles], style="signatures")
+
+
+def _headline_so_far(judgement: Judgement) -> str:
+    """``MEASURING: 3 of 29 requirements passed so far, 1 failed, 25 open``; unmeasured ones are not failures yet."""
+    every, failed = len(judgement.verdicts), len(failed_so_far(judgement))
+    passed = sum(one.passed for one in judgement.verdicts)
+    said = f"{passed} of {text.count_text(every, 'requirement')} passed so far"
+    return f"MEASURING: {said}, {failed} failed, {every - passed - failed} open"
+
+
+def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: RunRecord) -> Iterator[Block]:
+    """The first at once, the others to be opened; a command that was told before is not repeated."""
+    told, commands = list[list[Block]](), {""}
+    for one in causes[:_MOST_CAUSES]:
+        explains = f"explains {explained_text(one.explains, judgement)}"
+        is_told = one.sentence in headline and not causes[1:]
+        lines: list[Block] = [Line(f"This {explains}" if is_told else [Word(one.sentence), f"; {explains}"])]
+        steps = next_steps(one, judgement, run)
+        tag: list[Span] = [Word(one.category, "tag"), f" {one.id}: "]
+        for step in steps:
+            said = [*tag, f"{step.action[:1].upper()}{step.action[1:]}"]
+            if step.command not in commands:
+                lines.append(Line([*said, ": ", Code(step.command)], "step"))
+            elif tag:
+                lines.append(Line(said, "step"))
+            tag = []
+        commands.update(step.command for step in steps)
+        told.append(lines)
+    style = "causes" if causes[1:] else "causes-one"
+    if causes:
+        yield Items(told[:_MOST_SHOWN], 1, "cause", style)
+        paragraphs = [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)]
+        yield Closed("What each id means, how sure it is, and what to do", [Facts(paragraphs)])
+    left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
+    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", style)
+    yield Closed(text.count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
+
+
+def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
+    """Nodes at fault; then throughput, weak scaling at the largest world size, and the generation ratio.
+
+    These are each from the requirement nearest its bound, first of those that keep the machine from being accepted:
+    title, value, what it is a number of, bound and verdict.
+    """
+    found = [_nodes_at_fault(judgement)]
+    for metric in (THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
+        of_metric = [one for one in judgement.verdicts if one.metric == metric.name]
+        if metric is WEAK_SCALING_EFFICIENCY and of_metric:
+            largest = max(one.world_size for one in of_metric)
+            of_metric = [one for one in of_metric if one.world_size == largest]
+        not_asked = (metric.title, digits.ABSENT, "", "not asked", "")
+        found.append(_worst_of(of_metric, judgement) if of_metric else not_asked)
+    return found
+
+
+def _worst_of(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[str, str, str, str, str]:
+    # A requirement that was not measured ranks below any value.
+    worst = min(
+        verdicts,
+        key=lambda one: (not judgement.is_blocked_by(one), one.value is not None, one.passed, one.margin or 0.0),
+    )
+    value, limits = digits.point_text(worst), digits.limits_text(worst)
+    subject = text.short_name(worst) + (f", {limits}" if limits != digits.ABSENT else "")
+    if worst.metric == THROUGHPUT_PER_GPU.name and worst.published and worst.value is not None:
+        subject = f"{value}, {subject}"
+        value = f"{digits.number_text(worst.value / worst.published, 'fraction')} of published"
+    bound = digits.bound_text(worst) + ", provisional" * text.is_provisional(worst)
+    return METRICS[worst.metric].title, value, subject, bound, text.verdict_word(worst)
+
+
+def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
+    """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
+    title, coverage = "Nodes at fault", judgement.coverage or Coverage()
+    blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
+    warned = [one for one in judgement.verdicts if text.only_warns(one)]
+    failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
+    named, untested = failing, sum(not node.tested_by for node in coverage.nodes) + coverage.unnamed_nodes
+    if failing:
+        word, why = "FAIL", ""
+    elif suspected:
+        word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_few_of(suspected)}"
+    elif not coverage.node_count:
+        return title, digits.ABSENT, "nodes are not known", "0", "NOT MEASURED"
+    elif untested:
+        word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
+    elif blocking or judgement.outcome == "rejected":
+        word, why = "INCONCLUSIVE", "no failure names a node"
+    else:
+        named = _hosts(judgement.waived) or _hosts(warned)
+        word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
+    of_all = f" of {coverage.node_count}" if coverage.node_count else ""
+    return title, f"{len(named)}{of_all}", why or _few_of(named), "0", word
+
+
+def _few_of(hosts: Iterable[str]) -> str:
+    return first_few(sorted(hosts, key=by_number), 3)
+
+
+def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
+    return {one.host for verdict in verdicts for one in verdict.accused if one.is_certain == is_certain}
+
+
+def facts(
+    judgement: Judgement, run: RunRecord, versions: dict[str, str], gangs: Collection[GangRecord]
+) -> list[tuple[str, str]]:
+    """What was tested, where, when and by whom, by name."""
+    ranks = ranks_by_host(gangs)
+    names = Counter(one.device_name or "device of unknown name" for host in ranks.values() for one in host)
+    devices = ", ".join(f"{count} × {name}" for name, count in names.items())
+    hosts = sorted(ranks, key=by_number)
+    found = [
+        ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
+        ("Nodes", f"{len(hosts)}: {first_few(hosts, 4)}" if hosts else ""),
+        ("Coverage", machine.coverage_text(judgement.coverage) if judgement.coverage else ""),
+        ("Software", machine.software_line(versions)),
+        ("When", _when(run, judgement)),
+        *(("Resumed", _resumed_text(one)) for one in run.resumed),
+        ("Site", run.noted.get(SITE) or digits.ABSENT),
+        ("By", ", ".join(run.operators) or digits.ABSENT),
+        ("Judged by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
+        ("Ticket", run.noted.get(TICKET) or digits.ABSENT),
+        *run.further_notes.items(),
+    ]
+    return [(name, said) for name, said in found if said]
+
+
+def _when(run: RunRecord, judgement: Judgement) -> str:
+    began = f"{run.began:%Y-%m-%d %H:%M}"
+    if run.is_imported:
+        return f"{began} UTC, imported from {run.source or 'elsewhere'}"
+    if not run.finished_at:
+        return f"{began} UTC, {run.status}"
+    more = [machine.took_text(run, judgement.coverage), "" if run.status == "finished" else run.status]
+    return ", ".join([f"{began} to {in_utc(run.finished_at):%Y-%m-%d %H:%M} UTC", *filter(None, more)])
+
+
+def _resumed_text(resumed: Resumed) -> str:
+    """``2026-03-01 11:00 UTC by Bob; the session before was interrupted; measured again: weak/resnet50``."""
+    at = in_utc(resumed.at)
+    who = f" by {resumed.noted[OPERATOR]}" if OPERATOR in resumed.noted else ""
+    again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
+    before = _ENDINGS.get(resumed.status_before, resumed.status_before)
+    return f"{at:%Y-%m-%d %H:%M} UTC{who}; the session before was {before}{again}"
+
+
+def reservations(judgement: Judgement) -> Iterator[str]:
+    """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
+    was not selected.
+    """
+    yield from judgement.notes_of("variable")
+    for one in judgement.waived:
+        yield f"{one.id}: {text.waiver_text(one)}"
+    yield from text.changes_by_site(judgement)
+    provisional = sum(map(text.is_provisional, judgement.verdicts))
+    if provisional:
+        bounds = text.count_text(len(judgement.verdicts), "bound")
+        yield f"{provisional} of {bounds} provisional: no figure is published for this SKU"
+    if judgement.not_selected:
+        yield f"{text.count_text(judgement.not_selected, 'requirement')} not selected"
+
+
+def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
+    """What keeps the machine from being accepted and what is waived; then, closed, what only warns and what passed."""
+    found = sorted(judgement.verdicts, key=_worst_first)
+    kinds: dict[str, list[Verdict]] = {"not met": [], "waived": [], "not met, only warnings": [], "passed": []}
+    for one in found:
+        kept = "waived" if one.is_waived else "passed" if one.passed else "not met, only warnings"
+        kinds["not met" if judgement.is_blocked_by(one) else kept].append(one)
+    numbers = _sources(judgement.verdicts)
+    of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
+    # Those that say more than fits into a row, once for all requirements that they ended.
+    errors = dict.fromkeys("\n".join(text.details_of(one)) for one in judgement.verdicts)
+    provisional = "; * marks a provisional bound" * any(map(text.is_provisional, judgement.verdicts))
+    launches = launches_sentence(judgement.verdicts)
+    return [
+        *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
+          for kind, some in kinds.items()),
+        Closed("Errors", [*map(Listing, [*filter(None, errors)][:_MOST_ERRORS])], is_short=True),
+        Line("" if found else "No requirement was judged."),
+        Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source"
+             f"{provisional}.", "legend"),
+        Line(f"{launches[:1].upper()}{launches[1:]}." if launches else "", "legend"),
+    ]  # fmt: skip
+
+
+def _worst_first(verdict: Verdict) -> int:
+    return _ORDER.index("error" if verdict.outcome == "error" else text.verdict_style(verdict))
+
+
+def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Number of each source of a bound."""
+    return {one: number for number, one in enumerate(dict.fromkeys(one.source for one in verdicts if one.source), 1)}
+
+
+def _table(verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Mapping[str, int]) -> Table:
+    """Requirements with one reason stand together, and the reason once below them."""
+    groups: dict[object, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        groups[_key(verdict)].append(verdict)
+    rows, below = list[list[Text]](), {}
+    for group in groups.values():
+        rows += [_cells(one, numbers) for one in group]
+        below[len(rows)] = _note(group, of_cause)
+    return Table(_COLUMNS, rows, below=below, style="requirements")
+
+
+def _key(verdict: Verdict) -> object:
+    """The same for requirements whose reasons differ only in measured values, which stand in their rows."""
+    accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
+    reason = re.sub(r"\d+\.\d+", "", _reason(verdict))
+    return verdict.outcome, reason or verdict.metric, accused
+
+
+def _reason(verdict: Verdict) -> str:
+    return text.spread_text(verdict) if verdict.passed else text.reason_text(verdict)
+
+
+def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[Text]:
+    bound = digits.bound_text(verdict) + "*" * text.is_provisional(verdict)
+    return [
+        f"{METRICS[verdict.metric].title}: {text.short_name(verdict)}",
+        Word(text.verdict_word(verdict), text.verdict_style(verdict)),
+        digits.point_text(verdict),
+        digits.limits_text(verdict) + interval_mark(verdict),
+        [bound, *_source(verdict, numbers)],
+        digits.margin_text(verdict),
+        text.rounds_text(verdict),
+    ]
+
+
+def _source(verdict: Verdict, numbers: Mapping[str, int]) -> list[Span]:
+    number = numbers.get(verdict.source)
+    return [" ", Link(f"[{number}]", f"#source-{number}")] if number else []
+
+
+def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Note:
+    """The reason of all, and what else is known of each."""
+    told, number = _reason(group[0]), of_cause.get(group[0].id)
+    remarks = {one.id: [*filter(None, _remarks(one, told))] for one in group}
+    of_all = [remark for remark in remarks[group[0].id] if all(remark in said for said in remarks.values())]
+    lines = of_all[:]
+    for one in group:
+        own = "; ".join(remark for remark in remarks[one.id] if remark not in of_all)
+        lines += [f"{text.short_name(one)}: {own}" if group[1:] else own] if own else []
+    return Note([[Link(f"Cause {number}", f"#cause-{number}"), f": {told}"] if number else told], lines)
+
+
+def _remarks(verdict: Verdict, told: str) -> Iterator[str]:
+    """What stands in no column: another reason, who is named, notes, comparison and launches."""
+    if not verdict.passed:
+        reason = text.reason_text(verdict)
+        yield reason if reason != told else ""
+        for culprit in verdict.accused[:_MOST_CULPRITS]:
+            is_told = text.one_line(culprit.evidence) in reason
+            who = (text.culprit_name if is_told else text.culprit_text)(culprit, full_uuid=True)
+            yield f"{'at fault' if culprit.is_certain else 'suspected'}: {who}"
+        left = len(verdict.accused) - _MOST_CULPRITS
+        yield f"{left} more: culprits.csv lists all" if left > 0 else ""
+        yield text.waiver_text(verdict) if verdict.is_waived else ""
+        yield from (f"note: {note}" for note in verdict.notes)
+    yield text.compared_text(verdict.compared) if verdict.compared else ""
+    yield launch_sd_text(verdict)
+
+
+def _reservations(judgement: Judgement) -> Iterator[Block]:
+    waived = [f"{text.subject_text(one)}: {text.waiver_text(one)}" for one in judgement.waived]
+    yield Section("Waivers", [Line(_WAIVED), bullets(waived)] if waived else [])
+    lowered = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
+    titles = ("Requirement", "Before", "Here")
+    yield first_rows(table(titles, lowered, of_numbers=True, caption="Bounds that the site lowered"), _MOST_LOWERED)
+    yield Section("Changed by the site", [bullets(judgement.altered)])
+    by_spread = [
+        f"{one.id} passed with {digits.point_text(one)}, bound {digits.bound_text(one)}: {text.spread_text(one)}"
+        for one in judgement.verdicts if text.spread_text(one)
+    ]  # fmt: skip
+    yield Closed("Passed by the spread of their GPUs", [bullets(by_spread, _MOST_LISTED)], is_short=True)
+    numbers = _sources(judgement.verdicts)
+    provisional = [
+        [f"{one.id}, {digits.bound_text(one)}", *_source(one, numbers)]
+        for one in judgement.verdicts if text.is_provisional(one)
+    ]  # fmt: skip
+    yield Closed("Provisional bounds", [Line(_PROVISIONAL), bullets(provisional)] if provisional else [])
+
+
+def _method(judgement: Judgement) -> Iterator[Block]:
+    notes, uniform = judgement.other_notes, uniform_loss_text(judgement)
+    yield Closed("Confidence", [Line(uniform)], is_short=True)
+    yield Closed(text.count_text(len(notes), "note"), [bullets(notes, _MOST_LISTED)], is_short=True)
+    metrics = dict.fromkeys(one.metric for one in judgement.verdicts)
+    checks = [(text.short_name(one), text.check_text(one)) for one in judgement.verdicts]
+    meanings = [(METRICS[name].title, METRICS[name].meaning) for name in metrics]
+    yield Closed("What was required", [Facts([*meanings, *(one for one in checks if one[1])])])
+    sources = [[Line(source)] for source in _sources(judgement.verdicts)]
+    yield Closed("Sources of the bounds", [Items(sources, 1, "source")])
+
+
+def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
+    """What the verdicts rest on, with hashes to check it by."""
+    judged = judgement.basis.get("judged_at")
+    found = [
+        ("Judged", f"{in_utc(judged):%Y-%m-%d %H:%M} UTC" if judged else ""),
+        ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
+    ]
+    if run.thresholds:
+        found += [("Thresholds", run.thresholds.path), ("Thresholds, SHA-256", run.thresholds.sha256)]
+        for below in run.thresholds.extends:
+            found += [("Extends", below.path), ("Extends, SHA-256", below.sha256)]
+    return [(name, said or digits.ABSENT) for name, said in found]

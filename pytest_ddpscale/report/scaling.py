@@ -1,0 +1,441 @@
+"""How training scales: one number for each quantity and world size, for figures, tables and `ddpscale scaling`.
+
+The number is the verdict's where a requirement judged it; elsewhere it is estimated as the judge would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.judge.metrics import merged
+from pytest_ddpscale.judge.values import worst_value
+from pytest_ddpscale.plan.arm import USUAL, Arm, OneGpu
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric_catalogue import (
+    STRONG_SCALING_EFFICIENCY,
+    STRONG_SCALING_SPEEDUP,
+    THROUGHPUT_PER_GPU,
+    WEAK_SCALING_EFFICIENCY,
+    Metric,
+)
+from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.report.charts import Bound, Curve, Point
+from pytest_ddpscale.report.digits import bare_number
+from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.strict_json import strict_json
+from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.run.verdicts import Verdict, read_judged
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Table, table, text_lines
+
+SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
+GOOD_EFFICIENCY = 0.9
+IMAGENET = 1.28e6  # images of one epoch
+_CONFIDENCE = 0.95  # without verdicts: a session's default
+_ABSENT = "-"
+_WORST_NODE = "worst node"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """The quantity that one figure shows for each study.
+
+    Attributes:
+        title: ``{device}`` is GPU or rank.
+        metrics: verdicts on these give its values; for a kind of scaling without one, the first is estimated.
+    """
+
+    file: str
+    title: str
+    metrics: tuple[Metric, ...]
+
+    def metric(self, scaling: Scaling) -> Metric:
+        """The metric to estimate for a kind of scaling."""
+        found = next((metric for metric in self.metrics if metric.scaling == scaling), None)
+        return found or replace(self.metrics[0], scaling=scaling)
+
+
+THROUGHPUT = Quantity("throughput", "throughput per {device}", (THROUGHPUT_PER_GPU,))
+EFFICIENCY = Quantity(
+    "efficiency", "efficiency against one {device}",
+    (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY, STRONG_SCALING_SPEEDUP),
+)  # fmt: skip
+SPEEDUP = Quantity("speedup", "speed-up over one {device}", (STRONG_SCALING_SPEEDUP, STRONG_SCALING_EFFICIENCY))
+PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
+    ("weak", THROUGHPUT), ("weak", EFFICIENCY), ("strong", THROUGHPUT), ("strong", SPEEDUP), ("strong", EFFICIENCY),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScalingCurve(Curve):
+    """One quantity of one study, named after its workload, by ascending world size.
+
+    Attributes:
+        unit: of values and bounds.
+        one_gpu: how a single GPU was trained.
+    """
+
+    unit: str = ""
+    one_gpu: OneGpu = "alone"
+
+    @property
+    def values(self) -> dict[int, float]:
+        """Value at each world size."""
+        return {int(point.x): point.value for point in self.points}
+
+    def number(self, value: float) -> str:
+        """Writes a value, its unit left out."""
+        return bare_number(value, self.unit)
+
+
+def scaling_curves(
+    scaling: Scaling, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]
+) -> list[ScalingCurve]:
+    """The curves of one figure in the plan's order; studies without a value are left out."""
+    studies = [study for study in evidence.plan.studies if study.scaling == scaling]
+    every = [scaling_curve(study, quantity, evidence, verdicts) for study in studies]
+    return [curve for curve in every if curve.points]
+
+
+def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:
+    """The curve of one study with packed ranks, in the metric's unit; without points if nothing was measured."""
+    names = {metric.name for metric in quantity.metrics if metric.scaling == study.scaling}
+    judged = [
+        _in_unit_of(quantity, one) for one in verdicts
+        if one.metric in names and one.workload == study.workload.name and one.placement == "packed"
+    ]  # fmt: skip
+    confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
+    one_gpu = next((one.one_gpu for one in judged if one.one_gpu), None) or _one_gpu(study, evidence.plan)
+    points = []
+    for size in sorted({arm.world_size for arm in usual_arms(study)}):
+        question = Question(quantity.metric(study.scaling), study.workload, size, one_gpu=one_gpu)
+        of_size = [one for one in judged if one.world_size == size]
+        # Other quantities than throughput begin at several ranks, unless somebody asks for one.
+        is_shown = size > 1 or quantity is THROUGHPUT or of_size
+        if not is_shown or not all((study.id, arm.name) in evidence.columns.arms for arm in question.arms):
+            continue
+        found = _worst(of_size) or worst_value(question, evidence, confidence)
+        if found is not None and found.value is not None:
+            is_failed = isinstance(found, Verdict) and found.outcome == "failed"
+            nodes = _nodes(size, evidence.plan.layout)
+            note = f"{nodes} ({found.place})" if nodes and found.place else nodes
+            points.append(Point(size, found.value, found.interval, is_failed, nodes == _WORST_NODE, note))
+    bounds = [Bound(one.world_size, one.bound_value, provisional=one.provisional) for one in judged]
+    unit = quantity.metrics[0].unit_of(study.workload.family)
+    return ScalingCurve(study.workload.name, points, bounds, unit=unit, one_gpu=one_gpu)
+
+
+def usual_arms(study: Study) -> list[Arm]:
+    """The arms of its curves: packed, as the workload says, one rank alone or several under DDP."""
+    arms = [
+        arm for arm in study.arms
+        if arm.placement == "packed" and arm.kind in ("alone", "ddp") and arm.variant == USUAL
+    ]  # fmt: skip
+    if study.scaling == "weak":
+        return arms
+    return [arm for arm in arms if arm.world_size * arm.batch_size == study.workload.global_batch_size]
+
+
+def _one_gpu(study: Study, plan: Plan) -> OneGpu:
+    """How a single GPU was trained, if no verdict says so.
+
+    The cost of DDP on one GPU needs both ways; then the workload's other study tells which one others compare with.
+    """
+    ways = {one.id: {arm.kind for arm in usual_arms(one) if arm.world_size == 1} for one in plan.studies}
+    same = [ways[one.id] for one in plan.studies if one.workload == study.workload or one is study]
+    return "ddp" if {"ddp"} in (same if len(ways[study.id]) > 1 else [ways[study.id]]) else "alone"
+
+
+def _in_unit_of(quantity: Quantity, verdict: Verdict) -> Verdict:
+    """A verdict on speed-up as one on efficiency, or the reverse."""
+    own, strong = quantity.metric("strong").name, (STRONG_SCALING_SPEEDUP.name, STRONG_SCALING_EFFICIENCY.name)
+    if verdict.metric == own or verdict.metric not in strong:
+        return verdict
+    factor = verdict.world_size if quantity is SPEEDUP else 1 / verdict.world_size
+    return replace(
+        verdict,
+        metric=own,
+        bound={key: bound * factor for key, bound in verdict.bound.items()},
+        value=None if verdict.value is None else verdict.value * factor,
+        interval=verdict.interval and (verdict.interval[0] * factor, verdict.interval[1] * factor),
+    )
+
+
+def _worst(judged: Sequence[Verdict]) -> Verdict | None:
+    """Of the verdicts with a value a failed one, then the one nearest to its bound; None without any."""
+    valued = [one for one in judged if one.value is not None and math.isfinite(one.value)]
+    return min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
+
+
+def _nodes(world_size: int, layout: Layout) -> str:
+    """The nodes of a value; empty if it is of all."""
+    if layout.nodes > 1 and world_size <= layout.ranks_per_node:
+        return _WORST_NODE
+    nodes = -(-world_size // layout.ranks_per_node)
+    return f"first {nodes} of {layout.nodes} nodes" if nodes < layout.nodes else ""
+
+
+@dataclass(frozen=True)
+class MeasuredSize:
+    """One world size.
+
+    Attributes:
+        gpus: ranks that trained together.
+        samples_per_s: of all ranks together, at the slowest rank's pace.
+        energy_j_per_sample: mean of the GPUs; None if any rank's is unknown.
+        efficiency: judged or estimated round by round; None to take that of the `samples_per_s`.
+        nodes: of the values, ``worst node (n3)``; empty if they are of all.
+    """
+
+    gpus: int
+    samples_per_s: float
+    energy_j_per_sample: float | None = None
+    efficiency: float | None = None
+    nodes: str = ""
+
+
+@dataclass(frozen=True)
+class ScalingSeries:
+    """One study and the facts of its sizes, ascending.
+
+    Attributes:
+        study: ``weak/resnet50-fp16``.
+        unit: of the samples, ``img``.
+        device: GPU or rank.
+        notes: what the values are relative to.
+    """
+
+    study: str
+    facts: Sequence[ScalingFact]
+    unit: str
+    device: str
+    notes: Sequence[str]
+
+    def table(self, costs: Sequence[str]) -> Table:
+        """Its facts; `costs` are the titles of both costs."""
+        rate = f"{self.unit}/s"
+        changes = "speed-up", "efficiency", "serial", f"more {rate}", "gain", "time", "saved"
+        titles = f"{self.device}s", rate, *changes, *costs, "nodes"
+        return table(titles, map(_cells, self.facts), of_numbers=True, names=0)
+
+    def lines(self, spots: SweetSpots) -> list[str]:
+        """What the facts are relative to, and what follows for choosing a size."""
+        aims = "deadline", "efficiency of 90 %", f"{self.device}-hours", "energy"
+        found = [
+            f"sweet spot for {aim}: {_counted(number, self.device)}"
+            for aim, number in zip(aims, astuple(spots), strict=False) if number is not None
+        ]  # fmt: skip
+        if spots.saturation is not None:
+            saves = f"a doubling saves less than {percent(SATURATED_GAIN)} of the time"
+            found.append(f"saturated at {_counted(spots.saturation, self.device)}: {saves}")
+        return [*self.notes, *found]
+
+
+def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict], job: TrainingJob) -> list[ScalingSeries]:
+    """A series for each study with a measured round, in the plan's order, with the numbers of `scaling_curve`."""
+    device, found = device_of(evidence.plan), []
+    for study in evidence.plan.studies:
+        throughput, efficiency = (scaling_curve(study, one, evidence, verdicts) for one in (THROUGHPUT, EFFICIENCY))
+        arms = usual_arms(study)
+        measured = {arm.world_size: merged(evidence.columns, study.id, arm, evidence.plan.layout)
+                    for arm in arms if arm.world_size > 1 or arm.kind == throughput.one_gpu}  # fmt: skip
+        sizes = [
+            MeasuredSize(size, size * one.value, energy_j_per_sample(measured.get(size, NO_ROUNDS)),
+                         efficiency.values.get(size), one.note)
+            for one in throughput.points for size in [int(one.x)]
+        ]  # fmt: skip
+        notes = [f"one {device} was not measured: relative to {_counted(one.gpus, device)}"
+                 for one in sizes[:1] if one.gpus > 1]  # fmt: skip
+        if {"alone", "ddp"} <= {arm.kind for arm in arms if arm.world_size == 1}:
+            notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
+        if sizes:
+            name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
+            found.append(ScalingSeries(name, scaling_facts(sizes, job), unit, device, notes))
+    return found
+
+
+def device_of(plan: Plan) -> str:
+    """GPU, or rank on a CPU."""
+    return "GPU" if plan.device_type == "cuda" else "rank"
+
+
+def energy_j_per_sample(groups: ArmRounds) -> float | None:
+    """Joules per image over all blocks of an arm; None if unknown."""
+    cells = groups.present
+    energy = float(groups.reading("energy_j")[cells].sum())
+    images = float((groups.work * groups.count)[cells].sum())
+    return energy / images if math.isfinite(energy) and energy > 0 else None
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A training job: images (above 0), seconds that more GPUs do not shorten, and prices or None."""
+
+    images: float
+    fixed_s: float = 0.0
+    gpu_hour_price: float | None = None
+    kwh_price: float | None = None
+
+
+@dataclass(frozen=True)
+class ScalingFact:
+    """One size.
+
+    Attributes:
+        gpus: number of ranks.
+        samples_per_s: of all ranks together.
+        speedup: efficiency times `gpus` where that is known; else over the smallest size, times that size's GPUs.
+        efficiency: `speedup` over `gpus`.
+        serial_share: Amdahl's serial fraction from the speed-up by Karp and Flatt (1990); None for one GPU.
+        train_s: fixed seconds plus images over throughput, or the measured time.
+        gpu_cost: GPU-hours times their price; None without a price.
+        energy_cost: kWh of the GPUs times their price; None without a price or a measured energy.
+        more_samples_per_s: throughput above the next smaller size's; None for the smallest.
+        gain: of throughput over the next smaller size, per doubling: 0.69 is 69 %; None for the smallest.
+        saved_share: of the next smaller size's `train_s`; None for the smallest.
+        saved_per_doubling: `saved_share`, split evenly over the doublings between the sizes; None for the smallest.
+        nodes: of the values; empty if they are of all.
+    """
+
+    gpus: int
+    samples_per_s: float
+    speedup: float
+    efficiency: float
+    serial_share: float | None
+    train_s: float
+    gpu_cost: float | None
+    energy_cost: float | None
+    more_samples_per_s: float | None = None
+    gain: float | None = None
+    saved_share: float | None = None
+    saved_per_doubling: float | None = None
+    nodes: str = ""
+
+    def after(self, before: ScalingFact) -> ScalingFact:
+        """It with what it gains over the next smaller size."""
+        faster, shorter = self.samples_per_s / before.samples_per_s, self.train_s / before.train_s
+        doublings = math.log2(self.gpus / before.gpus)
+        more = self.samples_per_s - before.samples_per_s
+        return replace(
+            self, more_samples_per_s=more, gain=faster ** (1 / doublings) - 1, saved_share=1 - shorter,
+            saved_per_doubling=1 - shorter ** (1 / doublings),
+        )  # fmt: skip
+
+
+def scaling_facts(
+    sizes: Sequence[MeasuredSize], job: TrainingJob, measured_s: Sequence[float] = ()
+) -> list[ScalingFact]:
+    """One fact for each size, ascending; `measured_s` is each size's time if whole runs were timed."""
+    found = []
+    for place, size in enumerate(sizes):
+        per_gpu = sizes[0].samples_per_s / sizes[0].gpus
+        speedup = size.samples_per_s / per_gpu if size.efficiency is None else size.efficiency * size.gpus
+        efficiency = speedup / size.gpus if size.efficiency is None else size.efficiency
+        serial = (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None
+        train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.samples_per_s
+        kwh = None if size.energy_j_per_sample is None else size.energy_j_per_sample * job.images / 3.6e6
+        costs = (
+            None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price,
+            None if job.kwh_price is None or kwh is None else kwh * job.kwh_price,
+        )
+        found.append(
+            ScalingFact(size.gpus, size.samples_per_s, speedup, efficiency, serial, train_s, *costs, nodes=size.nodes)
+        )
+    return [*found[:1], *(one.after(before) for before, one in itertools.pairwise(found))]
+
+
+@dataclass(frozen=True)
+class SweetSpots:
+    """Number of GPUs for each aim; None if no size meets it, or the deadline or price is missing.
+
+    Attributes:
+        deadline: fewest that train within the deadline.
+        efficiency: most with an efficiency of at least `GOOD_EFFICIENCY`.
+        gpu_cost: cheapest by GPU-hours.
+        energy_cost: cheapest by energy.
+        saturation: fewest from which a doubling saves less than `SATURATED_GAIN` of the time.
+    """
+
+    deadline: int | None
+    efficiency: int | None
+    gpu_cost: int | None
+    energy_cost: int | None
+    saturation: int | None
+
+
+def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> SweetSpots:
+    """Sweet spots among the measured sizes."""
+    in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
+    efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
+    costs = [(one.gpu_cost, one.energy_cost, one.gpus) for one in facts]
+    cheapest = min(((cost, gpus) for cost, _, gpus in costs if cost is not None), default=(0.0, None))
+    thriftiest = min(((cost, gpus) for _, cost, gpus in costs if cost is not None), default=(0.0, None))
+    flat = [one.gpus for one, after in itertools.pairwise(facts) if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
+    return SweetSpots(
+        min(in_time, default=None), max(efficient, default=None), cheapest[1], thriftiest[1], min(flat, default=None)
+    )
+
+
+def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tuple[str, Table, list[str]]]:
+    """Each study with at least two sizes: a table for one epoch of ImageNet, and what follows for choosing a size."""
+    # A price of 1 makes the costs GPU-hours and kWh.
+    every = scaling_series(evidence, verdicts, TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0))
+    return [
+        (one.study, one.table([f"{one.device}-hours", "kWh"]), one.lines(sweet_spots(one.facts, None)))
+        for one in every if len(one.facts) > 1
+    ]  # fmt: skip
+
+
+def _cells(fact: ScalingFact) -> tuple[str, ...]:
+    return (
+        str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", percent(fact.efficiency, 1),
+        _share(fact.serial_share), _ABSENT if fact.more_samples_per_s is None else f"{fact.more_samples_per_s:+.0f}",
+        _share(fact.gain), f"{fact.train_s:.0f} s", _share(fact.saved_share), _cost(fact.gpu_cost),
+        _cost(fact.energy_cost), fact.nodes,
+    )  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return _ABSENT if value is None else percent(value, 1)
+
+
+def _cost(value: float | None) -> str:
+    return _ABSENT if value is None else f"{value:.2f}"
+
+
+def _counted(number: int, device: str) -> str:
+    return f"{number} {device}{'' if number == 1 else 's'}"
+
+
+def print_scaling(arguments: argparse.Namespace) -> None:
+    """Print scaling facts of the measured sizes of a run. Raises BadInput."""
+    job = TrainingJob(arguments.images or IMAGENET, arguments.fixed_s, arguments.gpu_hour_price, arguments.kwh_price)
+    run = RunDirectory.open(arguments.directory)
+    evidence = read_evidence(run)
+    found = scaling_series(evidence, read_judged(run, run).verdicts if run.verdicts_json.exists() else (), job)
+    if not found:
+        raise OptionError("RUN_DIR", f"{run.path} has no complete round of training", "a run with training")
+    is_simulated = run.read_run().is_simulated(evidence.columns.devices)
+    said: list[dict[str, Any]] = []
+    lines = [WATERMARK] if is_simulated else []
+    for one in found:
+        spots = sweet_spots(one.facts, arguments.deadline)
+        said.append(
+            {"simulated": is_simulated, "study": one.study, "job": asdict(job), "notes": one.notes,
+             "sizes": [asdict(fact) for fact in one.facts], "sweet_spots": asdict(spots)}
+        )  # fmt: skip
+        lines.append(f"{one.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed")
+        rows = text_lines(one.table([f"{one.device} cost", "energy cost"]))
+        lines += [f"  {line}" for line in (*rows, *one.lines(spots))]
+        if arguments.deadline is not None and spots.deadline is None:
+            lines.append(f"  deadline of {arguments.deadline:g} s: met by no measured number of {one.device}s")
+    print(strict_json(said) if arguments.format == "json" else "\n".join(lines))

@@ -1,0 +1,149 @@
+"""Where the time goes: every arm of every study, also those that no requirement asks for, and its profiled steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec.structs import astuple
+
+from pytest_ddpscale.judge.metrics import VALUE_OF, Arms, merged
+from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.text import count_text
+from pytest_ddpscale.run.block import STEP_S, WAITED_S
+from pytest_ddpscale.run.evidence import Evidence
+from pytest_ddpscale.run.records import ArmProfile
+from pytest_ddpscale.run.table import ArmRounds
+from pytest_ddpscale.util.arrays import FloatArray
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Block, Line, Link, Table, table
+from pytest_ddpscale.util.listing import first_few
+
+PERCENTS = (50, 75, 90, 95, 99)
+_PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
+_BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
+_MIB = 2**20
+_MOST_ARMS = 3  # named with a reason; measurements.jsonl has all
+
+
+def breakdown(evidence: Evidence) -> Table:
+    """One row for each measured arm, in the plan's order.
+
+    Percentiles are over the raw steps of all ranks. Throughput is the median over the rounds, at the slowest rank's
+    pace. The wait for data is that of the rank that waited most. Memory is the maximum over the rounds. If several
+    groups of ranks trained an arm at the same time, all of them count.
+    """
+    plan, rows = evidence.plan, []
+    titles = (
+        "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", *(f"p{p} ms" for p in PERCENTS),
+        "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
+    )  # fmt: skip
+    for study in plan.studies:
+        for arm in study.arms:
+            rounds = merged(evidence.columns, study.id, arm, plan.layout)
+            if len(rounds):
+                rows.append((study.id, arm.name, *_cells(rounds, evidence.flops_per_sample.get(study.id))))
+    caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
+    return table(titles, rows, of_numbers=True, caption=caption)
+
+
+def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
+    speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
+    percentiles = step_time_percentiles_ms(rounds)
+    waited_s = waited_s_per_step(rounds)
+    held = (VALUE_OF[name](Arms([rounds], 1)).tolist() for name in ("peak_memory_gib", "memory_spread"))
+    peaks, spreads = ([one for one in values if not math.isnan(one)] for values in held)
+    skipped = int(np.nansum(rounds.reading("skipped_steps")))
+    return (
+        str(len(rounds)),
+        f"{speed:.1f}",
+        f"{speed * flops / 1e12:.3g}" if flops else ABSENT,
+        *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
+        ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}",
+        f"{max(peaks):.2f}" if peaks else ABSENT,
+        percent(max(spreads), 1) if spreads else ABSENT,
+        str(skipped) if skipped else ABSENT,
+    )
+
+
+def step_time_percentiles_ms(measured: ArmRounds) -> dict[int, float]:
+    """`PERCENTS` of an arm's step time in ms over the raw steps of all ranks and rounds; may be empty."""
+    steps_s = measured.reading(STEP_S)
+    steps_s = steps_s[~np.isnan(steps_s)].astype(np.float64)
+    return dict(zip(PERCENTS, (1000 * np.percentile(steps_s, PERCENTS)).tolist(), strict=True)) if len(steps_s) else {}
+
+
+def waited_s_per_step(measured: ArmRounds) -> FloatArray:
+    """Seconds per step that ranks waited for data, the most of all ranks; NaN with synthetic data, (rounds,)."""
+    waited_s = measured.reading(WAITED_S)
+    is_unknown = np.isnan(waited_s).all(axis=-1)
+    in_all = np.where(is_unknown, np.nan, np.nansum(waited_s, axis=-1, dtype=np.float64))
+    return measured.most(in_all / np.maximum(measured.count, 1))
+
+
+def profile_blocks(profiles: Sequence[ArmProfile], device_type: str) -> Iterator[Block]:
+    """What torch.profiler recorded: how, means over the steps of each arm, and the buckets of each study's largest."""
+    done = [one for one in profiles if not one.problem]
+    if done:
+        steps = count_text(max(len(one.steps) for one in done), "step")
+        what = "GPU kernels" if device_type == "cuda" else "operators of the thread that trains, and gloo's threads"
+        yield Line(
+            f"Rank {done[0].rank} profiled {steps} of each arm with torch.profiler, taking turns between arms, after "
+            f"all timed rounds of the study: {what}. Profiling slows steps; no value or verdict uses them."
+        )
+    yield from (Line(f"{one[:1].upper()}{one[1:]}.") for one in problem_lines(profiles))
+    caption = "Where the time of a profiled step goes, means over the steps"
+    yield table(_PARTS, map(_parts, done), of_numbers=True, names=2, caption=caption)
+    for one in _largest(done):
+        buckets = [
+            (
+                str(number), f"{bucket.bytes / _MIB:.2f}" if bucket.bytes else ABSENT, _ms(bucket.begins_ms),
+                _ms(bucket.took_ms), _share(bucket.hidden_ms, bucket.took_ms),
+            )
+            for number, bucket in enumerate(one.buckets, 1)
+        ]  # fmt: skip
+        caption = f"All-reduces of a step (gradient buckets) of {one.study}, {one.arm}, medians over the steps"
+        yield table(_BUCKETS, buckets, of_numbers=True, caption=caption)
+    traces = [part for one in done if one.trace for part in (", ", Link(one.trace, one.trace))][1:]
+    if done:
+        yield Line(["Traces for Perfetto or chrome://tracing: ", *traces] if traces else "No trace was kept.")
+
+
+def problem_lines(profiles: Sequence[ArmProfile]) -> list[str]:
+    """Why arms have no profile, each reason once."""
+    arms: dict[str, list[str]] = {}
+    for one in profiles:
+        if one.problem:
+            arms.setdefault(one.problem, []).append(f"{one.study}, {one.arm}")
+    return [f"no profile of {first_few(names, _MOST_ARMS, '; ')}: {why}" for why, names in arms.items()]
+
+
+def _parts(one: ArmProfile) -> tuple[str, ...]:
+    """Means over its steps."""
+    step, *parts, reduced, hidden = (statistics.fmean(part) for part in zip(*map(astuple, one.steps), strict=True))
+    shares = [_share(part, step) for part in parts]
+    return one.study, one.arm, _ms(step), *shares, _ms(reduced) if reduced else ABSENT, _share(hidden, reduced)
+
+
+def _largest(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
+    """For each study the DDP arm with the most ranks, or the last arm if there is none."""
+    found: dict[str, ArmProfile] = {}
+    for one in profiles:
+        if one.study not in found or _ranks(one) >= _ranks(found[one.study]):
+            found[one.study] = one
+    return list(found.values())
+
+
+def _ranks(one: ArmProfile) -> int:
+    kind, _, ranks = one.arm.partition("+")[0].removesuffix("-spread").partition("@")
+    return int(ranks) if kind == "ddp" and ranks.isdecimal() else 0
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.4g} ms" if milliseconds < 1000 else f"{milliseconds:.0f} ms"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else ABSENT

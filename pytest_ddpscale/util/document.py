@@ -1,0 +1,593 @@
+"""A report as a list of blocks, written as one HTML page, as Markdown and as lines of text; rows also as CSV.
+
+Every report of the product is such a list. No block takes markup: each writer makes text from outside one line and
+escapes it. What holds nothing is not written. Styles are class names of report.css, which says what each is for.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from string import Template
+from typing import TypeAlias
+from urllib.parse import quote
+
+from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line
+
+Cell: TypeAlias = str | int | float | bool | None
+_NUMBERS = (int, float, type(None))
+# A spreadsheet takes a cell that begins with one of these for a formula, also after white space.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
+                   "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+# A closing bracket makes a link only before another bracket, and an underscore makes emphasis only at the edge of a
+# word, so names such as metric_name[workload-8gpu] need no escapes.
+_SPECIAL = re.compile(r"[\\`*|#~$]|\](?=[(\[])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_GAP = "  "
+_PAGE_ONLY = ("nav", "skip")  # styles of lines that lead to a part of the page
+_MORE = {"nav": ' aria-label="Contents"', "live": ' role="status"'}
+_MOST_ROWS, _MOST_NUMBERED = 50, 10  # of a table, and of a list, in Markdown, which goes into a ticket
+
+
+@dataclass(frozen=True)
+class Word:
+    """Words in bold; with a style, those of a verdict or a category."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Words that lead to ``#anchor`` in the page, or to a file of the run, which only Markdown links."""
+
+    text: str
+    to: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command, to be pasted."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How much is done, in per cent; only on a page."""
+
+    per_cent: int
+
+
+Span: TypeAlias = str | Word | Link | Code | Bar
+Text: TypeAlias = Span | Sequence[Span]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The answer, with the style of its outcome."""
+
+    text: Text
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A paragraph."""
+
+    text: Text
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list, see `bullets`; numbered from `start` if it is not 0, each with an anchor if they have a name."""
+
+    items: Sequence[Sequence[Block]]
+    start: int = 0
+    name: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with what is said of each; a name may stand several times in a row."""
+
+    pairs: Sequence[tuple[Text, Text]]
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        title: its heading.
+        is_number: whether cells are aligned to the right.
+        may_shrink: whether cells are shortened where lines of text would be too wide.
+    """
+
+    title: str
+    is_number: bool = False
+    may_shrink: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is said of the rows above it: to all readers, and as evidence to those of the page who ask."""
+
+    lines: Sequence[Text]
+    evidence: Sequence[Text] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, each with a cell for each column, of which the first names the row.
+
+    Attributes:
+        caption: above the table.
+        below: notes as wide as the table, by the number of rows above them; rows between two are sorted by themselves.
+        more: what is left to say below all rows.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Text]]
+    caption: str = ""
+    below: Mapping[int, Note] = field(default_factory=dict)
+    more: Text = ""
+    style: str = ""
+
+    @property
+    def titles(self) -> list[str]:
+        """Headings of the columns."""
+        return [column.title for column in self.columns]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines of another program, with their columns."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn picture, which contains its title.
+
+    Attributes:
+        key: unique among the pictures of a page, for links, and the name of its PNG.
+        alt: the picture in words, for readers who cannot see it.
+        png: makes it as a PNG.
+        table: its numbers.
+        is_wide: whether it needs a whole line of the page.
+        path: of the PNG, relative to the report; empty if there is none.
+    """
+
+    key: str
+    title: str
+    caption: str
+    alt: str
+    svg: bytes
+    png: Callable[[], bytes]
+    table: Table
+    is_wide: bool
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures side by side, where there is room."""
+
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part with a heading, and with an anchor if it has an id."""
+
+    title: str
+    blocks: Sequence[Block]
+    id: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A part that readers of the page open; others are told that it is there, unless it is open or short."""
+
+    title: str
+    blocks: Sequence[Block]
+    is_open: bool = False
+    is_short: bool = False
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Where `filled` puts what changes while the rest of the page stays."""
+
+    name: str
+
+
+Block: TypeAlias = Headline | Line | Items | Facts | Table | Listing | Gallery | Section | Closed | Hole
+
+
+def table(
+    titles: Iterable[str], rows: Iterable[Sequence[Text]], *, of_numbers: bool = False, names: int = 1,
+    caption: str = "", style: str = "",
+) -> Table:  # fmt: skip
+    """A table; with `of_numbers`, all columns after the first `names` are aligned to the right."""
+    columns = [Column(title, is_number=of_numbers and at >= names) for at, title in enumerate(titles)]
+    return Table(columns, [*rows], caption, style=style)
+
+
+def first_rows(whole: Table, most: int, all_in: str = "verdicts.json") -> Table:
+    """The first rows of a table, and a note with the number of the others, which the file `all_in` has."""
+    more = f"{len(whole.rows) - most} more: {all_in} lists all" if whole.rows[most:] else ""
+    return replace(whole, rows=whole.rows[:most], more=more)
+
+
+def bullets(lines: Iterable[Text], most: int | None = None, style: str = "") -> Items:
+    """A list of lines, of which the first are shown, or all."""
+    every = [*lines]
+    more = [f"{len(every) - most} more: verdicts.json lists all"] if most and every[most:] else []
+    return Items([[Line(line)] for line in (*every[:most], *more)], style=style)
+
+
+def holds(block: Block) -> bool:
+    """Whether there is anything to write."""
+    match block:
+        case Section(blocks=inner) | Closed(blocks=inner):
+            return any(map(holds, inner))
+        case Headline(text=some) | Line(text=some) | Listing(text=some) | Items(items=some) | Facts(pairs=some):
+            return bool(some)
+        case Table(rows=some) | Gallery(pictures=some):
+            return bool(some)
+    return True
+
+
+def plain(text: Text) -> str:
+    """The words alone."""
+    return "".join(one if isinstance(one, str) else "" if isinstance(one, Bar) else one.text for one in _spans(text))
+
+
+def _spans(text: Text) -> Sequence[Span]:
+    return (text,) if isinstance(text, str | Word | Link | Code | Bar) else text
+
+
+def _part(text: str) -> str:
+    """A part of a line as one line, with a space where it begins or ends with one."""
+    line = one_line(text)
+    return f"{' ' * text[:1].isspace()}{line}{' ' * (text[-1:].isspace() and bool(line))}"
+
+
+def _columns(text: str) -> str:
+    """Text without control characters, with its lines and columns kept."""
+    lines = (line.expandtabs(8) for line in text.splitlines())
+    return "\n".join("".join(one for one in line if one.isprintable()).rstrip() for line in lines)
+
+
+def html_page(title: str, blocks: Sequence[Block], refresh_s: int = 0) -> str:
+    """A page of its own, which runs only our script and asks nothing of the network.
+
+    With `refresh_s`, browsers reload it each so many seconds, also without the script.
+    """
+    page, style, script = map(_packaged, ("page.html", "report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    refresh = f'<noscript><meta http-equiv="refresh" content="{refresh_s}"></noscript>\n' if refresh_s else ""
+    return Template(page).substitute(
+        title=escape(one_line(title)), blocks=html(*blocks), style=style, script=script, digest=f"sha256-{digest}",
+        refresh=refresh, refresh_s=refresh_s or "",
+    )  # fmt: skip
+
+
+@cache
+def _packaged(name: str) -> str:
+    return (Path(__file__).parent / name).read_text("utf-8")
+
+
+def filled(page: str, name: str, *blocks: Block) -> str:
+    """The page with these blocks in its hole of that name, which escaping keeps out of all text."""
+    return page.replace(html(Hole(name)), html(*blocks), 1)
+
+
+def html(*blocks: Block, level: int = 2, near: str = "") -> str:
+    """Blocks as HTML, with headings from that level on; a table without a caption is named by the title `near` it."""
+    return "\n".join(_html(block, level, near) for block in blocks if holds(block))
+
+
+def _html(block: Block, level: int, near: str) -> str:
+    match block:
+        case Headline(said, style):
+            return _element("h1", _html_text(said), style)
+        case Line(said, style):
+            return _element("nav" if style == "nav" else "p", _html_text(said), style, _MORE.get(style, ""))
+        case Items(items, start, name, style):
+            entries = ""
+            for number, item in enumerate(items, start):
+                anchor = f' id="{name}-{number}"' if name else ""
+                one = _html_text(item[0].text) if len(item) == 1 and isinstance(item[0], Line) else html(*item)
+                entries += _element("li", one, more=anchor)
+            return _element("ol" if start else "ul", entries, style, f' start="{start}"' if start > 1 else "")
+        case Facts(pairs, style):
+            parts = ""
+            for name, of_name in groupby(pairs, lambda pair: pair[0]):
+                said = "".join(_element("dd", _html_text(words)) for _, words in of_name)
+                parts += _element("div", _element("dt", _html_text(name)) + said)
+            return _element("dl", parts, f"facts {style}".rstrip())
+        case Table():
+            return _html_table(block, near)
+        case Listing(text):
+            return _element("pre", escape(_columns(text)), more=' tabindex="0"')
+        case Gallery(pictures):
+            return _element("div", "".join(_html_picture(one) for one in pictures), "figures")
+        case Section(title, inner, anchor, style):
+            heading = _element(f"h{level}", _html_text(title)) if title else ""
+            inside = html(*inner, level=level + bool(title), near=title)
+            return _element("section", f"{heading}\n{inside}", style, f' id="{anchor}"' if anchor else "")
+        case Closed(title, inner, is_open):
+            summary = _element("summary", _html_text(title))
+            inside = html(*inner, level=level, near=title)
+            return _element("details", f"{summary}\n{inside}", more=" open" if is_open else "")
+        case Hole(name):
+            return f'<div id="{name}"></div>'
+
+
+def _element(tag: str, content: str, style: str = "", more: str = "") -> str:
+    styled = f' class="{style}"' if style else ""
+    return f"<{tag}{more}{styled}>{content}</{tag}>"
+
+
+def _html_text(text: Text) -> str:
+    return "".join(map(_html_span, _spans(text))).strip()
+
+
+def _html_span(span: Span) -> str:
+    match span:
+        case Word(said, style):
+            return _element("span" if style else "b", escape(_part(said)), f"word {style}" if style else "")
+        case Link(said, to) if to.startswith("#"):
+            return _element("a", escape(_part(said)), more=f' href="{escape(to)}"')
+        case Code(said):
+            return _element("code", escape(one_line(said)))
+        case Bar(per_cent):
+            return f'<progress aria-label="share done" max="100" value="{per_cent}"></progress>'
+        case _:
+            return escape(_part(plain(span)))
+
+
+def _html_table(block: Table, near: str) -> str:
+    """It scrolls by itself where it is wider than the page; report.js sorts one that has a name."""
+    kinds = ["n" if column.is_number else "" for column in block.columns]
+    titled = zip(block.titles, kinds, strict=True)
+    head = "".join(
+        _element("th", _html_text(one), kind, ' scope="col"') if one else "<td></td>" for one, kind in titled
+    )
+    rows, bodies, begin = [_html_row(row, kinds) for row in block.rows], "", 0
+    for end, said in [*sorted(block.below.items()), (len(rows), Note(())), (len(rows), Note([block.more]))]:
+        note = html(*map(Line, said.lines), Closed("Evidence", [bullets(said.evidence)]))
+        wide = f'<tr class="note"><td colspan="{len(kinds)}">{note}</td></tr>' if note else ""
+        bodies += _element("tbody", f"{''.join(rows[begin:end])}{wide}") if wide or end > begin else ""
+        begin = end
+    named = escape(one_line(block.caption or near))
+    caption = _element("caption", named) if block.caption else ""
+    styles = " ".join(filter(None, ("sortable" if named else "", block.style)))
+    written = _element("table", f"{caption}<thead><tr>{head}</tr></thead>{bodies}", styles)
+    region = f' role="region" aria-label="{named}"' if named else ""
+    return _element("div", written, "box", f' tabindex="0"{region}')
+
+
+def _html_row(row: Sequence[Text], kinds: Sequence[str]) -> str:
+    (name, kind), *rest = zip(map(_html_text, row), kinds, strict=True)
+    return _element("tr", _element("th", name, kind, ' scope="row"') + "".join(_element("td", *cell) for cell in rest))
+
+
+def _html_picture(one: Picture) -> str:
+    data, alt = base64.b64encode(one.svg).decode(), escape(one_line(one.alt))
+    image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+    said = _element("figcaption", _html_text(one.caption)) if one.caption else ""
+    anchor = f' id="{escape(one_line(one.key))}"'
+    more = f'{anchor} tabindex="0"' if one.is_wide else anchor
+    numbers = html(Closed("As a table", [replace(one.table, caption=one.title)]))
+    return _element("figure", image + said + numbers, "wide" * one.is_wide, more)
+
+
+def markdown_page(blocks: Sequence[Block]) -> str:
+    """A file of Markdown, GitHub's dialect, for a ticket."""
+    return f"{markdown(*blocks)}\n"
+
+
+def markdown(*blocks: Block, level: int = 2) -> str:
+    """Blocks as Markdown, with headings from that level on."""
+    return "\n\n".join(filter(None, (_markdown(block, level) for block in blocks if holds(block))))
+
+
+def _markdown(block: Block, level: int) -> str:
+    match block:
+        case Headline(said):
+            return f"# {_markdown_text(said)}"
+        case Line(said, style):
+            return "" if style in _PAGE_ONLY else _markdown_text(said)
+        case Items(items, start):
+            shown = items[:_MOST_NUMBERED] if start else items
+            marks = [f"{start + at}. " if start else "- " for at in range(len(shown))]
+            written = [textwrap.indent(markdown(*item, level=level), " " * len(marks[0])).lstrip() for item in shown]
+            entries = [f"{mark}{one}" for mark, one in zip(marks, written, strict=True)]
+            more = [f"{len(items) - len(shown)} more: report.html lists them"] if items[len(shown) :] else []
+            return ("\n\n" if any("\n" in one for one in entries) else "\n").join([*entries, *more])
+        case Facts(pairs):
+            return "\n".join(f"- {_markdown_text(name)}: {_markdown_text(said)}" for name, said in pairs)
+        case Table():
+            return _markdown_table(block)
+        case Listing(text):
+            lines = _columns(text).strip("\n")
+            fence = _fence(lines, 3)
+            return f"{fence}text\n{lines}\n{fence}"
+        case Gallery(pictures):
+            return "\n\n".join(f"![{escaped(one.title)}]({_path(one.path)})" for one in pictures if one.path)
+        case Section(title, inner):
+            inside = markdown(*inner, level=level + bool(title))
+            return f"{'#' * level} {escaped(title)}\n\n{inside}" if title and inside else inside
+        case Closed(title, inner, is_open, is_short):
+            told = is_open or is_short
+            return f"**{escaped(title)}**\n\n{markdown(*inner)}" if told else f"- {escaped(title)}: see report.html"
+        case Hole():
+            return ""
+
+
+def _path(text: str) -> str:
+    return quote(text, errors="replace")
+
+
+def _fence(text: str, least: int) -> str:
+    """More backticks than the text has in a row."""
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
+
+
+def escaped(text: str) -> str:
+    """Text as one line, escaped so that it reads the same in a paragraph, a heading and a table cell."""
+    # Entities first: a backslash does not stop HTML in every renderer.
+    line = "".join(_ENTITIES.get(character, character) for character in _part(text))
+    return _SPECIAL.sub(lambda match: f"\\{match.group()}", line)
+
+
+def _markdown_text(text: Text) -> str:
+    return "".join(map(_markdown_span, _spans(text))).strip()
+
+
+def _markdown_span(span: Span) -> str:
+    match span:
+        case Word(said, style) if said and style != "passed":
+            return f"**{escaped(said)}**"
+        case Link(said, to) if not to.startswith("#"):
+            return f"[{escaped(said)}]({_path(to)})"
+        case Code(said):
+            line, fence = one_line(said), _fence(said, 1)
+            return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
+        case _:
+            return escaped(plain(span))
+
+
+def _markdown_table(block: Table) -> str:
+    rows = [
+        [escaped(column.title) for column in block.columns],
+        ["---:" if column.is_number else "---" for column in block.columns],
+        *([_markdown_text(cell) for cell in row] for row in block.rows[:_MOST_ROWS]),
+    ]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    left = len(block.rows) - _MOST_ROWS
+    more = f"{left} more: report.html lists them" if left > 0 else _markdown_text(block.more)
+    return "\n\n".join(filter(None, (escaped(block.caption), lines, more, markdown(_notes(block)))))
+
+
+def _notes(block: Table) -> Items:
+    """Notes, each with the names of its rows."""
+    notes, begin = list[list[Block]](), 0
+    for end, note in sorted(block.below.items()):
+        names = first_few([plain(row[0]) for row in block.rows[begin:end]], 2, "; ")
+        said = [line for line in (*note.lines, *note.evidence) if line]
+        notes += [[Line((f"{names}: ", *_spans(said[0]))), bullets(said[1:])]] if said else []
+        begin = end
+    return Items(notes[:_MOST_ROWS])
+
+
+def text_lines(*blocks: Block, width: int | None = None) -> Iterator[str]:
+    """Blocks as lines of at most `width` characters; listings, and tables that cannot shrink to it, keep their width.
+
+    Without a width, each paragraph is a line.
+    """
+    flat = (Headline, Line, Items)
+    before: Block | None = None
+    for block in filter(holds, blocks):
+        lines = [*_text(block, width)]
+        if before is not None and lines and not (isinstance(before, flat) and isinstance(block, flat)):
+            yield ""
+        yield from lines
+        before = block if lines else before
+
+
+def _text(block: Block, width: int | None) -> Iterator[str]:
+    match block:
+        case Headline(said, _) | Line(said, _):
+            yield from [] if block.style in _PAGE_ONLY else _wrapped(plain(said), width)
+        case Items(items, start):
+            for number, item in enumerate(items, start):
+                mark = f"{number}. " if start else "- "
+                inside = "\n".join(text_lines(*item, width=width and width - len(mark)))
+                yield from f"{mark}{textwrap.indent(inside, ' ' * len(mark)).lstrip()}".split("\n")
+        case Facts(pairs):
+            for name, said in pairs:
+                yield from _wrapped(f"{plain(name)}: {plain(said)}", width)
+        case Table():
+            yield from [one_line(block.caption)] if block.caption else []
+            yield from _text_table(block, width)
+            yield from text_lines(Line(block.more), _notes(block), width=width)
+        case Listing(text):
+            yield from _columns(text).split("\n")
+        case Section(title, inner) | Closed(title, inner):
+            yield from [one_line(title), "-" * len(one_line(title))] if title else []
+            yield from text_lines(*inner, width=width)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    line = one_line(text)
+    return [line] if width is None else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _text_table(block: Table, width: int | None) -> Iterator[str]:
+    """Columns as wide as their widest cell; if that is too wide and none may shrink, a line for each cell."""
+    titles, *others = [[*map(_text_cell, row)] for row in (block.titles, *block.rows)]
+    rows = [titles, *others] if any(titles) else others
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    over = 0 if width is None else sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    if over > 0 and not any(column.may_shrink for column in block.columns):
+        for name, *cells in others:
+            yield name
+            named = zip(titles[1:], cells, strict=True)
+            yield from (f"{_GAP}{title}: {cell}" for title, cell in named if cell.strip("—"))
+        return
+    for at, column in enumerate(block.columns):
+        if column.may_shrink and over > 0:
+            kept = max(widths[at] - over, len(column.title), 1)
+            over, widths[at] = over - (widths[at] - kept), kept
+    for row in rows:
+        cells = [shortened(cell, wide) for cell, wide in zip(row, widths, strict=True)]
+        aligned = zip(block.columns, cells, widths, strict=True)
+        yield _GAP.join(cell.rjust(wide) if one.is_number else cell.ljust(wide) for one, cell, wide in aligned).rstrip()
+
+
+def _text_cell(cell: Text) -> str:
+    """A cell as one line; spaces stay, as they may align a part of it."""
+    said = plain(cell)
+    return said if said.isprintable() else one_line(said)
+
+
+def shortened(content: str, width: int) -> str:
+    """Text of at most `width` characters, with an ellipsis in place of what does not fit."""
+    return content if len(content) <= width else f"{content[: max(width - 1, 0)].rstrip()}…"
+
+
+def csv_text(titles: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """CSV with a line of titles. Numbers stay numbers; text that a spreadsheet would take for a formula stays text."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow([*titles])
+    writer.writerows([cell if cell.__class__ in _NUMBERS else _csv_cell(cell) for cell in row] for row in rows)
+    return written.getvalue()
+
+
+@lru_cache(maxsize=2**15)  # of millions of cells most say the same; of 8,192 GPUs each has three texts
+def _csv_cell(cell: Cell) -> str:
+    """A text or a truth; text that looks like a formula has an apostrophe before it, which keeps it text."""
+    line = one_line(cell) if isinstance(cell, str) else str(cell).lower()
+    return f"'{line}" if line.startswith(_FORMULA_STARTS) else line

@@ -1,0 +1,332 @@
+"""Curves and tables have the numbers of the verdicts; without a requirement those that the judge would find."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpscale.cli import main
+from pytest_ddpscale.judge.judge import judge
+from pytest_ddpscale.plan.arm import Arm, Variant
+from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.scaling import (
+    EFFICIENCY,
+    SPEEDUP,
+    THROUGHPUT,
+    MeasuredSize,
+    Quantity,
+    ScalingCurve,
+    ScalingFact,
+    TrainingJob,
+    scaling_curve,
+    scaling_curves,
+    scaling_facts,
+    scaling_tables,
+    sweet_spots,
+)
+from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Site
+from pytest_ddpscale.settings import settings_from
+from pytest_ddpscale.util.command_parser import USER_ERROR
+from pytest_ddpscale.util.document import plain
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
+from tests.builders.judgements import (
+    FAILED,
+    JUDGEMENT,
+    MEASUREMENTS,
+    PASSED,
+    PLAN,
+    RESNET,
+    RUN,
+    STUDIES,
+    WARNED,
+    make_plan,
+    make_study,
+)
+from tests.builders.measurements import Measurement
+from tests.judge.runs import Run
+from tests.report.page_text import page_text
+from tests.report.written import page_of
+from tests.rows import rows
+
+WEAK = make_study("weak", RESNET, (1, 2))
+MICRO = {1: 240.0, 2: 464.0, 4: 892.0, 8: 1668.0, 16: 3075.0, 32: 5205.0}
+PUBLISHED = Path(__file__).parents[1] / "data" / "paik_a100_80gb"
+Printed = pytest.CaptureFixture[str]
+
+
+def block(arm: str, number: int, rank: int, block_s: float) -> Measurement:
+    return Measurement("weak/resnet152-fp16", arm, number, rank, rank, "n", "cpu", 512, 10, block_s, 1.7e9)
+
+
+def curve_of(plan: Plan, blocks: Sequence[Measurement], quantity: Quantity, *verdicts: Verdict) -> ScalingCurve:
+    return scaling_curve(plan.studies[0], quantity, evidence_of_plan(plan, blocks), verdicts)
+
+
+def test_an_arm_with_other_settings_is_no_point_of_the_curve() -> None:
+    """Such as synthetic data in place of a folder's images."""
+    other = Arm("ddp", 2, 512, variant=Variant(bucket_cap_mb=1))
+    study = replace(WEAK, arms=(*WEAK.arms, other))
+    blocks = [block("ddp@2", 0, rank, 5.0) for rank in (0, 1)] + [block(other.name, 0, rank, 1.0) for rank in (0, 1)]
+    assert curve_of(make_plan(study), blocks, THROUGHPUT).values == {2: pytest.approx(512 * 10 / 5.0)}
+
+
+@rows(("one_gpu", "efficiency"), [(("ddp@1",), 0.8), (("ddp@1", "alone"), 0.6)])
+def test_one_gpu_is_the_one_under_ddp_where_none_was_measured_alone(
+    one_gpu: tuple[str, ...], efficiency: float
+) -> None:
+    arms = tuple(Arm("alone" if name == "alone" else "ddp", 1, 512) for name in one_gpu)
+    plan = make_plan(replace(WEAK, arms=(*arms, Arm("ddp", 2, 512))))
+    blocks = [block(name, 0, 0, 3.0 if name == "alone" else 4.0) for name in one_gpu]
+    blocks += [block("ddp@2", 0, rank, 5.0) for rank in (0, 1)]
+    assert curve_of(plan, blocks, EFFICIENCY).values == {2: pytest.approx(efficiency)}
+    # Where verdicts or the workload's other study compare with the GPU under DDP, this one does, too.
+    other = replace(STUDIES[2], arms=(Arm("ddp", 1, 256), Arm("ddp", 2, 128)))
+    both = replace(plan, studies=(*plan.studies, other))
+    assert curve_of(both, blocks, EFFICIENCY).values == {2: pytest.approx(0.8)}
+    judged = replace(PASSED, world_size=8, one_gpu="ddp")
+    assert curve_of(plan, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.8)
+
+
+def test_a_round_that_lacks_a_rank_and_what_the_plan_does_not_know_are_left_out() -> None:
+    stray = [replace(block("alone", 0, 0, 4.0), study="weak/other"), block("ddp@4", 0, 0, 4.0)]
+    evidence = evidence_of_plan(make_plan(WEAK), [block("ddp@2", 0, 0, 4.0), *stray])
+    assert scaling_curves("weak", THROUGHPUT, evidence, ()) == []
+
+
+def test_one_curve_per_study_in_the_order_of_the_plan() -> None:
+    found = scaling_curves("weak", EFFICIENCY, evidence_of_plan(PLAN, MEASUREMENTS), ())
+    assert [curve.name for curve in found] == [one.workload.name for one in STUDIES if one.scaling == "weak"]
+    assert [sorted(curve.values) for curve in found] == [[2, 4, 8]] * 2
+
+
+@rows(
+    ("metric", "quantity", "size"),
+    [
+        ("throughput_per_gpu", THROUGHPUT, 1),
+        ("throughput_per_gpu", THROUGHPUT, 4),
+        ("weak_scaling_efficiency", EFFICIENCY, 4),
+        ("strong_scaling_efficiency", EFFICIENCY, 4),
+        ("strong_scaling_speedup", SPEEDUP, 4),
+    ],
+)
+def test_an_estimate_is_what_a_requirement_would_have(metric: str, quantity: Quantity, size: int) -> None:
+    """In value, interval and place."""
+    case = make_case(metric, 0.5, world_size=size)
+    one_node = plan_of([case])
+
+    def rate(arm: Arm, number: int, rank: int) -> float:
+        return 100.0 - arm.world_size - 0.3 * (number % 3) - 0.2 * rank
+
+    evidences = [
+        evidence_of_plan(one_node, measure(one_node.studies[0], 9, rate)),
+        Run(f"{metric}:0.5@{size} 3x{size} slow=*1.1/{size}").judged()[1],
+    ]
+    for evidence, note in zip(evidences, ("", "worst node (n1)"), strict=True):
+        verdict = worded(judge(case, evidence, CONFIDENCE))
+        study = next(one for one in evidence.plan.studies if one.scaling == case.question.metric.scaling)
+        (point,) = (one for one in scaling_curve(study, quantity, evidence, ()).points if one.x == size)
+        assert point.value == pytest.approx(verdict.value)
+        assert point.interval == pytest.approx(verdict.interval)
+        assert point.note == note
+
+
+def test_each_size_tells_the_nodes_of_its_value() -> None:
+    """Sizes 1 and 2 fit a node, 4 takes the first two of four, and 8 all; on n2 a GPU is slow."""
+    evidence = Run("weak_scaling_efficiency:0.9@8 4x2 slow=*1.3/5").judged()[1]
+    curve = scaling_curve(evidence.plan.studies[0], EFFICIENCY, evidence, ())
+    assert [point.note for point in curve.points] == ["worst node (n2)", "first 2 of 4 nodes", ""]
+    assert [point.is_apart for point in curve.points] == [True, False, False]
+    assert curve.values[4] > curve.values[2] == pytest.approx(curve.values[8], rel=0.01)
+    ((_, table, _),) = scaling_tables(evidence, ())
+    assert [row[-1] for row in table.rows] == ["worst node (n2)"] * 2 + ["first 2 of 4 nodes", ""]
+
+
+def test_a_size_judged_twice_has_the_value_that_fails() -> None:
+    passed = replace(PASSED, value=0.97, bound={"at_least": 0.5})
+    failed = replace(PASSED, value=0.972, outcome="failed", bound={"at_least": 0.98}, place="n3")
+    for verdicts in ((passed, failed), (failed, passed)):
+        curve = curve_of(PLAN, MEASUREMENTS, EFFICIENCY, *verdicts)
+        assert (curve.values[8], curve.points[-1].is_failed) == (0.972, True)
+        assert sorted(bound.value for bound in curve.bounds) == [0.5, 0.98]
+
+
+def test_speed_up_and_strong_efficiency_are_one_number() -> None:
+    strong = next(one for one in STUDIES if one.id == f"strong/{WARNED.workload}")
+    evidence = evidence_of_plan(PLAN, MEASUREMENTS)
+    speedup, efficiency = (scaling_curve(strong, one, evidence, [WARNED]) for one in (SPEEDUP, EFFICIENCY))
+    assert (speedup.values[8], efficiency.values[8]) == (6.42, 6.42 / 8)
+    assert (speedup.bounds[0].value, efficiency.bounds[0].value) == (6.5, 6.5 / 8)
+    assert efficiency.points[-1].interval == pytest.approx((6.38 / 8, 6.47 / 8))
+    as_efficiency = replace(WARNED, metric="strong_scaling_efficiency", value=0.8, bound={"at_least": 0.9})
+    assert scaling_curve(strong, SPEEDUP, evidence, [as_efficiency]).values[8] == pytest.approx(6.4)
+
+
+def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
+    case, evidence = Run("throughput_per_gpu:90@2-spread 2x2").judged()
+    assert scaling_curves("weak", THROUGHPUT, evidence, [worded(judge(case, evidence, CONFIDENCE))]) == []
+
+
+def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
+    unmeasured = replace(FAILED, outcome="not_measured", value=None, interval=None, world_size=64)
+    curve = curve_of(PLAN, MEASUREMENTS, THROUGHPUT, unmeasured)
+    assert (curve.bounds[-1].x, max(curve.values)) == (64, 8)
+
+
+def facts_of(job: TrainingJob) -> list[ScalingFact]:
+    return scaling_facts([MeasuredSize(gpus, rate, 3.6) for gpus, rate in MICRO.items()], job)
+
+
+def test_gains_and_efficiencies_are_those_of_the_published_tables() -> None:
+    facts = facts_of(TrainingJob(1e5))
+    # The table itself cuts its percentages: 1668/892 is 1.870.
+    assert [round(100 * (one.gain or 0)) for one in facts[1:]] == [93, 92, 87, 84, 69]
+    assert [round(100 * one.efficiency, 1) for one in facts] == [100, 96.7, 92.9, 86.9, 80.1, 67.8]
+    assert [round(one.more_samples_per_s or 0) for one in facts[1:]] == [224, 428, 776, 1407, 2130]
+
+
+def test_fixed_time_saturates_while_throughput_grows() -> None:
+    """Times as in table 12.4 of that chapter, "saturation effects beyond 8 GPUs": 556, 439, 380, 347, 330, 328 s."""
+    facts = facts_of(TrainingJob(240 * 240, 316))
+    assert [round(one.train_s) for one in facts] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
+    spots = sweet_spots(facts, deadline_s=400)
+    assert (spots.saturation, spots.deadline, spots.efficiency) == (8, 4, 4)
+
+
+def test_amdahl_share_of_a_serial_tenth_and_costs() -> None:
+    sizes = [MeasuredSize(n, 100 / (0.1 + 0.9 / n)) for n in (1, 2, 8)]
+    assert [one.serial_share for one in scaling_facts(sizes, TrainingJob(1))[1:]] == pytest.approx([0.1, 0.1])
+    (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
+    assert (one.gpu_cost, one.energy_cost) == pytest.approx((8.0, 1.8))
+
+
+def test_a_leap_of_three_doublings_saturates_as_each_of_them_would() -> None:
+    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
+    assert (facts[1].saved_share, facts[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
+    assert sweet_spots(facts, None).saturation == 1
+
+
+def test_a_known_efficiency_is_the_one_told_whatever_the_throughputs_are() -> None:
+    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
+    assert [(one.speedup, one.efficiency) for one in facts] == [(1.0, 1.0), (6.4, 0.8)]
+    assert facts[1].gain == pytest.approx(7 ** (1 / 3) - 1)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A simulated run of 16 A100s: weak scaling to all of them, strong scaling inside a node."""
+    path = tmp_path_factory.mktemp("run") / "run"
+    simulate = ["simulate", "--gpu-sku", "a100", "--gpus", "16", "--world-sizes", "16", "--rounds", "8"]
+    main([*simulate, "--workloads", "vit-b-16-fp16", "--out", str(path)])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The published results of 8 A100s, single values without rounds."""
+    path = tmp_path_factory.mktemp("imported") / "run"
+    main(["import", "paik", str(PUBLISHED), "--out", str(path)])
+    return str(path)
+
+
+def test_a_run_of_one_size_is_its_own_sweet_spot(tmp_path: Path, capsys: Printed) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for one in PUBLISHED.glob("1gpu_weak_*"):
+        (alone / one.name).write_bytes(one.read_bytes())
+    main(["import", "paik", str(alone), "--out", str(tmp_path / "run")])
+    assert main(["scaling", str(tmp_path / "run")]) == 0
+    assert "sweet spot for efficiency of 90 %: 1 GPU\n" in capsys.readouterr().out
+    assert scaling_tables(read_evidence(RunDirectory.open(tmp_path / "run")), ()) == []
+
+
+def test_scaling_tells_sweet_spots_of_measured_sizes(two_nodes: str, capsys: Printed) -> None:
+    assert main(["scaling", two_nodes, "--images", "1e6", "--deadline", "200", "--gpu-hour-price", "2"]) == 0
+    weak, strong = capsys.readouterr().out.split("strong/")
+    assert weak.startswith("SIMULATED: no machine was measured\n")
+    assert "sweet spot for deadline: 8 GPUs" in weak
+    assert "sweet spot for efficiency of 90 %: 16 GPUs" in weak
+    assert "sweet spot for efficiency of 90 %: 1 GPU\n" in strong
+    assert "sweet spot for energy" not in weak
+
+
+def test_scaling_as_json_has_each_size(imported: str, two_nodes: str, capsys: Printed) -> None:
+    main(["scaling", imported, "--format", "json"])
+    weak = next(one for one in json.loads(capsys.readouterr().out) if one["study"] == "weak/resnet152-fp16")
+    assert [size["gpus"] for size in weak["sizes"]] == [1, 2, 4, 8]
+    assert weak["sizes"][-1]["efficiency"] == pytest.approx(0.9745, abs=1e-4)
+    assert not weak["simulated"]
+    main(["scaling", two_nodes, "--format", "json"])
+    assert all(one["simulated"] for one in json.loads(capsys.readouterr().out))
+
+
+def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
+    two_nodes: str, tmp_path: Path, capsys: Printed
+) -> None:
+    """Also before they are judged, although one GPU was trained both alone and under DDP."""
+    judged = RunDirectory(tmp_path / "judged")
+    shutil.copytree(two_nodes, judged.path)
+    settings = settings_from({"ddp_judge": str(judged.path)}, {}, {})
+    session = AcceptanceSession(find_source(Site(settings, Path(), Path())))
+    session.source.select(session.source.cases)
+    judgement = session.conclude(interrupted=False, spoiled=())
+    judged.write_json(judged.verdicts_json, judgement)
+    main(["scaling", str(judged.path), "--format", "json"])
+    with_verdicts = json.loads(capsys.readouterr().out)
+    sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in with_verdicts}
+    told = {
+        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["gpus"],
+        "weak_scaling_efficiency": lambda size: size["efficiency"],
+        "strong_scaling_speedup": lambda size: size["speedup"],
+    }
+    found = [one for one in judgement.verdicts if one.metric in told and one.value is not None]
+    assert {one.metric for one in found} == set(told)
+    for one in found:
+        study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
+        assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)
+    main(["scaling", two_nodes, "--format", "json"])
+    assert json.loads(capsys.readouterr().out) == with_verdicts
+
+
+@pytest.mark.parametrize("option", ["--images", "--fixed-s", "--deadline", "--gpu-hour-price", "--kwh-price"])
+def test_nonsense_is_refused(tmp_path: Path, option: str, capsys: Printed) -> None:
+    for number in ["nan", "-1", "inf", "1e308", "0"]:
+        with pytest.raises(SystemExit) as ended:
+            main(["scaling", str(tmp_path), f"{option}={number}"])
+        assert ended.value.code == USER_ERROR
+        assert f"{option}: found {float(number):g}; expected a number above 0" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    assert main(["scaling", str(tmp_path)]) == USER_ERROR
+
+
+def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: Printed) -> None:
+    evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
+    (weak_study, weak, remarks), (strong_study, strong, _) = scaling_tables(evidence, ())
+    assert (weak_study, strong_study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
+    main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [" ".join(map(plain, row)).strip() for row in weak.rows] == [
+        " ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]
+    ]
+    head, *lines = printed[2 : 3 + len(weak.rows)]
+    for title in ("GPUs", "img/s", "speed-up", "efficiency", "gain"):
+        end = head.index(title) + len(title)
+        assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in lines)
+    assert (weak.titles[0], weak.titles[-3:]) == ("GPUs", ["GPU-hours", "kWh", "nodes"])
+    assert {"sweet spot for GPU-hours: 1 GPU", "sweet spot for efficiency of 90 %: 16 GPUs"} <= {*remarks}
+    page = page_text(page_of(JUDGEMENT, RUN, evidence))
+    assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows, *strong.rows))
+    assert "\nScaling, as numbers\n" in page
+    assert "\nScaling, as numbers\n" not in page_text(page_of(JUDGEMENT, RUN, evidence, goes_on=True))

@@ -1,0 +1,215 @@
+"""One document in all forms: what is aligned and shortened, and what cannot break out of its place."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from hashlib import sha256
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_ddpscale.util.document import (
+    Block,
+    Closed,
+    Code,
+    Column,
+    Facts,
+    Gallery,
+    Headline,
+    Hole,
+    Items,
+    Line,
+    Link,
+    Listing,
+    Note,
+    Picture,
+    Section,
+    Table,
+    Text,
+    Word,
+    bullets,
+    csv_text,
+    escaped,
+    filled,
+    first_rows,
+    html,
+    html_page,
+    markdown,
+    table,
+    text_lines,
+)
+from tests.builders.judgements import HOSTILE
+
+ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07|\n| --- |\n=1+1"
+SPEEDS = table(("host", "GB/s"), [("n0", "9.1"), ("node-12", "55")], of_numbers=True)
+INVISIBLE = re.compile("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]")
+
+
+def every_block(words: str) -> list[Block]:
+    """Each kind of block and of text, with these words wherever there can be any."""
+    texts: list[Text] = [words, (words, Word(words), Word(words, "failed"), Link(words, words), Code(words))]
+    rows = Table([Column(words), Column(words, is_number=True)], [(one, one) for one in texts], words,
+                 {1: Note(texts, texts)})  # fmt: skip
+    inner: list[Block] = [
+        Headline(words), *map(Line, texts), bullets(texts), Items([[Line(words), Listing(words)]], start=1, name="i"),
+        Facts([(one, one) for one in texts]), rows, Listing(words),
+        Gallery([Picture(words, words, words, words, b"<svg/>", bytes, rows, False, words)]),
+    ]  # fmt: skip
+    return [Section(words, [*inner, Closed(words, inner), Closed(words, inner, is_open=True), Hole("later")])]
+
+
+class Tags(HTMLParser):
+    """Elements that were begun, and those that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.begun.append(tag)
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_from_outside_stays_text() -> None:
+    ours, theirs = Tags(), Tags()
+    ours.feed(html_page("title", every_block("words")))
+    page = html_page(ATTACK, every_block(ATTACK))
+    theirs.feed(page)
+    assert ours.begun == theirs.begun
+    assert theirs.open == []
+    assert page.count("<script>") == 1
+    assert not INVISIBLE.search(page)
+    page.encode()
+
+
+def test_markdown_from_outside_stays_text() -> None:
+    written = markdown(*every_block(ATTACK))
+    outside = re.sub(r"^( *`{3,})text\n.*?\n\1$", "", written, flags=re.MULTILINE | re.DOTALL)  # listings
+    outside = re.sub(r"(`{2,}) .*? \1(?!`)", "", outside)  # commands
+    assert "<" not in outside
+    assert not re.search(r"(?<!\\)`", outside)
+    assert not re.search(r"(?<!\\)\]\(javascript", outside)
+    assert not INVISIBLE.search(written)
+    width = None
+    for line in outside.splitlines():
+        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else None
+        assert None in (width, cells) or width == cells, line
+        width = cells
+    assert not re.search("^ *(# heading|=1)", outside, re.MULTILINE)
+
+
+def test_a_terminal_is_sent_no_control_characters() -> None:
+    for width in (None, 40):
+        assert not INVISIBLE.search("".join(text_lines(*every_block(ATTACK), width=width)))
+    ours, theirs = ([*text_lines(*every_block(words))] for words in ("words", ATTACK.replace("\n", " ")))
+    assert len(ours) == len(theirs)
+
+
+def test_a_spreadsheet_reads_numbers_as_numbers_and_runs_no_formula() -> None:
+    written = csv_text(("a", "b", "c", "d"), [("=1+1", -1.5, True, None), (" @SUM(A1)", 3, False, ATTACK)])
+    *rows, last = csv.reader(io.StringIO(written))
+    assert rows == [["a", "b", "c", "d"], ["'=1+1", "-1.5", "true", ""]]
+    assert last[:3] == ["'@SUM(A1)", "3", "false"]
+    assert not INVISIBLE.search(last[3])
+
+
+def test_only_our_script_runs_and_nothing_is_asked_of_the_network() -> None:
+    page = html_page("t", every_block("words"))
+    digest = base64.b64encode(sha256(page.split("<script>")[1].split("</script>")[0].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'" in page
+    assert not re.search(r'(src|href)="(?!#|data:image)|url\(|@import', page)
+
+
+def test_what_holds_nothing_is_not_written() -> None:
+    nothing = [Section("S", [Closed("C", [bullets([]), Facts([]), table(("a",), []), Gallery([]), Line("")])])]
+    assert (html(*nothing), markdown(*nothing), list(text_lines(*nothing))) == ("", "", [])
+
+
+def test_a_hole_is_filled_once_and_no_text_is_one() -> None:
+    page = html(Line(html(Hole("live"))), Hole("live"))
+    assert filled(page, "live", Line("42 %")) == html(Line(html(Hole("live"))), Line("42 %"))
+
+
+def test_text_is_aligned_and_lines_have_no_trailing_spaces() -> None:
+    assert list(text_lines(SPEEDS)) == ["host     GB/s", "n0        9.1", "node-12    55"]
+    assert list(text_lines(table(("host", "why"), [("n0", ""), ("n1", "slow")]))) == ["host  why", "n0", "n1    slow"]
+    assert list(text_lines(table(("", ""), [("a", "1"), ("bb", "2")]))) == ["a   1", "bb  2"], "no titles"
+
+
+def test_only_columns_that_may_shrink_are_shortened_and_no_further_than_their_title() -> None:
+    long = Table([Column("host"), Column("reason", may_shrink=True)], [("node-12", "the whole interval misses it")])
+    assert list(text_lines(long, width=20)) == ["host     reason", "node-12  the whole…"]
+    assert list(text_lines(long, width=3)) == ["host     reason", "node-12  the w…"]
+    assert list(text_lines(SPEEDS, width=9)) == ["n0", "  GB/s: 9.1", "node-12", "  GB/s: 55"], "nothing is lost"
+
+
+def test_numbers_are_aligned_to_the_right_in_markdown_too() -> None:
+    assert markdown(SPEEDS) == "| host | GB/s |\n| --- | ---: |\n| n0 | 9.1 |\n| node-12 | 55 |"
+
+
+def test_a_table_with_a_name_can_be_sorted_and_is_a_named_region() -> None:
+    named = table(("host", "GB/s"), SPEEDS.rows, of_numbers=True, caption='Speeds, "GB/s"')
+    box = ElementTree.fromstring(html(named))
+    assert box.attrib["aria-label"] == box.findtext("table/caption") == 'Speeds, "GB/s"'
+    assert [part.attrib.get("class") for part in box.iter() if part.tag != "div"].count("n") == 3, "a title, two cells"
+    assert box[0].attrib == {"class": "sortable"}
+    assert "class" not in ElementTree.fromstring(html(SPEEDS))[0].attrib
+
+
+def test_notes_as_wide_as_the_table_stand_below_their_rows() -> None:
+    noted = Table(SPEEDS.columns, SPEEDS.rows, below={1: Note([(Word("why"), ": load")], ["GPU 3"]), 2: Note(["slow"])})
+    found = ElementTree.fromstring(html(noted))
+    bodies = [[cell.tag for cell in body.iter() if cell.tag in ("th", "td", "b")] for body in found.iter("tbody")]
+    assert bodies == [["th", "td", "td", "b"], ["th", "td", "td"]]
+    assert markdown(noted).endswith("\n\n- n0: **why**: load\n\n  - GPU 3\n\n- node-12: slow")
+
+
+@pytest.mark.parametrize(("most", "more"), [(1, ["1 more: verdicts.json lists all"]), (2, [])])
+def test_the_number_of_rows_left_out_is_told(most: int, more: list[str]) -> None:
+    assert list(text_lines(first_rows(SPEEDS, most)))[1 + most :] == more
+
+
+def test_escaping() -> None:
+    for content, expected in [
+        ("a|b", r"a\|b"),
+        ("`code`", r"\`code\`"),
+        ("*bold* _it_ snake_case", r"\*bold\* \_it\_ snake_case"),
+        ("[a](b)", r"[a\](b)"),
+        ("<b>&amp;", "&lt;b&gt;&amp;amp;"),
+        ("back\\slash|", r"back\\slash\|"),
+        ("two\nlines", "two lines"),
+    ]:
+        assert escaped(content) == expected
+
+
+@given(st.text())
+def test_escaped_text_is_one_cell_of_a_table(content: str) -> None:
+    line = escaped(content)
+    assert "\n" not in line
+    assert "<" not in line
+    # A pipe is inert only after an odd number of backslashes.
+    assert all(len(run.group(1)) % 2 for run in re.finditer(r"(\\*)[|`*]", line))
+
+
+@given(st.text("`ab \n", min_size=1))
+def test_code_cannot_leave_its_fence(content: str) -> None:
+    fence, *inside, end = markdown(Listing(content)).splitlines()
+    assert fence == f"{end}text"
+    assert all(end not in line for line in inside)
+    command = markdown(Line(Code(content)))
+    first = re.match("`*", command)
+    assert first is not None
+    assert max((len(run) for run in re.findall("`+", command[len(first[0]) : -len(first[0])])), default=0) < len(
+        first[0]
+    )
