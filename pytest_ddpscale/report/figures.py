@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, Picture, bars, curves, matrix
-from pytest_ddpscale.report.digits import number_text
+from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     PLOTS,
@@ -218,7 +218,8 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
         return None
     unit = " or ".join({one.unit: None for one in drawn})
     axes = LineAxes(
-        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number
+        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True,
+        number=partial(bare_number, unit=drawn[0].unit),
     )  # fmt: skip
     ideal: Callable[[float], float] | None = None
     if quantity is EFFICIENCY:
@@ -254,7 +255,7 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
                     start = end
             if len(compute):
                 rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
-    return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
+    return bars(about, "share of a step", _PARTS, rows, are_shares=True)
 
 
 def _alike(kind: ArmKind, arm: Arm, study: Study, evidence: Evidence) -> ArmRounds:
@@ -295,4 +296,4 @@ def activity(about: About, evidence: Evidence) -> Picture | None:
         part = [(low if share < IDLE else "busy", min(share, 1.0))]
         rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
     axis = f"utilization, the {len(rows)} least busy of {len(lowest)}"
-    return bars(about, axis, ("busy", low), rows, most=1.0, number=percent)
+    return bars(about, axis, ("busy", low), rows, are_shares=True)
