@@ -395,7 +395,7 @@ def _drawn(
             for handle, name in zip(*plot.get_legend_handles_labels(), strict=True):
                 keys.setdefault(name, handle)
         # The width of a character is that of the font, roughly.
-        columns = max(1, int(size[0] / (0.6 + 0.075 * max(map(len, keys)))))
+        columns = max(1, int(size[0] / (0.6 + 0.075 * max(map(len, keys), default=1))))
         legend = 0.1 + _LINE * -(-len(keys) // columns)
         (width, height), (left, right, above) = size, margins
         below, above = legend + 2 * _LINE * (x != ""), above + 0.3 + _LINE * (about.mark != "")

@@ -295,5 +295,5 @@ def activity(about: About, evidence: Evidence) -> Picture | None:
     for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
         part = [(low if share < IDLE else "busy", min(share, 1.0))]
         rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
-    axis = f"utilization, the {len(rows)} least busy of {len(lowest)}"
+    axis = f"utilization of the least busy {len(rows)} of {len(lowest)}"
     return bars(about, axis, ("busy", low), rows, are_shares=True)

@@ -287,7 +287,7 @@ def test_the_least_busy_devices_have_a_bar_and_those_below_the_line_another_colo
     study = make_study("weak", RESNET, (1, 40))
     blocks = [replace(one, utilization=0.99 - 0.01 * one.rank) for one in make_measurements(study, 1000.0, 0.05)]
     figure = drawn(evidence_of_plan(make_plan(study), blocks))["activity"]
-    assert f"utilization, the {MOST_BARS} least busy of 40" in texts(figure)
+    assert f"utilization of the least busy {MOST_BARS} of 40" in texts(figure)
     assert figure.table.rows[0][3] == "60.0 %, weak ddp@40"
     assert len(figure.table.rows) == MOST_BARS
     assert {row[1] for row in figure.table.rows} == {"below 80 %"}
@@ -313,6 +313,9 @@ def test_intervals_and_bounds_are_drawn_and_a_wide_interval_leaves_room() -> Non
 
 
 def test_what_is_no_curve_is_not_drawn_and_equal_values_are() -> None:
+    assert curves(ABOUT, LOG, {"": [Curve("\x1b", [Point(1.0, 4.0), Point(2.0, 4.0)])]}), (
+        "a name of which nothing is left"
+    )
     for axes in (LOG, replace(LOG, scale="log"), LineAxes("x", "y")):
         assert curves(ABOUT, axes, {"": [Curve("a", [Point(4.0, 4.0)])]}) is None, "one point"
         assert curves(ABOUT, axes, {"": []}) is None
