@@ -155,7 +155,7 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
     def paint(canvas: Any) -> None:
         grid = [*canvas.subplots(rows, columns, sharey=axes.scale != "from zero", squeeze=False).flat]
         for at, (plot, (name, drawn)) in enumerate(zip(grid, of_panels.items(), strict=False)):
-            plot.set_title(drawable(name, 34), fontweight="bold")
+            plot.set_title(drawable(name, 24), fontweight="bold")
             _scale(plot, axes, xs)
             for order, curve in enumerate(one for one in drawn if one.points):
                 _draw_curve(plot, axes, curve, order, _VALUE if name else curve.name)
@@ -271,7 +271,7 @@ def bars(
         ends = [min(row.interval[1], _WIDEST * highest) for row in rows if row.interval]
         plot.set(xlim=(0, max(most, highest, *ends)), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
-        plot.set_yticks(range(len(rows)), [drawable(row.name) for row in rows])
+        plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
     said = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
     shown = table(("", "", x, "note"), said, of_numbers=True, names=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -142,9 +143,10 @@ def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = 
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Their numbers, if names differ in nothing else."""
-    begins = {name.rstrip("0123456789") for name in names}
-    return [name.removeprefix(*begins) for name in names] if len(begins) == 1 else [*names]
+    """Their last numbers, if names differ in nothing else."""
+    parts = [re.findall(r"(?s)^(.*?)(\d*)(\D*)$", name)[0] for name in names]
+    is_enough = len({(begin, end) for begin, _, end in parts}) == 1
+    return [number for _, number, _ in parts] if is_enough else [*names]
 
 
 def _binned(unordered: Collection[str]) -> dict[str, str]:

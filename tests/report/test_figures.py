@@ -24,7 +24,7 @@ from pytest_ddpscale.report import charts
 from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Picture, Point, curves, grouped_bars
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
-from pytest_ddpscale.report.figures import MOST_BARS, figures, pair_bandwidths_within, write_pngs
+from pytest_ddpscale.report.figures import MOST_BARS, figures, pair_bandwidths_within, pair_matrix, write_pngs
 from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
@@ -258,6 +258,8 @@ def test_nodes_come_by_number_and_columns_have_the_numbers_of_their_nodes() -> N
     axes = canvas_of(drawn(pairs_run(pairs))["pair-matrix"]).axes[0]
     assert [one.get_text() for one in axes.get_yticklabels()] == [f"n{i}" for i in range(11)]
     assert [one.get_text() for one in axes.get_xticklabels()] == [f"{i}" for i in range(11)]
+    long = canvas_of(pair_matrix(ABOUT, {("gpu1.site.org", "gpu02.site.org"): 1.0})).axes[0]
+    assert [one.get_text() for one in long.get_xticklabels()] == ["1", "02"]
 
 
 def test_many_nodes_share_rows_and_the_worst_are_listed_first() -> None:
