@@ -216,7 +216,7 @@ def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: R
     if causes:
         yield Items(told[:_MOST_SHOWN], 1, "cause", style)
         paragraphs = [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)]
-        yield Closed("What each id means, how sure it is, and what to do", [Facts(paragraphs)])
+        yield Closed("What each id means, how sure it is, and what to do: ddpscale explain ID", [Facts(paragraphs)])
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
     more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", style)
     yield Closed(text.count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
