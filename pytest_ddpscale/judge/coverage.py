@@ -208,7 +208,7 @@ def gpu_errors_in(evidence: Evidence, study: str | None = None) -> list[Culprit]
     however often it comes, because the other end may be at fault; and one that a program may have made, until it comes
     under another local rank or with another batch: in every other gang two ranks swap theirs.
     """
-    known = _presence(evidence).known
+    known = _presence(evidence).known if evidence.gpu_errors else ()
     devices = {place.identity: place for place in known} | {place.of_rank: place for place in known}
     gangs_on, by_gpu = defaultdict[str, set[int]](set), defaultdict[Place, list[tuple[GpuErrors, RankGpuError]]](list)
     for gang in evidence.gpu_errors:

@@ -93,7 +93,8 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     arm, layout, limit = arms_read(case.question, study)[-1], evidence.plan.layout, case.requirement.bound - 1
     pace = pace_in(study, arm, evidence)
     ranks, times_s = pace.ranks, own_pace_s(pace)
-    expected = layout.world_size if layout.takes_turns(arm) else len(layout.ranks([arm]))
+    of_node = layout.ranks_per_node if layout.takes_turns(arm) else arm.world_size
+    expected = layout.nodes * of_node if layout.fits_node(arm) else arm.world_size  # perhaps more than there are
     read = int((~(np.isnan(times_s) & pace.present).any(axis=0)).sum())
     missing = because("pace-unread", read, expected)
     if np.isnan(times_s).all():

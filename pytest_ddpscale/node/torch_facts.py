@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -73,10 +74,10 @@ def ask_torch(
     def answer() -> dict[str, Any]:
         _, problem = command.output()
         printed = command.printed.decode("utf-8", errors="replace").strip()
-        try:  # output of torch or of a site may precede the last line
+        with suppress(IndexError, msgspec.MsgspecError):  # output of torch or of a site may precede the last line
             found = msgspec.json.decode(printed.splitlines()[-1], type=dict[str, Any])
-        except (IndexError, msgspec.MsgspecError):
-            return {"torch_problem": problem or f"printed no valid facts: {printed[-200:]!r}"}
-        return found | ({"cuda_problem": problem} if problem else {})  # it hung or crashed where it counts GPUs
+            if "versions" in found:
+                return found | ({"cuda_problem": problem} if problem else {})  # it hung or crashed where it counts GPUs
+        return {"torch_problem": problem or f"printed no valid facts: {printed[-200:]!r}"}
 
     return answer

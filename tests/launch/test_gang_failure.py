@@ -233,6 +233,13 @@ class TestStandstill:
                 two.say("words", rank // 2, local_rank=rank % 2, nccl=words)
             assert "at least one of them is stuck" in describe_standstill(two.roll)
 
+    def test_one_that_said_nothing_may_connect_all_the_same(self, two: News) -> None:
+        for rank in range(4):
+            two.rank(rank, entered=13 if rank == 3 else 12)
+        for rank in (0, 2, 3):
+            two.say("words", rank // 2, local_rank=rank % 2, nccl=["comm 0x5 rank 0 nranks 3 - Init START"])
+        assert "at least one of them is stuck" in describe_standstill(two.roll)
+
     def test_those_that_have_not_come_up_are_named(self, two: News) -> None:
         two.rank(0)
         two.rank(2, entered=13)
@@ -244,6 +251,9 @@ class TestStandstill:
     def test_if_all_have_come_as_far_nobody_is_accused(self, two: News) -> None:
         for rank in range(4):
             two.rank(rank)
+        assert describe_standstill(two.roll) == "all ranks are stuck in timed block"
+        for rank in range(2):
+            two.rank(rank, state="D")
         assert describe_standstill(two.roll) == "all ranks are stuck in timed block"
         assert describe_standstill(two.roll, ["n2"]).startswith("the agent on n2 sent nothing meanwhile: stopped, or ")
 

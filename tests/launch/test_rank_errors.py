@@ -64,6 +64,8 @@ def gang() -> News:
 def test_partners_that_lost_their_communicator_are_not_among_them(gang: News) -> None:
     gang.failed(2, "DistBackendError", PARTNER)
     gang.failed(1, "AcceleratorError", LAUNCH_FAILURE, device="GPU-7", gpu_index=7)
+    gang.say("words", 1, local_rank=0, lines=WATCHDOG)
+    gang.exit(1, [0, 1, 102, True])
     (found,) = gpu_errors(gang.roll)
     assert found.place == Place("n1", 1, "GPU-7", 7)
     assert (found.study, found.arm) == ("weak/r", "ddp@2")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +162,10 @@ def test_a_lost_node_is_left_out_and_what_needs_it_is_an_error(stage: Stage) -> 
 
 
 def test_what_slurm_ends_is_interrupted_and_no_gang_follows(stage: Stage) -> None:
-    end = GangEnd(143, "the gang exited with code 143", interrupted="the job was preempted")
+    end = replace(gpu_error(IDS[1]), interrupted="the job was preempted")
     ends = stage.supervise(Act((IDS[0],), end, dies_in=IDS[1]))
     assert ends == {IDS[0]: ("rounds", "")} | dict.fromkeys(IDS[1:], ("interrupted", "the job was preempted"))
+    assert not any(isinstance(one, GpuErrors) for one in stage.run.read_records())
 
 
 @pytest.mark.parametrize(

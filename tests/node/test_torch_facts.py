@@ -33,6 +33,8 @@ def without_torch(problem: str) -> dict[str, Any]:
         (f"{CUDA_BUILD}\n_C._cuda_getArchFlags = lambda: None", CUDA | {"arch_list": []}),
         ("raise ImportError('libcudart.so.12: cannot open shared object file')",
          without_torch("ImportError: libcudart.so.12: cannot open shared object file")),
+        ("print('{\"a site\": \"logs JSON\"}')\nraise ImportError('libcudart.so.12')",
+         without_torch("ImportError: libcudart.so.12")),
         ("import os\nos._exit(134)", without_torch("ended with code 134")),
         ("", without_torch("AttributeError: module 'torch' has no attribute '__version__'")),
         ("import os\nos._exit(0)", without_torch("printed no valid facts: ''")),
