@@ -111,7 +111,7 @@ class PerHostLauncher(Launcher):
         return hosts, None
 
 
-class SshLauncher(PerHostLauncher, name="ssh"):
+class SshLauncher(PerHostLauncher, called="ssh"):
     """Starts agents by ssh. Users, ports, keys and jump hosts are configured in ``~/.ssh/config``."""
 
     calls_itself = "ssh"
@@ -142,7 +142,7 @@ class SshLauncher(PerHostLauncher, name="ssh"):
         return f"{host} cannot be reached by ssh: {said.removeprefix('ssh: ').rstrip('.')} (try `ssh {host} true`)"
 
 
-class ExecLauncher(PerHostLauncher, name="exec"):
+class ExecLauncher(PerHostLauncher, called="exec"):
     """Any command that carries standard input and output to a host: ``kubectl exec -i {host} --``."""
 
     calls_itself = "--ddp-exec"

@@ -125,9 +125,9 @@ class Launcher(ABC):
     shares_environment: ClassVar[bool] = True
     options: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, name: str = "") -> None:
-        if name:
-            cls.name, _LAUNCHERS[name] = name, cls
+    def __init_subclass__(cls, called: str = "") -> None:  # Python 3.10 has a parameter `name` of its own
+        if called:
+            cls.name, _LAUNCHERS[called] = called, cls
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings = settings

@@ -70,7 +70,7 @@ _REASONS = {
 _NEAR_THE_END = timedelta(minutes=5)
 
 
-class SlurmLauncher(Launcher, name="slurm"):
+class SlurmLauncher(Launcher, called="slurm"):
     """Starts agents by srun. ``--ddp-slurm-args`` override ours; ``--exclusive`` is dropped inside an allocation."""
 
     calls_itself = "Slurm"

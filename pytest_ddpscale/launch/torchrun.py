@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import settings_from
 
 
-class TorchrunLauncher(Launcher, name="torchrun"):
+class TorchrunLauncher(Launcher, called="torchrun"):
     """One node: this machine."""
 
     calls_itself = "this machine"

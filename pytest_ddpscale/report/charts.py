@@ -20,6 +20,7 @@ import numpy as np
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.report.text import one_line, shorten
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture, Table, plain, table
 
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
@@ -126,7 +127,7 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
     def paint(canvas: Any) -> None:
         grid = [*canvas.subplots(rows, columns, sharey=axes.scale != "from zero", squeeze=False).flat]
         for at, (plot, (name, drawn)) in enumerate(zip(grid, of_panels.items(), strict=False)):
-            plot.set_title(drawable(name, 34), fontweight="bold")
+            plot.set_title(drawable(name, 24), fontweight="bold")
             _scale(plot, axes, xs)
             for order, curve in enumerate(one for one in drawn if one.points):
                 _draw_curve(plot, axes, curve, order, _VALUE if name else curve.name)
@@ -201,7 +202,7 @@ class BarRow:
 
     Attributes:
         parts: the series of each, and its length.
-        said: beside it.
+        said: beside it; empty for its length.
         interval: of its length; None without one.
     """
 
@@ -212,8 +213,7 @@ class BarRow:
 
 
 def bars(
-    about: About, x: str, series: Sequence[str], rows: Sequence[BarRow], *, most: float = 0.0,
-    number: Callable[[float], str] = "{:.4g}".format,
+    about: About, x: str, series: Sequence[str], rows: Sequence[BarRow], *, are_shares: bool = False
 ) -> Picture | None:  # fmt: skip
     """Horizontal bars from above; None if none is longer than 0.
 
@@ -222,12 +222,12 @@ def bars(
         x: title of the axis.
         series: names of the parts, in the order of their colours.
         rows: from above.
-        most: end of the axis, unless bars or their intervals are longer.
-        number: writes a length.
+        are_shares: whether lengths are parts of a whole, shown as per cent.
     """
     highest = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
     if highest <= 0:
         return None
+    number, most = (percent, 1.0) if are_shares else ("{:.4g}".format, 0.0)
 
     def paint(canvas: Any) -> None:
         plot = canvas.subplots()
@@ -237,16 +237,15 @@ def bars(
                 look = {"color": SERIES[series.index(part)], "hatch": _HATCHES[series.index(part)]}
                 plot.barh(at, length, 0.8, start, edgecolor=PAPER, label=drawable(part), **look)
                 start += length
-            plot.text(1.01, at, drawable(row.said), transform=plot.get_yaxis_transform(), va="center")
+            plot.text(1.01, at, drawable(row.said or number(start)), transform=plot.get_yaxis_transform(), va="center")
             if row.interval:
                 plot.hlines(at, *row.interval, colors=INK, linewidths=1.2)
         ends = [min(row.interval[1], _WIDEST * highest) for row in rows if row.interval]
         plot.set(xlim=(0, max(most, highest, *ends)), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
-        plot.set_yticks(range(len(rows)), [drawable(row.name) for row in rows])
+        plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
-    cells = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
-    said = [(*cell[:3], "" if cell[3] == cell[2] else cell[3]) for cell in cells]
+    said = [(row.name, part, number(length), row.said) for row in rows for part, length in row.parts]
     shown = table(("", "", x, "note"), said, of_numbers=True, names=2)
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 
@@ -260,7 +259,7 @@ def grouped_bars(
         for name, one in zip(series, values, strict=True):
             value, interval = one if isinstance(one, Found) else (one, None)
             if value is not None:
-                rows.append(BarRow(cell, [(name, max(value, 0.0))], f"{value:.4g}", interval))
+                rows.append(BarRow(cell, [(name, max(value, 0.0))], "", interval))
     return bars(about, x, [*series], rows)
 
 
@@ -368,7 +367,7 @@ def _drawn(
             for handle, name in zip(*plot.get_legend_handles_labels(), strict=True):
                 keys.setdefault(name, handle)
         # The width of a character is that of the font, roughly.
-        columns = max(1, int(size[0] / (0.6 + 0.075 * max(map(len, keys)))))
+        columns = max(1, int(size[0] / (0.6 + 0.075 * max(map(len, keys), default=1))))
         legend = 0.1 + _LINE * -(-len(keys) // columns)
         (width, height), (left, right, above) = size, margins
         below, above = legend + 2 * _LINE * (x != ""), above + 0.3 + _LINE * (about.mark != "")

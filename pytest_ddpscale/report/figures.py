@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
-from pytest_ddpscale.report.digits import number_text
+from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     PLOTS,
@@ -143,9 +144,10 @@ def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = 
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Their numbers, if names differ in nothing else."""
-    begins = {name.rstrip("0123456789") for name in names}
-    return [name.removeprefix(*begins) for name in names] if len(begins) == 1 else [*names]
+    """Their last numbers, if names differ in nothing else."""
+    parts = [re.findall(r"(?s)^(.*?)(\d*)(\D*)$", name)[0] for name in names]
+    is_enough = len({(begin, end) for begin, _, end in parts}) == 1
+    return [number for _, number, _ in parts] if is_enough else [*names]
 
 
 def _binned(unordered: Collection[str]) -> dict[str, str]:
@@ -219,7 +221,8 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
         return None
     unit = " or ".join({one.unit: None for one in drawn})
     axes = LineAxes(
-        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True, number=drawn[0].number
+        f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True,
+        number=partial(bare_number, unit=drawn[0].unit),
     )  # fmt: skip
     ideal: Callable[[float], float] | None = None
     if quantity is EFFICIENCY:
@@ -255,7 +258,7 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
                     start = end
             if len(compute):
                 rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
-    return bars(about, "share of a step", _PARTS, rows, most=1.0, number=percent)
+    return bars(about, "share of a step", _PARTS, rows, are_shares=True)
 
 
 def _alike(kind: ArmKind, arm: Arm, study: Study, evidence: Evidence) -> ArmRounds:
@@ -295,5 +298,5 @@ def activity(about: About, evidence: Evidence) -> Picture | None:
     for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
         part = [(low if share < IDLE else "busy", min(share, 1.0))]
         rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
-    axis = f"utilization, the {len(rows)} least busy of {len(lowest)}"
-    return bars(about, axis, ("busy", low), rows, most=1.0, number=percent)
+    axis = f"utilization of the least busy {len(rows)} of {len(lowest)}"
+    return bars(about, axis, ("busy", low), rows, are_shares=True)

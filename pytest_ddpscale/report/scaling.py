@@ -27,7 +27,6 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.report.charts import Bound, Curve, Point
-from pytest_ddpscale.report.digits import bare_number
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -91,10 +90,6 @@ class ScalingCurve(Curve):
     def values(self) -> dict[int, float]:
         """Value at each world size."""
         return {int(point.x): point.value for point in self.points}
-
-    def number(self, value: float) -> str:
-        """Writes a value, its unit left out."""
-        return bare_number(value, self.unit)
 
 
 def scaling_curves(

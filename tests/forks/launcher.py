@@ -21,7 +21,7 @@ from pytest_ddpscale.settings import LAUNCHERS, Settings, settings_from
 from tests.forks.start import VARIABLE, address, command_at, forking
 
 
-class ForkingLauncher(Launcher, name="forks"):
+class ForkingLauncher(Launcher, called="forks"):
     """One node: this machine."""
 
     calls_itself = "this machine"

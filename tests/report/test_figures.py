@@ -24,7 +24,7 @@ from pytest_ddpscale.report import charts
 from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves, grouped_bars
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
-from pytest_ddpscale.report.figures import MOST_BARS, figures, pair_bandwidths_within, write_pngs
+from pytest_ddpscale.report.figures import MOST_BARS, figures, pair_bandwidths_within, pair_matrix, write_pngs
 from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
@@ -259,6 +259,8 @@ def test_nodes_come_by_number_and_columns_have_the_numbers_of_their_nodes() -> N
     axes = canvas_of(drawn(pairs_run(pairs))["pair-matrix"]).axes[0]
     assert [one.get_text() for one in axes.get_yticklabels()] == [f"n{i}" for i in range(11)]
     assert [one.get_text() for one in axes.get_xticklabels()] == [f"{i}" for i in range(11)]
+    long = canvas_of(pair_matrix(ABOUT, {("gpu1.site.org", "gpu02.site.org"): 1.0})).axes[0]
+    assert [one.get_text() for one in long.get_xticklabels()] == ["1", "02"]
 
 
 def test_many_nodes_share_rows_and_the_worst_are_listed_first() -> None:
@@ -288,7 +290,7 @@ def test_the_least_busy_devices_have_a_bar_and_those_below_the_line_another_colo
     study = make_study("weak", RESNET, (1, 40))
     blocks = [replace(one, utilization=0.99 - 0.01 * one.rank) for one in make_measurements(study, 1000.0, 0.05)]
     figure = drawn(evidence_of_plan(make_plan(study), blocks))["activity"]
-    assert f"utilization, the {MOST_BARS} least busy of 40" in texts(figure)
+    assert f"utilization of the least busy {MOST_BARS} of 40" in texts(figure)
     assert figure.table.rows[0][3] == "60.0 %, weak ddp@40"
     assert len(figure.table.rows) == MOST_BARS
     assert {row[1] for row in figure.table.rows} == {"below 80 %"}
@@ -314,6 +316,9 @@ def test_intervals_and_bounds_are_drawn_and_a_wide_interval_leaves_room() -> Non
 
 
 def test_what_is_no_curve_is_not_drawn_and_equal_values_are() -> None:
+    assert curves(ABOUT, LOG, {"": [Curve("\x1b", [Point(1.0, 4.0), Point(2.0, 4.0)])]}), (
+        "a name of which nothing is left"
+    )
     for axes in (LOG, replace(LOG, scale="log"), LineAxes("x", "y")):
         assert curves(ABOUT, axes, {"": [Curve("a", [Point(4.0, 4.0)])]}) is None, "one point"
         assert curves(ABOUT, axes, {"": []}) is None
