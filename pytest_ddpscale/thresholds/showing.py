@@ -270,8 +270,8 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
 
 
 def counted_lines(file: ThresholdsFile) -> Iterator[str]:
-    """How many checks and requirements each SKU has that the file itself names, and where their values are from."""
-    own = file.layers[-1].section("skus")
+    """How many checks and requirements the SKUs have that the file itself names, or all, and where their values are from."""
+    own = file.layers[-1].section("skus") or file.thresholds.skus
     head = ("SKU", "checks", "requirements", "published", "site's", "provisional")
     rows = [
         (one.name, *map(str, (one.checks, one.published + one.site + one.provisional, one.published, one.site,
