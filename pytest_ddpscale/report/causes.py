@@ -341,7 +341,7 @@ def _of_device(found: _Found) -> Cause:
             kind = _id_of_device(culprit, verdict, is_any_slow=is_any_slow)
             of_each[culprit.identity].append((kind, culprit))
     worst = [
-        min(own, key=lambda one: (CAUSES[one[0]].severity, not one[1].is_certain, -(one[1].slowdown or 0)))
+        min(own, key=lambda one: (not one[1].is_certain, CAUSES[one[0]].severity, -(one[1].slowdown or 0)))
         for own in of_each.values()
     ]
     told = [culprit for _, culprit in worst]

@@ -49,7 +49,8 @@ def write_reports(
         }
         for name, render in views.items():
             problems.append(_attempt(name, partial(_write, run.path / name, render)))
-        problems.append(_attempt("plots", lambda: drawn.extend(_drawn(kept, judgement, record, run.plots))))
+        problems.append(_attempt("plots", lambda: drawn.extend(_drawn(kept, judgement, record))))
+        problems.append(_attempt("plots", lambda: _write_pngs(drawn, run.plots)))
     document = cache(lambda: report(judgement, record, kept, drawn))
     pages: dict[str, Callable[[], str]] = {"report.md": lambda: markdown_page(document())}
     if is_final:
@@ -75,18 +76,28 @@ def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes
     """Render report.html, with run.json as it was judged; of a run that goes on, browsers reload it."""
     from pytest_ddpscale.report.page import report, title_of
 
-    record = _as_judged(record, judgement)
-    blocks = report(judgement, record, evidence, _drawn(evidence, judgement, record), goes_on=goes_on)
+    record, drawn = _as_judged(record, judgement), list[Picture]()
+    _attempt("plots", lambda: drawn.extend(_drawn(evidence, judgement, record)))
+    blocks = report(judgement, record, evidence, drawn, goes_on=goes_on)
     return html_page(title_of(judgement, goes_on=goes_on), blocks, REFRESH_S * goes_on)
 
 
-def _drawn(evidence: Evidence, judgement: Judgement, record: RunRecord, plots: Path | None = None) -> list[Picture]:
-    """The figures of a run, also as files in the folder `plots` if there is one."""
-    from pytest_ddpscale.report.figures import figures, write_pngs
+def _drawn(evidence: Evidence, judgement: Judgement, record: RunRecord) -> list[Picture]:
+    """The figures of a run. Raises OSError, whatever is broken in matplotlib: a run is worth more than its figures."""
+    from pytest_ddpscale.report.figures import figures
 
-    found = figures(evidence, judgement, record)
-    names = {path.stem: f"{path.parent.name}/{path.name}" for path in write_pngs(found, plots)} if plots else {}
-    return [replaced(one, path=names.get(one.key, "")) for one in found]
+    try:
+        return figures(evidence, judgement, record)
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _write_pngs(drawn: list[Picture], plots: Path) -> None:
+    """Write figures also as files in the folder `plots`, which they then name."""
+    from pytest_ddpscale.report.figures import write_pngs
+
+    names = {path.stem: f"{path.parent.name}/{path.name}" for path in write_pngs(drawn, plots)}
+    drawn[:] = [replaced(one, path=names.get(one.key, "")) for one in drawn]
 
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -258,10 +258,15 @@ class Verdict:
 
     @property
     def accused(self) -> tuple[Culprit, ...]:
-        """Its culprits without those that are as good as the others: a loss that all share accuses nobody."""
-        is_shared = any(one.code == "most-fail-alike" for one in self.remarks)
-        apart = _FAR_APART if is_shared else _HARDLY_APART
-        return tuple(one for one in self.culprits if one.is_certain or not _is_alike(one, apart))
+        """Its culprits without those that are as good as the others: a loss that all share accuses nobody.
+
+        Most places are no measure of a loss that some escape: these reach the bound, or nearly.
+        """
+        shared = next((one.args for one in self.remarks if one.code == "most-fail-alike"), None)
+        apart, typical = _HARDLY_APART if shared is None else _FAR_APART, []
+        if shared is not None and shared[0] < shared[1]:  # failed, of all
+            typical = [self.bound_value]
+        return tuple(one for one in self.culprits if one.is_certain or not _is_alike(one, apart, typical))
 
     @property
     def is_open(self) -> bool:
@@ -275,15 +280,17 @@ class Verdict:
         return next(iter(self.bound.values()))
 
 
-def _is_alike(culprit: Culprit, apart: float) -> bool:
-    """Whether a GPU or node is named for its value alone, which is no further than this from the others' median."""
+def _is_alike(culprit: Culprit, apart: float, typical: Sequence[float]) -> bool:
+    """Whether a GPU or node is named for its value alone, which is no further than this from the others' median, nor
+    from these.
+    """
     args, median = culprit.because.args, None
     if culprit.because.code == "node-alone":
         _, value, _, others, median = args
         median = median if others else None
     elif culprit.because.code == "misses" and culprit.kind != "link":
         *_, value, _, median = args
-    return median is not None and bool(abs(value - median) <= apart * abs(median))
+    return median is not None and all(abs(value - one) <= apart * abs(one) for one in (median, *typical))
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,10 @@ JUDGED: dict[str, Judgement] = {
     "a node that may miss GPUs": judged(checked("gpus", node("node7", is_certain=False))),
     "certain of a device, or not": judged(missed("one", GPU), missed("two", DOUBT)),
     "certain, with a larger doubt": judged(missed("one", GPU), missed("open", replace(DOUBT, slowdown=1.31), **OPEN)),
+    "certain, and missing from a collective": judged(
+        missed("one", FAST, **PRODUCTS), missed("open", **BUSBW | OPEN),
+        coverage=Coverage((NodeCoverage("node7", (), "", (replace(LOST, place=FAST.place),)),)),
+    ),
     "a host may starve its GPUs": judged(missed("one", replace(STARVED, is_certain=False))),
     "a host starves its GPUs": judged(missed("one", STARVED)),
     "a GPU with the reading that shows it": judged(

@@ -52,6 +52,7 @@ def alone(host: str, value: float, median: float) -> Any:
 
 
 ALIKE: dict[str, Any] = {"remarks": (because("most-fail-alike", 3, 3, "nodes"),)}
+MOST: dict[str, Any] = {"remarks": (because("most-fail-alike", 2, 3, "nodes"),)}
 CHECK: dict[str, Any] = {
     "metric": "node_check", "id": "node_check[ecc]", "workload": "ecc", "world_size": 1, "bound": {"at_least": 1},
 }  # fmt: skip
@@ -93,6 +94,14 @@ RUNS: dict[str, Run] = {
     "a shared loss": Run("rejected", [failed(*(alone(one, 90.0, 91.0) for one in NODES), **ALIKE)], "look -"),
     "two of three lose": Run(
         "rejected", [failed(alone("n1", 80.0, 90.0), alone("n2", 80.0, 90.0), **ALIKE)], "look -, look n1, look n2"
+    ),
+    "two of three lose alike": Run(
+        "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **MOST)],
+        "look -, look n1, look n2",
+    ),
+    "two of three hardly lose": Run(
+        "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 82.0}, **MOST)],
+        "look -",
     ),
     "the only node": Run("rejected", [failed(), failed(**OTHER)], "drain n2", ["n2"]),
     "the only node, suspected": Run("rejected", [failed(maybe(node("n2")), **CHECK)], "drain n2, look n2", ["n2"]),

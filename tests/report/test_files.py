@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.report.files import write_reports
+from pytest_ddpscale.report.files import page_of, write_reports
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.json_types import read_as
@@ -89,6 +90,25 @@ def test_a_full_disk_costs_one_file_and_not_the_others(
     monkeypatch.setattr(broken, full_disk)
     assert write(run) == [f"{lost} could not be written: No space left on device"]
     assert [name for name in FILES if not (run.path / name).exists()] == [name for name in FILES if name == lost]
+
+
+def test_a_page_has_its_figures_also_where_their_files_are_lost(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_ddpscale.report.figures.write_pngs", full_disk)
+    lost = write_reports(run, JUDGEMENT, RUN, evidence_of_plan(PLAN, MEASUREMENTS))
+    assert lost == ["plots could not be written: No space left on device"]
+    assert "<figure" in (run.path / "report.html").read_text(encoding="utf-8")
+    assert "![" not in (run.path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_broken_matplotlib_costs_figures_only(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    evidence = evidence_of_plan(PLAN, MEASUREMENTS)
+    [lost] = write_reports(run, JUDGEMENT, RUN, evidence)
+    assert lost.startswith("plots could not be written: ModuleNotFoundError: import of matplotlib.figure halted")
+    assert [name for name in FILES if not (run.path / name).exists()] == []
+    assert "REJECTED" in page_of(JUDGEMENT, RUN, evidence)
 
 
 def test_losing_the_record_of_truth_is_said(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
