@@ -91,13 +91,13 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     unit, decimals = verdict.unit, _decimals(verdict)
     low, high = verdict.interval
     is_lower_bound = "at_least" in verdict.bound
-    if verdict.because is not None and verdict.because.main.code == "far":
-        is_above = verdict.passed == is_lower_bound
-        far = verdict.bound_value * (FAR if is_above else 1 / FAR)
-        return f"each round {'≥' if is_above else '≤'} {_digits(far, unit, _default_decimals(far, unit))}"
     is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value
     is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
     is_decided = (verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)
+    if not is_decided and verdict.because is not None and verdict.because.main.code == "far":
+        is_above = verdict.passed == is_lower_bound
+        far = verdict.bound_value * (FAR if is_above else 1 / FAR)
+        return f"each round {'≥' if is_above else '≤'} {_digits(far, unit, _default_decimals(far, unit))}"
     if not is_decided and nearer_end:
         is_kept, is_missed = True, False  # choose the end that would have to meet the bound
     elif not is_decided:
@@ -119,7 +119,7 @@ def bound_text(verdict: Verdict) -> str:
 
 
 def margin_text(verdict: Verdict) -> str:
-    """Distance from the bound, ``+1.5 %``, with enough digits that a miss never looks like zero.
+    """Distance from the bound, ``+1.5 %``, with enough digits that a miss never looks like zero; ``4.2× the bound``.
 
     A count, such as the nodes that pass a check, cannot exceed its bound, so a margin of zero is left out.
     """
@@ -127,6 +127,8 @@ def margin_text(verdict: Verdict) -> str:
     is_count = definition.subject in ("check", "node") or definition.only_bound is not None
     if margin is None or (margin == 0 and is_count):
         return ABSENT
+    if margin < -1:
+        return f"{number_text(1 - margin, 'x', 1)} the bound"
     decimals = 1
     if margin < 0:
         while _looks_zero(margin, "fraction", decimals):

@@ -95,6 +95,7 @@ def test_failing_value_and_its_bound_never_look_equal() -> None:
     over = replace(MEMORY, outcome="failed", value=70.0004)
     assert (digits.value_text(over), digits.bound_text(over)) == ("70.0004 GiB", "≤ 70 GiB")
     assert digits.margin_text(over) == "−0.001 %"
+    assert digits.margin_text(replace(over, value=292.0)) == "4.2× the bound"
 
 
 def test_a_computed_bound_has_four_significant_digits_unless_a_limit_needs_more() -> None:
@@ -132,7 +133,8 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
     margin = verdict.margin
     assert margin is not None
     assume(margin != 0)
-    assert digits.margin_text(verdict).startswith("−" if margin < 0 else "+")
+    told = digits.margin_text(verdict)
+    assert told.endswith("× the bound") if margin < -1 else told.startswith("−" if margin < 0 else "+")
 
 
 def test_verdict_has_one_word_and_one_style() -> None:
