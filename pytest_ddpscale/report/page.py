@@ -66,6 +66,7 @@ _ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STYLES = {"PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned"}
 _OPEN = ("not met", "waived")  # kinds of requirements
 _ORDER = ("failed", "error", "undecided", "warned", "passed")
+_WORST_FIRST = ("failed", "error", "not_measured", "inconclusive", "passed")
 _COLUMNS = (
     Column("Requirement"), Column("Verdict"),
     *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin", "Rounds")),
@@ -223,28 +224,24 @@ def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: R
 
 
 def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
-    """Nodes at fault; then throughput, weak scaling at the largest world size, and the generation ratio.
+    """Nodes at fault; then throughput, weak scaling and the generation ratio.
 
-    These are each from the requirement nearest its bound, first of those that keep the machine from being accepted:
-    title, value, what it is a number of, bound and verdict.
+    These are each from the worst requirement, first of those that keep the machine from being accepted: title, value,
+    what it is a number of, bound and verdict.
     """
     found = [_nodes_at_fault(judgement)]
     for metric in (THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY, GENERATION_RATIO):
         of_metric = [one for one in judgement.verdicts if one.metric == metric.name]
-        if metric is WEAK_SCALING_EFFICIENCY and of_metric:
-            largest = max(one.world_size for one in of_metric)
-            of_metric = [one for one in of_metric if one.world_size == largest]
         not_asked = (metric.title, digits.ABSENT, "", "not asked", "")
         found.append(_worst_of(of_metric, judgement) if of_metric else not_asked)
     return found
 
 
 def _worst_of(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[str, str, str, str, str]:
-    # A requirement that was not measured ranks below any value.
-    worst = min(
-        verdicts,
-        key=lambda one: (not judgement.is_blocked_by(one), one.value is not None, one.passed, one.margin or 0.0),
-    )
+    def how_good(one: Verdict) -> tuple[bool, int, float]:
+        return not judgement.is_blocked_by(one), _WORST_FIRST.index(one.outcome), one.margin or 0.0
+
+    worst = min(verdicts, key=how_good)
     value, limits = digits.point_text(worst), digits.limits_text(worst)
     subject = text.short_name(worst) + (f", {limits}" if limits != digits.ABSENT else "")
     if worst.metric == THROUGHPUT_PER_GPU.name and worst.published and worst.value is not None:

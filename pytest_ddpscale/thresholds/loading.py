@@ -116,8 +116,9 @@ class ThresholdsFile:
         if wrong is not None:
             raise first_of(wrong)
         known = [*self.thresholds.skus, *(a for sku in self.thresholds.skus.values() for a in sku.aliases)]
-        near = nearest_names(asked, known) or difflib.get_close_matches(asked.casefold(), known) or sorted(known)[:3]
-        expected = f"a name that it has, such as {', '.join(near)} (`ddpscale thresholds show` lists all)"
+        near, number = nearest_names(asked, known), len(self.thresholds.skus)
+        such = f", such as {', '.join(near)}" if near else ""
+        expected = f"one of its {number} SKUs{such} (`ddpscale thresholds show` lists them)"
         raise SkuError(where, f"{self.path} has no SKU {asked!r}", expected, _OF_ANOTHER_GPU)
 
     def _names_of(self, sku: str) -> set[str]:

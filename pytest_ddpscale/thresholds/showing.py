@@ -270,7 +270,7 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
 
 
 def counted_lines(file: ThresholdsFile) -> Iterator[str]:
-    """How many checks and requirements the SKUs have that the file itself names, or all, and where their values are from."""
+    """Checks and requirements of the SKUs that the file itself names, or of all, and where their values are from."""
     own = file.layers[-1].section("skus") or file.thresholds.skus
     head = ("SKU", "checks", "requirements", "published", "site's", "provisional")
     rows = [

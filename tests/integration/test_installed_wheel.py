@@ -25,7 +25,7 @@ def test_the_wheel_carries_what_a_site_needs_and_nothing_else(wheel: Path) -> No
         "slurm/",
     ):
         assert any(name.startswith(f"pytest_ddpscale/{wanted}") for name in names), wanted
-    assert any(name.startswith("pytest_ddpscale/report/templates/") for name in names)
+    assert {f"pytest_ddpscale/util/{name}" for name in ("page.html", "report.css", "report.js")} <= set(names)
     assert {name.split("/")[0] for name in names} == {"pytest_ddpscale", "pytest_ddpscale-0.1.0.dist-info"}
 
 

@@ -115,8 +115,8 @@ JUDGE, RESUME = "--ddp-judge=measured", "--ddp-resume=run --ddp-gpus-per-node=2"
 REFUSED: dict[str, tuple[Arrange, str, tuple[str, ...]]] = {
     "an unknown SKU": (
         as_it_is, "--gpu-sku=tested-gpus --collect-only",
-        ("--gpu-sku: ", "thresholds.yaml has no SKU 'tested-gpus'; expected a name that it has, such as",
-         " tested-gpu (`ddpscale thresholds show` lists all). Another GPU needs"),
+        ("--gpu-sku: ", "thresholds.yaml has no SKU 'tested-gpus'; expected one of its 3 SKUs, such as",
+         " tested-gpu (`ddpscale thresholds show` lists them). Another GPU needs"),
     ),
     "a SKU that is not here": (
         shipped, "--gpu-sku=b200",

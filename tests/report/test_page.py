@@ -35,6 +35,7 @@ from tests.builders.judgements import (
     INCONCLUSIVE,
     JUDGEMENT,
     NOT_MEASURED,
+    PASSED,
     PLAN,
     RUN,
     WARNED,
@@ -133,9 +134,14 @@ def test_a_bound_has_the_number_of_its_source() -> None:
         assert [sources[one.source]] in numbers
 
 
-def test_a_number_that_was_not_measured_is_shown_before_one_that_was() -> None:
+def test_a_tile_shows_the_worst_requirement_of_its_metric_that_counts() -> None:
     missing = replace(FAILED, id="throughput_per_gpu[x-8gpu]", outcome="not_measured", value=None, interval=None)
-    assert key_numbers(judgement_with(FAILED, missing))[1][-1] == "NOT MEASURED"
+    kept = replace(FAILED, id="throughput_per_gpu[y-8gpu]", outcome="passed", value=1190.0)
+    assert key_numbers(judgement_with(kept, missing, FAILED))[1][-1] == "FAIL"
+    assert key_numbers(judgement_with(kept, missing))[1][-1] == "NOT MEASURED"
+    short = replace(PASSED, outcome="failed", value=0.9, interval=(0.89, 0.91))
+    wide = replace(INCONCLUSIVE, world_size=64)
+    assert key_numbers(judgement_with(wide, short))[2][-1] == "FAIL", "a smaller world size"
 
 
 def test_throughput_is_shown_against_the_published_value() -> None:

@@ -194,7 +194,7 @@ def test_each_fault_at_work_names_its_gpu(
     assert going_bad.named(name) == set(gpus)
     assert all(evidence in one["evidence"] for one in verdict["culprits"])
     for _, number, uuid in gpus:
-        assert f"blame     GPU {number} ({uuid}, {ADDRESSES[number]}) on {HOST}" in going_bad.terminal
+        assert f"  GPU {number} ({uuid}, {ADDRESSES[number]}) on {HOST}" in going_bad.terminal
 
 
 @pytest.mark.lab
@@ -236,7 +236,8 @@ def test_nothing_is_launched_on_an_unfit_node(unfit: EndedSession) -> None:
     assert unfit.verdicts["outcome"] == "rejected"
     kinds = [json.loads(line)["kind"] for line in (unfit.run / "measurements.jsonl").read_text().splitlines()]
     assert set(kinds) == {"run", "survey", "study_end"}
-    assert f"{HOST} is unfit: gpus: GPU 7: lost: GPU is lost; processes: GPU 1 ({uuid_of(1)}):" in unfit.terminal
+    told = " ".join(unfit.terminal.split())
+    assert f"{HOST} is unfit: gpus: GPU 7: lost: GPU is lost; processes: GPU 1 ({uuid_of(1)}):" in told
     assert unfit.verdict("throughput_per_gpu")["reason"].startswith(f"nothing was measured: {HOST}: ")
     assert unfit.left_behind == []
 
@@ -346,7 +347,7 @@ def test_a_gpu_that_ends_its_rank_is_named(crashed: EndedSession) -> None:
     assert (crashed.exit_code, crashed.verdicts["outcome"]) == (1, "rejected")
     assert crashed.named("gpus") == {GPUS[1]}
     assert crashed.verdict("gpus")["culprits"][0]["evidence"] == "lost after ranks failed: GPU is lost"
-    assert f"blame     GPU 1 ({uuid_of(1)}, {ADDRESSES[1]}) on {HOST}" in crashed.terminal
+    assert f"  GPU 1 ({uuid_of(1)}, {ADDRESSES[1]}) on {HOST}" in crashed.terminal
     assert "CUDA error: unspecified launch failure" in crashed.terminal
     assert [one["survey"]["host"] for one in crashed.lines("measurements.jsonl", "post_mortem")] == [HOST]
     assert crashed.left_behind == []
@@ -365,7 +366,7 @@ def test_a_gpu_is_called_as_nvidia_smi_calls_it(half_visible: EndedSession, caps
     assert half_visible.exit_code == 1
     named = f"GPU 3 (GPU-00000003…, local rank 1) on {HOST}"
     assert f"REJECTED: {named}: 3 uncorrectable memory errors" in outcome_in(half_visible.terminal)
-    assert f"blame     GPU 3 ({uuid_of(3)}, {ADDRESSES[3]}, local rank 1) on {HOST}" in half_visible.terminal
+    assert f"  GPU 3 ({uuid_of(3)}, {ADDRESSES[3]}, local rank 1) on {HOST}" in half_visible.terminal
     assert half_visible.named("ecc") == {GPUS[3]}
     (gang,) = gangs_by_number(RunDirectory(half_visible.run).read_records()).values()
     assert gang.places == [Place(HOST, 0, uuid_of(2), 2, ADDRESSES[2]), Place(HOST, 1, uuid_of(3), 3, ADDRESSES[3])]
