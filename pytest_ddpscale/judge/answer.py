@@ -109,7 +109,7 @@ def name_unless_most_fail(
     """
     failed, passed = (int((codes == one).sum()) for one in (FAILED, PASSED))
     if 1 < planned < 2 * failed:
-        answer.remarks.append(because("most-fail-alike", failed, planned, noun))
+        answer.remarks.append(because("most-fail-alike", failed, planned, noun, passed))
         culprits, answer.culprits = [*answer.culprits, *culprits], []
     are_certain = 2 * failed <= planned and 2 * passed >= len(codes)
     answer.culprits += culprits if are_certain else [replace(one, is_certain=False) for one in culprits]

@@ -260,11 +260,11 @@ class Verdict:
     def accused(self) -> tuple[Culprit, ...]:
         """Its culprits without those that are as good as the others: a loss that all share accuses nobody.
 
-        Most places are no measure of a loss that some escape: these reach the bound, or nearly.
+        Most places are no measure of a loss that some escape: these reach the bound.
         """
         shared = next((one.args for one in self.remarks if one.code == "most-fail-alike"), None)
         apart, typical = _HARDLY_APART if shared is None else _FAR_APART, []
-        if shared is not None and shared[0] < shared[1]:  # failed, of all
+        if shared is not None and any(shared[3:]):  # places that passed
             typical = [self.bound_value]
         return tuple(one for one in self.culprits if one.is_certain or not _is_alike(one, apart, typical))
 
@@ -284,12 +284,14 @@ def _is_alike(culprit: Culprit, apart: float, typical: Sequence[float]) -> bool:
     """Whether a GPU or node is named for its value alone, which is no further than this from the others' median, nor
     from these.
     """
-    args, median = culprit.because.args, None
-    if culprit.because.code == "node-alone":
-        _, value, _, others, median = args
+    why, median = culprit.because, None
+    if why.code == "all-may-be-slow":
+        why = why.args[0]
+    if why.code == "node-alone":
+        _, value, _, others, median = why.args
         median = median if others else None
-    elif culprit.because.code == "misses" and culprit.kind != "link":
-        *_, value, _, median = args
+    elif why.code == "misses" and culprit.kind != "link":
+        *_, value, _, median = why.args
     return median is not None and all(abs(value - one) <= apart * abs(one) for one in (median, *typical))
 
 

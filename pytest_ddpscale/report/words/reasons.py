@@ -284,7 +284,7 @@ SENTENCES: Mapping[str, Entry] = {
     "kept-on-each": "{} on each of {} {}; {} is nearest to it",
     "nodes-missing": _nodes_missing,
     "node-alone": _node_alone,
-    "most-fail-alike": lambda failed, planned, noun: (
+    "most-fail-alike": lambda failed, planned, noun, passed=0: (
         f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
     ),
     # judge.judged
