@@ -86,4 +86,4 @@ def test_a_rejecting_row_that_nobody_knows_the_fault_of_is_told(
 def test_an_unknown_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         printed(monkeypatch, capsys, "b20")
-    assert "b200" in capsys.readouterr().err
+    assert "no SKU 'b20'" in capsys.readouterr().err

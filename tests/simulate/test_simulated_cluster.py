@@ -101,8 +101,8 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         assert str(refused.value).startswith(f"{where}: {found}; expected ")
 
 
-def test_an_unknown_sku_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(SkuError, match=r"no SKU 'a1000'.*a100"):
+def test_an_unknown_sku_is_refused() -> None:
+    with pytest.raises(SkuError, match=r"no SKU 'a1000'; expected one of its"):
         open_cluster(thresholds(), ClusterOptions("a1000"))
 
 
