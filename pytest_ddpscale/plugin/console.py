@@ -57,7 +57,8 @@ def progress_listener(config: pytest.Config) -> Listener:
                 reporter.rewrite(f"  {line}"[: reporter._tw.fullwidth - 1], erase=True)
             else:
                 reporter.ensure_newline()
-                for one in wrapped(config, [f"  {line}"]):
+                said = [f"  {line}"]  # which stays one line in a log file
+                for one in wrapped(config, said) if reporter.isatty else said:
                     reporter.write_line(one)
 
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)

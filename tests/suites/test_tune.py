@@ -111,5 +111,5 @@ def test_a_setting_that_does_not_fit_is_an_error_and_the_others_are_told(measure
     assert (too_large["says"], too_large["first_launch"]["ratio"]) == ("not measured", None)
     assert re.search(r"rank \d on .* failed in .*allocate", too_large["why_missing"])
     said, _, _ = too_large["why_missing"].partition(" Error code 12")  # a long line ends with a sentence
-    assert f"not measured: batch_size=999999: {said}" in told
+    assert f"- batch_size=999999: {said}" in told
     assert told.startswith("None of 2 settings is shown to be faster; 1 not measured")
