@@ -3,10 +3,11 @@
 **Bounds between nodes** are also those from the line rates of the ports that their GPUs are nearest to. What is
 published between nodes was reached over another network. But each node tells how fast its ports are and which GPUs are
 nearest to them, and NCCL reaches 46 to 49 of the 50 GB/s of a port of 400 Gbit/s, NDR or RoCE. So messages between
-nodes have to reach 0.7 of that, and an all-reduce over nodes 0.6 of what all GPUs of a node have. Most GPUs count: a
-port that came up slower than the others fails. Where ports differ at the same distance a GPU counts with the slowest
-alone, because another one may serve storage; and no port is faster than the PCIe link of the GPU, nor counts where
-NCCL_IB_HCA leaves it out.
+nodes have to reach 0.7 of that, and an all-reduce over nodes 0.6 of what all GPUs of a node have. All GPUs send at
+once: they share ports, PCIe slots, and the port of virtual functions. What the slowest GPU of a node has counts, since
+ports of a sound node may differ, of the kind of node that is most frequent: a port that came up slower than those of
+other nodes fails. Where ports differ at the same distance a GPU counts with the slowest alone, because another one may
+serve storage; and no port is faster than its PCIe link or that of the GPU, nor counts where NCCL_IB_HCA leaves it out.
 
 No port counts if NCCL goes over TCP, or is not known to go over ports at all. All-reduce counts only where GPUs of a
 node are joined by NVLink, which carries more than its ports, and where messages are long for so many ranks. A row
@@ -21,11 +22,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, compress
-from statistics import median_low
 
 import numpy as np
 
@@ -53,6 +53,7 @@ from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.table import NO_ROUNDS, GrowingColumns, once
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, GenerationComparison, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
@@ -84,6 +85,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
             is_above = by_ports.requirement.bound > case.requirement.bound
             answer = other if is_above or other.outcome == "failed" else answer
+            if other.outcome == "failed":
+                answer.remarks.append(because("by-ports"))
         fail_by_pairs(answer, case.probe, evidence)
     elif case.requirement.check:
         answer_check(answer, case, evidence)
@@ -246,30 +249,50 @@ def bound_by_ports(case: NodeCase, probe: Arm, evidence: Evidence) -> NodeCase |
 
 @once
 def port_gbps(evidence: Evidence, is_ring: bool) -> float:
-    """What most GPUs have of their ports, in GB/s; 0 if it is not known, or NVLink does not join a ring of them."""
-    found = list[float]()
+    """What the slowest GPU of a node, as most nodes are, has of its ports in GB/s; 0 if that is not known.
+
+    It is 0, too, for a ring of GPUs that NVLink does not join.
+    """
     chosen = {place.host: one.variables.get("NCCL_IB_HCA", "") for place, one in evidence.transports.items()}
-    for survey in evidence.surveys.values():
-        names, gbps = dict(_LEGEND.findall(survey.topology)), dict[str, float]()
-        for port in survey.infiniband:
-            if port.state.endswith("ACTIVE") and is_selected(port.device, chosen.get(survey.host, "")):
-                gbps[port.device] = min(gbps.get(port.device, math.inf), (port.rate_gbps or 0.0) / 8)
-        of_links = {
-            f"GPU{gpu.index}": _LANE_GBPS.get(gpu.pcie_generation_max or 0, math.inf) * (gpu.pcie_width_max or 16)
-            for gpu in survey.gpus
-            if gpu.local_rank is not None
-        }
-        cells = {(one, names.get(end, end)): cell for (one, end), cell in survey.connections.items()}
-        near = list[list[str]]()
-        for gpu in of_links:
-            at = ([port for port in gbps if cells.get((gpu, port)) == way] for way in _DISTANCES)
-            near.append(next(filter(None, at), []))
-        inside = {cell for (one, other), cell in cells.items() if one != other and {one, other} <= of_links.keys()}
-        is_slower = is_ring and not all(cell.startswith("NV") for cell in inside)
-        share = min(1.0, len({*chain(*near)}) / max(1, len(of_links))) * (not is_slower)
-        of_ports = (share * min((gbps[one] for one in ports), default=0.0) for ports in near)
-        found += map(min, of_ports, of_links.values())
-    return median_low(found or [0.0])
+    surveys = evidence.surveys.values()
+    nodes = Counter(_gbps_of_gpus(one, chosen.get(one.host, ""), is_ring) for one in surveys)
+    most = max(nodes, key=lambda rates: (nodes[rates], rates), default=())
+    return most[0] if most else 0.0
+
+
+def _gbps_of_gpus(survey: Survey, chosen: str, is_ring: bool) -> tuple[float, ...]:
+    """What each GPU of a node has of the ports nearest to it while all send, in GB/s, the slowest GPU first."""
+    gbps, functions, pcie = dict[str, float](), dict[str, str](), dict[str, float]()
+    for port in survey.infiniband:
+        if port.state.endswith("ACTIVE") and is_selected(port.device, chosen):
+            gbps[port.device] = min(gbps.get(port.device, math.inf), (port.rate_gbps or 0.0) / 8)
+            functions[port.device] = port.pci_function or port.device
+            pcie[port.device] = (port.pcie_gbps or math.inf) / 8
+    # Functions of one adapter share its slot; virtual functions have the ports of their physical one.
+    slots = {port: function.partition(".")[0] for port, function in functions.items()}
+    of_functions = {function: (slots[port], gbps[port]) for port, function in functions.items()}
+    carried = {
+        slot: min(pcie[port], sum(rate for where, rate in of_functions.values() if where == slot))
+        for port, slot in slots.items()
+    }
+    of_links = {
+        f"GPU{gpu.index}": _LANE_GBPS.get(gpu.pcie_generation_max or 0, math.inf) * (gpu.pcie_width_max or 16)
+        for gpu in survey.gpus
+        if gpu.local_rank is not None
+    }
+    names = dict(_LEGEND.findall(survey.topology))
+    cells = {(one, names.get(end, end)): cell for (one, end), cell in survey.connections.items()}
+    inside = {cell for (one, other), cell in cells.items() if one != other and {one, other} <= of_links.keys()}
+    if is_ring and not all(cell.startswith("NV") for cell in inside):
+        return ()
+    near = dict[str, list[str]]()
+    for gpu in of_links:
+        at = ([port for port in gbps if cells.get((gpu, port)) == way] for way in _DISTANCES)
+        near[gpu] = next(filter(None, at), [])
+    used = {gpu: {slots[port] for port in ports} for gpu, ports in near.items()}
+    users = Counter(chain.from_iterable(used.values()))
+    shares = {gpu: sum(carried[slot] / users[slot] for slot in used[gpu]) for gpu in used}
+    return tuple(sorted(min(of_links[gpu], shares[gpu], *(gbps[port] for port in near[gpu])) for gpu in used))
 
 
 class Decider:

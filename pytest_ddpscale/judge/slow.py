@@ -100,7 +100,7 @@ def arms_read(question: Question, study: Study) -> list[Arm]:
 
     On a small CPU workload intervals of forward passes are ten times as wide.
     """
-    each = [arm for arm in study.arms if arm.kind == "each"]
+    each = [arm for arm in study.arms if arm.kind == "each" and arm.world_size >= question.world_size]
     return each[-1:] if question.metric.reads_own_pace and each else question.arms
 
 

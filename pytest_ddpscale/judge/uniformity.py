@@ -260,7 +260,7 @@ def fail_by_own_node(answer: Answer, case: NodeCase, values: Values[JudgedPlace]
         beside = sorted(ways[one] for one in ways if one.host == place.host and one.ranks in turn)
         gpus = evidence.surveys[place.host].gpus if ways[place] else ()
         lanes = [(gpu.pcie_generation_max, gpu.pcie_width) for gpu in gpus if gpu.index in index]
-        keys.append(str((place.host, ways[place], beside, lanes)) if gpus else place)
+        keys.append(str((place.host, ways[place], beside, lanes)) if ways[place] else place)
     firsts = [keys.index(key) if keys.count(key) > FEWEST_PEERS else at for at, key in enumerate(keys)]
     alike = np.unique(firsts, return_inverse=True)[1]
     own, twice = Answer(answer.blank), replace(case, requirement=replace(case.requirement, bound=1 + 2 * limit))

@@ -32,6 +32,7 @@ _TOPOLOGY_LIMIT_S = 20.0
 _SECOND_LOOK_S = 5.0
 _ADAPTERS = Path("/sys/class/infiniband")
 _AMAZON = "0x1d0f"  # vendor of a PCI device
+_PCI_FUNCTION = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -119,7 +120,19 @@ def _port(port: Path) -> InfiniBandPort:
     is_efa = (adapter / "device/driver").resolve().name == "efa" or _read(adapter / "device/vendor") == _AMAZON
     rate = re.match(r"[\d.]+(?= Gb/sec)", _read(port / "rate"))  # "400 Gb/sec (4X NDR)"
     layer = "EFA" if is_efa else _read(port / "link_layer")
-    return InfiniBandPort(adapter.name, int(port.name), state, layer, float(rate[0]) if rate else None)
+    device, gbps = adapter / "device", float(rate[0]) if rate else None
+    function = (device / "physfn" if (device / "physfn").exists() else device).resolve()
+    name = function.name if _PCI_FUNCTION.fullmatch(function.name) else ""
+    return InfiniBandPort(adapter.name, int(port.name), state, layer, gbps, name, _pcie_gbps(function))
+
+
+def _pcie_gbps(function: Path) -> float | None:
+    """What a PCI function and the port above it can carry, in Gb/s; None if neither says."""
+    ends = (function, function.parent)
+    rates = [float(one[0]) for end in ends if (one := re.match(r"[\d.]+(?= GT/s)", _read(end / "max_link_speed")))]
+    lanes = [int(width) for end in ends if (width := _read(end / "max_link_width")).isdigit() and int(width)]
+    # Of ten bits that generations 1 and 2 send, eight are data; of 130 that later ones send, 128.
+    return min(rates) * min(lanes) * (0.8 if min(rates) < 8 else 128 / 130) if rates and lanes else None
 
 
 def _read(file: Path) -> str:

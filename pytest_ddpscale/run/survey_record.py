@@ -118,6 +118,8 @@ class InfiniBandPort(Record):
     Attributes:
         link_layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``EFA``.
         rate_gbps: line rate in Gb/s, of a port that is down the slowest one; None if unknown.
+        pci_function: PCI address of the adapter's function, of a virtual function the physical one; empty if unknown.
+        pcie_gbps: what its PCIe link can carry in Gb/s, by the slower of its two ends; None if unknown.
     """
 
     device: str
@@ -125,6 +127,8 @@ class InfiniBandPort(Record):
     state: str
     link_layer: str
     rate_gbps: float | None = None
+    pci_function: str = ""
+    pcie_gbps: float | None = None
 
 
 class Survey(Line, tag="survey"):

@@ -14,7 +14,9 @@ Of pairs of GPUs `1,6` is the one between these two, and `0-3,n1` are those betw
     pcie=4                       generation of the links of all GPUs
     topology=NAME                of all nodes, by topologies.txt
     port=400                     Gbit/s of each adapter there, 400,100 of its two ports; of a node: port=200/n1;
-                                 `tcp`: they are not used
+                                 `tcp`: they are not used; port=200/3: adapter 3 of each node
+    slot=252                     Gbit/s of a PCIe slot, which each two adapters share as functions of one
+    virtual                      adapters 1, 3 … are virtual functions of those before
     wrong                        data
     dropped                      a round without what is asked, because that is decided
     FIELD=VALUE FIELD=*FACTOR    of what was measured, such as seconds=0.01, of 10 iterations, or work=6e7
@@ -45,7 +47,7 @@ from tests.judge.checks import TOPOLOGIES
 from tests.judge.runs import Change, Run
 
 USUAL = 120.0  # TFLOPS or GB/s
-NO_FIELDS = {"lost", "dropped", "link", "stall", "port", "lanes", "pcie"}
+NO_FIELDS = {"lost", "dropped", "link", "stall", "port", "slot", "lanes", "pcie"}
 
 
 def run_of(line: str) -> Run:
@@ -56,7 +58,7 @@ def run_of(line: str) -> Run:
 class ProbeRun(Run):
     """What a line says."""
 
-    FLAGS = Run.FLAGS | {"unplanned", "unsupported", "interrupted", "tcp"}
+    FLAGS = Run.FLAGS | {"unplanned", "unsupported", "interrupted", "tcp", "virtual"}
 
     def judged(self) -> tuple[NodeCase, Evidence]:
         """What is asked first, and what was measured."""
@@ -110,13 +112,15 @@ class ProbeRun(Run):
             SurveyedGpu(i, f"GPU-{i}", "", "", "", local_rank=i, pcie_width=n, pcie_generation_max=gen)
             for i, n in enumerate(lanes)
         )
-        of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, 0, "all", f"n{node}")]
-        rates = of_ports[-1].values if of_ports else ()
-        ports = (
-            InfiniBandPort(f"mlx5_{i}", number, "ACTIVE", "InfiniBand", rate)
-            for number, rate in enumerate(rates, 1)
-            for i in range(8)
-        )
+        slot = next((one.values[0] for one in self.changes if one.what == "slot"), None)
+        ports = list[InfiniBandPort]()
+        for i in range(8):
+            of_ports = [one for one in self.changes if one.what == "port" and one.is_at(0, i, "all", f"n{node}")]
+            function = f"0000:{i // 2:02x}:00.{0 if 'virtual' in self.flags else i % 2}" if slot else ""
+            ports += (
+                InfiniBandPort(f"mlx5_{i}", number, "ACTIVE", "InfiniBand", rate, function, slot)
+                for number, rate in enumerate(of_ports[-1].values if of_ports else (), 1)
+            )
         return Survey(f"n{node}", 0.0, gpus=(*gpus,), infiniband=(*ports,), topology=topology)
 
     def _reported(self, plan: Plan, probe: Arm) -> Iterator[ProbeMeasurement]:

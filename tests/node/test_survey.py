@@ -281,6 +281,23 @@ def test_ports_of_adapters_are_read_as_the_kernel_writes_them(tmp_path: Path) ->
     assert infiniband_ports(tmp_path / "none") == ()
 
 
+def test_functions_of_an_adapter_tell_their_slot_and_virtual_ones_their_physical_one(tmp_path: Path) -> None:
+    adapters, slot = tmp_path / "class", tmp_path / "0000:3a:00.0"
+    speeds = {slot: ("16.0 GT/s PCIe", "16"), slot / "0000:3b:00.0": ("32.0 GT/s PCIe", "16")}
+    speeds |= {slot / "0000:3b:00.1": ("Unknown", "255"), slot / "0000:3b:00.2": ("2.5 GT/s PCIe", "0")}
+    for function, (speed, width) in speeds.items():
+        function.mkdir()
+        (function / "max_link_speed").write_text(f"{speed}\n")
+        (function / "max_link_width").write_text(f"{width}\n")
+    (slot / "0000:3b:00.2" / "physfn").symlink_to("../0000:3b:00.0")
+    for number in range(3):
+        (adapters / f"mlx5_{number}/ports/1").mkdir(parents=True)
+        (adapters / f"mlx5_{number}/device").symlink_to(slot / f"0000:3b:00.{number}")
+    found = [(port.pci_function, port.pcie_gbps) for port in infiniband_ports(adapters)]
+    gbps = pytest.approx(16 * 16 * 128 / 130)
+    assert found == [("0000:3b:00.0", gbps), ("0000:3b:00.1", gbps), ("0000:3b:00.0", gbps)]
+
+
 def test_free_space_is_what_df_says() -> None:
     folder = tempfile.gettempdir()
     df = subprocess.run(["df", "-B1", "--output=avail", folder], capture_output=True, text=True, check=True).stdout

@@ -287,6 +287,7 @@ SENTENCES: Mapping[str, Entry] = {
     "most-fail-alike": lambda failed, planned, noun, passed=0: (
         f"{failed} of {planned} {noun} fail alike: is the bound right? This names no {noun[:-1]} for certain"
     ),
+    "by-ports": "the bound is of the ports' line rate; a network with fewer uplinks needs a row with severity: fail",
     # judge.judged
     "incomplete-rounds": "only {} of {} rounds are complete; the others could change the result",
     "incredible": lambda value, limit: (
