@@ -390,7 +390,7 @@ def test_the_terminal_says_what_was_approved_of_ten_faults(tmp_path: Path, monke
         said = [line for line, _ in brief_lines(judgement, 100, run.read_run())]
         assert screen_lines(said, 100) <= 20, name
         run.write_json(run.verdicts_json, judgement)
-        found = read_findings(run.path, rehearses=not again).findings
+        found = read_findings(run.path, rehearses=not again)
         isolated = [one for one in causes(judgement) if one.category == "ISOLATE"]
         at_fault = {culprit.host for one in isolated for culprit in one.culprits if culprit.is_certain}
         is_alone = gpus == 8 and not isolated  # a rejected node without any other is drained whatever the cause

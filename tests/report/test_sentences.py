@@ -29,7 +29,7 @@ def test_a_gpu_that_stopped_reporting_is_at_fault_in_the_report_and_drained(tmp_
     assert not any(cause.culprits for cause in others)
     assert headline(judgement).startswith("REJECTED: GPU 3 (SIM-3) on simulated-0: lost under load: not measured in 6 ")
     run.write_json(run.verdicts_json, judgement)
-    found = read_findings(run.path, rehearses=True).findings
+    found = read_findings(run.path, rehearses=True)
     assert [(one.use, one.host) for one in found] == [("drain", "simulated-0")]
 
 
