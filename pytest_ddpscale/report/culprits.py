@@ -90,7 +90,7 @@ def read_findings(path: Path, *, rehearses: bool = False) -> list[HostFinding]:
         aside = WATERMARK if is_simulated else "imported: measured by another tool, elsewhere"
         return [HostFinding("none", NOBODY, aside, path)]
     tested = {node.host: node.tested_by for node in coverage.nodes if not node.left_out}
-    lost = [*_lost(run.read_records(), tested)]
+    lost, undated = [*_lost(run.read_records(), tested)], list[HostFinding]()
     began, is_finished = int(record.began.timestamp()), rehearses or record.status == "finished"
     if is_finished and judgement.accepts:
         why = "it was resumed, and each session may have had other nodes" if record.resumed else ""
@@ -100,12 +100,14 @@ def read_findings(path: Path, *, rehearses: bool = False) -> list[HostFinding]:
     elif is_finished and judgement.outcome == "rejected":
         found = [*_rejected(judgement, [*tested]), *lost]
     else:
-        named = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
-        why = text.outcome_text(judgement)
+        found = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
+        use: Use = "look" if found else "none"
         if not is_finished:
             why = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
-        found = [HostFinding("look" if named else "none", NOBODY, why), *named]
-    return [replace(one, run=path, started_unix_s=began) for one in found]
+            undated = [HostFinding(use, NOBODY, why, path)]
+        else:
+            found.insert(0, HostFinding(use, NOBODY, text.outcome_text(judgement)))
+    return undated + [replace(one, run=path, started_unix_s=began) for one in found]
 
 
 def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:

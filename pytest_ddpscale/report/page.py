@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.report import causes as cause
 from pytest_ddpscale.report import digits, machine, text
-from pytest_ddpscale.report.causes import Cause, counts_text, explained_text, next_steps
+from pytest_ddpscale.report.causes import Cause, counts_text, explained_text
+from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.sentences import (
     NOT_COVERED,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, next_steps, warning_text, warnings
+from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, warning_text, warnings
 from pytest_ddpscale.report.machine import tested_text, took_text
+from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.sentences import (
     TOO_NARROW,
     interval_mark,

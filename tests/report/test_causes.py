@@ -18,17 +18,16 @@ from msgspec import structs
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.causes import (
     Cause,
-    cause_records,
     causes,
     counts_text,
     explained_text,
     headline,
-    next_steps,
     warnings,
 )
 from pytest_ddpscale.report.culprits import read_findings
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.junit import render_junit
+from pytest_ddpscale.report.next_steps import cause_records, next_steps
 from pytest_ddpscale.report.terminal import brief_lines, screen_lines, table_lines
 from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage
@@ -119,6 +118,7 @@ def nodes(*hosts: str, **changes: Any) -> Coverage:
 
 
 SLOW = missed("throughput", **THROUGHPUT, published=1200.0)
+BY_VALUE = replace(of_node(7, 700.0), is_certain=True)
 NODES_ALIKE = [of_node(number, 900.0 + number) for number in range(16)]
 LOST = GpuCoverage(Place("node7", None, "GPU-4f1c", 3), rounds_missing=31, missing_in=("open",))
 PEER = GpuCoverage(Place("node7", None, "GPU-5", 4), rounds_missing=1)
@@ -182,6 +182,18 @@ JUDGED: dict[str, Judgement] = {
     "a loss of nodes, of which one is far off": judged(
         missed("throughput", *NODES_ALIKE[:3], of_node(3, 700.0), **THROUGHPUT, **ALIKE)
     ),
+    "a node by its value alone": judged(missed("throughput", BY_VALUE, **THROUGHPUT)),
+    "a node by its value, and all compute alike": judged(
+        missed("throughput", BY_VALUE, **THROUGHPUT), uniformity("passed")
+    ),
+    "a node by its value, and it computes slowly": judged(
+        missed("throughput", BY_VALUE, **THROUGHPUT), uniformity("inconclusive", culprits=(DOUBT,))
+    ),
+    "a node by its value, and a product of it is slow": judged(
+        missed("throughput", BY_VALUE, **THROUGHPUT), missed("products", replace(DOUBT, slowdown=None), **PRODUCTS)
+    ),
+    "a node by what no communication is in": judged(missed("throughput", BY_VALUE, **THROUGHPUT, world_size=1)),
+    "a node by its communication": judged(missed("exposed", BY_VALUE, metric="exposed_communication")),
     "a loss of scaling on all nodes": judged(missed("weak", *NODES_ALIKE, **ALIKE)),
     "a loss of products on all GPUs": judged(
         missed("products", *(of_gpu(number, 320.0 + number) for number in range(8)), **PRODUCTS, **ALIKE)

@@ -145,6 +145,13 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         "All GPUs of a node are slower than the other nodes' median. Look at power caps, inlet temperature, BIOS "
         "settings, CPU governor and other tenants. Of two or three nodes the slower one is only a suspect.",
     ),
+    "slow-training": CauseKind(
+        5,
+        "ISOLATE",
+        "check clocks, power caps and CPUs, then links and ports",
+        "A node trains more slowly than the bound, and nothing shows whether its GPUs compute or communicate slowly: "
+        "their own pace was not compared, or not decided. Run the probes and `rank_uniformity` with more nodes.",
+    ),
     "uniform-loss": CauseKind(
         6,
         "CHECK",
