@@ -43,16 +43,17 @@ class Listed(list[Any]):
     """Arguments of which a sentence lists the first few; a format is the separator of all, ``; …`` of the first few."""
 
     def __format__(self, spec: str) -> str:
+        names = [*map(str, self)]
         if spec.endswith("…"):
-            return first_few(self, separator=spec[:-1])
-        return spec.join(map(str, self)) if spec else first_few(self)
+            return first_few(names, separator=spec[:-1])
+        return spec.join(names) if spec else first_few(names)
 
 
 class _Words:
     """An argument in a template, with formats beside those of Python and of `Listed`.
 
     ``{:#node}`` is ``1 node`` or ``2 nodes``, ``{:#}`` the length of a list, ``{:%}`` and ``{:.1f%}`` per cent,
-    ``{:|none}`` the value or else that word, and ``{:? (and @ more)}`` the words with the value, if there is one.
+    ``{:? (and @ more)|, alone}`` the first words, with the value for @, if there is one, and else the others.
     """
 
     def __init__(self, value: Any) -> None:
@@ -62,10 +63,9 @@ class _Words:
         kind, words, value = spec[:1], spec[1:], self.value
         if kind == "#":
             return count_text(value, words) if words else str(len(value))
-        if kind == "|":
-            return str(value or words)
         if kind == "?":
-            return words.replace("@", format(value)) if value else ""
+            told, _, otherwise = words.partition("|")
+            return told.replace("@", format(value)) if value else otherwise
         if spec.endswith("%"):
             return f"{100 * value:{spec[:-1]}} %" if words else percent(value)
         return format(value, spec)
@@ -235,7 +235,6 @@ _REPAIRS = {
     "row-failed": "a faulty memory row could not be remapped",
     "row-pending": "a memory row waits to be remapped",
 }
-_NO_END = "the search for a slow node or link did not end"
 _ON_FIRST = ": {} on {}: {}; another driver, or a waiver, ends this"
 _ODD_PROCESS = "the driver lists pid {}, which no process has: driver and library (libnvidia-ml.so) differ"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
@@ -291,9 +290,7 @@ SENTENCES: Mapping[str, Entry] = {
     # judge.judged
     "perhaps-chance": "{}, but on one of {} {} this may be chance",
     "more-may-fail": "more rounds may fail further {}: undecided on {}",
-    "one-of": lambda name, planned, noun, why, outcome, others: (
-        f"{name}, one of {planned} {noun}: {why}{f' ({outcome} too: {others})' if others else ''}"
-    ),
+    "one-of": "{0}, one of {1} {2}: {3}{5:? ({4} too: @)}",
     "lowest-of": "{}, the lowest of {} {}: {}",
     "kept-on-each": "{} on each of {} {}; {} is nearest to it",
     "nodes-missing": _nodes_missing,
@@ -389,10 +386,7 @@ SENTENCES: Mapping[str, Entry] = {
     # judge.links
     "slow-at": "communication is slow at {: and }",
     "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {hosts: and } ({why})",
-    "slow-pairs": lambda gbps, usual, count, ranks: (
-        f"{f'only local rank {ranks: and }: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
-        f"({count} measurements)"
-    ),
+    "slow-pairs": "{3:?only local rank {3: and }: }{0:.3g} GB/s, others reach {1:.3g} GB/s ({2} measurements)",
     "stalls": "messages stall, as after a lost packet, in {} of {} pairs with it and {} of {} pairs without it",
     "misses": _misses,
     "gpu-or-its-links": "{}: the GPU or its own links are at fault",
@@ -452,10 +446,7 @@ SENTENCES: Mapping[str, Entry] = {
     "unmet": "{2:#} of {0:#requirement} {1}: {2}",
     "interrupted-after": "interrupted after {} of {:#requirement}",
     "nothing-judged": "no requirement was judged",
-    "met": lambda passed, required, waived, warned: (
-        f"{passed} of {count_text(required, 'requirement')} {f'met, {waived} waived' if waived else 'passed'}"
-        f"{f', {warned} warned' if warned else ''}"
-    ),
+    "met": "{} of {:#requirement} {:?met, @ waived|passed}{:?, @ warned}",
     "not-selected": "{}; {} not selected",
     "nothing-to-accept": "{}: there is nothing to accept",
     "unpublished": "not decidable without site bounds: {} (no published bound covers all devices; calibration takes "
@@ -474,11 +465,8 @@ SENTENCES: Mapping[str, Entry] = {
     "simulated": "simulated: no machine was measured ({})",
     "rerouted": "{}, but paths stay unused and are not tested: {}",
     "idle-gpus": "{0}, but none of them tested {1:#} of {2} GPUs: {1}",
-    "pairs-missing": lambda met, missing, planned, why: (
-        f"{met}, but "
-        f"{f'{missing} of {planned} pairs of nodes not measured with each other' if missing else _NO_END}"
-        f"{f': {why}' if why else ''}"
-    ),
+    "pairs-missing": "{0}, but {1:?@ of {2} pairs of nodes not measured with each other|the search for a slow node or "
+    "link did not end}{3:?: @}",
     "waiver-not-needed": "{}: not needed",
     "waives-failures-only": "{}: not applied, only a failure can be waived",
     "waiver-ended": "waiver by {} ended {}",
@@ -502,7 +490,7 @@ SENTENCES: Mapping[str, Entry] = {
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
     "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
     "few-cores": "{} CPU cores for {} ranks",
-    "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
+    "few-gpus": "{0} GPUs are visible; expected {1}{0:?|: {2}}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
         "no NVIDIA driver is loaded" if not has_driver
         else f"CUDA_VISIBLE_DEVICES hides all {gpus} GPUs" if gpus else "the driver finds no GPU"
@@ -516,7 +504,7 @@ SENTENCES: Mapping[str, Entry] = {
     "note-old-driver": _old_driver,
     "no-torch": "torch facts cannot be read: {}",
     "without-cuda": "torch {} was built without CUDA",
-    "no-architectures": "torch {:|of unknown version} lists no architectures",
+    "no-architectures": "torch {:?@|of unknown version} lists no architectures",
     "no-gpu": "no GPU is visible ({})",
     "lost": "lost: {}",
     "lost-needed": "lost: {}",
@@ -527,7 +515,7 @@ SENTENCES: Mapping[str, Entry] = {
         f"has {found / 2**30:.1f} GiB; expected {sizes[0]:.1f} to {sizes[1]:.1f}"
     ),
     "mig-on": "MIG is enabled; expected the whole GPU",
-    "ecc-mode": lambda is_on, _: "ECC is on; expected off" if is_on else "ECC is off; expected on",
+    "ecc-mode": "{:?ECC is on; expected off|ECC is off; expected on}",
     "few-lanes-reached": "PCIe of GPU and slot reaches {} lanes; expected {}",
     "few-lanes": "PCIe has {} lanes; expected {}",
     "old-pcie": "PCIe of GPU and slot reaches generation {}; expected {}",
@@ -557,7 +545,7 @@ SENTENCES: Mapping[str, Entry] = {
     "pass, and published figures were measured with ProcessGroupNCCL: `ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` "
     "compares both",
     "lost-under-load": "lost under load: {}",
-    "lost-afterwards": "lost after ranks failed: {:|the driver no longer lists it}",
+    "lost-afterwards": "lost after ranks failed: {:?@|the driver no longer lists it}",
     "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
     "ended-ranks": "{}",
     "note-suspect": "{}",
