@@ -38,6 +38,7 @@ from pytest_ddpscale.run.verdicts import (
     Culprit,
     Judgement,
     Verdict,
+    VerdictOutcome,
 )
 from pytest_ddpscale.util.listing import first_few
 
@@ -210,13 +211,15 @@ def _standing(verdict: Verdict, judgement: Judgement) -> str:
 
 def explained_text(explains: Collection[str], judgement: Judgement, *, only_worst: bool = False) -> str:
     """``5 of 5 failures and 1 of 2 undecided``: how many unmet requirements one cause explains; or only the first."""
-    unmet = [(one.id, one.outcome) for one in judgement.verdicts if judgement.is_blocked_by(one)]
-    others = [blocker.name for blocker in judgement.other_blockers]  # a test, or the run as a whole
-    parts = []
-    for outcome, (_, *nouns) in UNMET.items():
-        found = [name in explains for name, what in unmet if what == outcome]
-        found += [name in explains for name in others if outcome == "failed"]
-        parts += [f"{sum(found)} of {text.count_text(len(found), *nouns)}"] * any(found)
+    blocking = filter(judgement.is_blocked_by, judgement.verdicts)
+    outcomes: dict[str, VerdictOutcome] = {one.id: one.outcome for one in blocking}
+    outcomes |= {one.name: "failed" for one in judgement.other_blockers}  # a test, or the run as a whole
+    count = Counter(outcomes.values())
+    found = Counter(outcomes[name] for name in outcomes.keys() & explains)
+    parts = [
+        f"{found[one]} of {text.count_text(count[one], *nouns)}"
+        for one, (_, *nouns) in UNMET.items() if found[one]
+    ]  # fmt: skip
     return " and ".join(parts[:1] if only_worst else parts)
 
 
@@ -289,19 +292,18 @@ def _would_pass(verdict: Verdict, culprit: Culprit) -> bool:
 def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequence[Verdict]) -> list[Cause]:
     """One cause for all GPUs that are missing and that no verdict names, with what that left undecided."""
     named = {one.identity for verdict in blocking for one in verdict.culprits if one.is_certain}
-    of_each = {v.id: [one for one in missing.get(v.id, ()) if one.identity not in named] for v in blocking}
-    suspects = tuple(dict.fromkeys(one for found in of_each.values() for one in found))
-    if not suspects:
-        return []
+    left = [(one, v.id) for v in blocking for one in missing.get(v.id, ()) if one.identity not in named]
+    suspects = tuple(dict.fromkeys(one for one, _ in left))
     who = first_few([text.culprit_name(one) for one in suspects], 2)
-    explains = frozenset(name for name, found in of_each.items() if found)
-    return [Cause("lost-gpu", f"{who}: {suspects[0].evidence}", explains, suspects)]
+    explains = frozenset(name for _, name in left)
+    return [Cause("lost-gpu", f"{who}: {suspects[0].evidence}", explains, suspects)] if suspects else []
 
 
 def _explains(own: _Found, verdict: Verdict) -> bool:
     """Whether the findings on a GPU explain a failure for which its whole node is named."""
-    is_wrong = WRONG_DATA in verdict.flags and any(culprit.computed_wrong for culprit, _ in own)
-    return (_slowdown(own) > 0 and METRICS[verdict.metric].slowed_by_one_rank) or is_wrong
+    if WRONG_DATA in verdict.flags and any(culprit.computed_wrong for culprit, _ in own):
+        return True
+    return METRICS[verdict.metric].slowed_by_one_rank and _slowdown(own) > 0
 
 
 def _slowdown(found: _Found) -> float:
@@ -361,17 +363,15 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
 
 def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | None:
     """Whom the bounds between nodes name that the run as a whole has to meet; None if that is not why."""
-    if blocker.cause != "run-not-accepted" or judgement.unfinished or judgement.coverage is None:
-        return None
-    between = [one for one in judgement.verdicts if one.id in judgement.coverage.between_nodes]
-    missed = [one for one in between if one.outcome in ("failed", "inconclusive")]
+    between = judgement.coverage.between_nodes if judgement.coverage is not None else ()
+    missed = [one for one in judgement.verdicts if one.id in between and one.outcome in ("failed", "inconclusive")]
     named = [(culprit, verdict) for verdict in missed for culprit in verdict.accused]
-    if not named:
+    if blocker.cause != "run-not-accepted" or judgement.unfinished or not named:
         return None
     culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
-    kind = _id_of_device(culprit, verdict, _Pace(judgement))
     is_missed = "a bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
-    return Cause(kind, f"{text.culprit_text(culprit)} ({is_missed})", frozenset({blocker.name}), (culprit,))
+    sentence, kind = f"{text.culprit_text(culprit)} ({is_missed})", _id_of_device(culprit, verdict, _Pace(judgement))
+    return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
@@ -392,10 +392,14 @@ def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]
 
 def _is_shared(verdict: Verdict, judgement: Judgement) -> bool:
     """Whether throughput fails a bound without a reference, on devices that are alike."""
-    if verdict.outcome != "failed" or verdict.metric != THROUGHPUT_PER_GPU.name or verdict.accused:
-        return False
-    compared = {one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name}
-    return {WRONG_DATA, BY_VARIABLE}.isdisjoint(verdict.flags) and (bool(verdict.culprits) or compared == {"passed"})
+    is_open = verdict.outcome == "failed" and verdict.metric == THROUGHPUT_PER_GPU.name and not verdict.accused
+    is_other = not {WRONG_DATA, BY_VARIABLE}.isdisjoint(verdict.flags)
+    return is_open and not is_other and (bool(verdict.culprits) or _how_alike(judgement) == {"passed"})
+
+
+def _how_alike(judgement: Judgement) -> set[VerdictOutcome]:
+    """What was found where GPUs were compared with each other."""
+    return {one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name}
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:
@@ -408,17 +412,16 @@ def _shows_same_loss(verdict: Verdict) -> bool:
 
 
 def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgement: Judgement) -> Cause:
-    known = [(one.value, one.published) for one in verdicts if one.value is not None and one.published]
+    known = [one for one in verdicts if one.published and one.value is not None]
+    losses = [1 - (one.value or 0.0) / (one.published or one.bound_value) for one in known or verdicts]
     whose = "the reference throughput" if known else "the bound on throughput"
-    losses = [1 - v / of for v, of in known or [(one.value or 0.0, one.bound_value) for one in verdicts]]
-    lost = f"{digits.number_text(statistics.median(losses), 'fraction')} below {whose}"
-    uniformity = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
-    compared = {one.outcome for one in uniformity}
+    lost, alike = f"{digits.number_text(statistics.median(losses), 'fraction')} below {whose}", _how_alike(judgement)
     is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
-    if is_any_slow or "failed" in compared:
+    if is_any_slow or "failed" in alike:
         lost += ", which no single device explains"
-    elif compared == {"passed"}:
-        limit = digits.number_text(max(one.bound_value for one in uniformity) - 1, "fraction")
+    elif alike == {"passed"}:
+        bounds = [one.bound_value for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+        limit = digits.number_text(max(bounds) - 1, "fraction")
         lost += f"; every GPU is within {limit} of its peers, so no device is named"
     elif any(one.culprits and not one.accused for one in verdicts):
         lost += "; no node is far from the others, so none is named"
