@@ -23,7 +23,7 @@ from pytest_ddpscale.report.culprits import (
     text_lines,
     tsv_lines,
 )
-from pytest_ddpscale.run.coverage import INFERENCE, PROBES, SURVEY
+from pytest_ddpscale.run.coverage import PROBES, SURVEY
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import Lost, StudyEnd
 from pytest_ddpscale.run.run_json import Resumed
@@ -57,7 +57,6 @@ OPEN: dict[str, Any] = {"remarks": (because("most-fail-alike", 2, 3, "nodes", 0)
 CHECK: dict[str, Any] = {
     "metric": "node_check", "id": "node_check[ecc]", "workload": "ecc", "world_size": 1, "bound": {"at_least": 1},
 }  # fmt: skip
-PAST: dict[str, Any] = {"metric": "no_regression", "id": "no_regression[node]", "workload": ""}
 OTHER: dict[str, Any] = {"metric": "step_time_p95", "bound": {"at_most": 0.1}}
 WAIVED: dict[str, Any] = {"waiver": WAIVER}
 LOST = Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down")
@@ -85,7 +84,6 @@ RUNS: dict[str, Run] = {
     "only a warning": Run("rejected", [failed(gpu("n1")), failed(node("n2"), severity="warn")], "drain n1, look n2"),
     "undecided": Run("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="inconclusive")], "drain n1, look n2"),
     "an error": Run("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="error")], "drain n1, look n2"),
-    "a pass": Run("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="passed")], "drain n1, look n2"),
     "waived": Run("rejected", [failed(gpu("n1"), **OTHER), failed(gpu("n2"), **WAIVED)], "drain n1, look n2"),
     "incomplete": Run("incomplete", [failed(node("n2"), outcome="error")], "look -, look n2"),
     "partial": Run("partial", [failed(node("n2"), severity="warn")], "look -, look n2"),
@@ -93,17 +91,17 @@ RUNS: dict[str, Run] = {
     "nobody": Run("rejected", [failed()], "look -"),
     "suspects": Run("rejected", [failed(maybe(node("n1")), maybe(gpu("n2")))], "look -, look n1, look n2"),
     "a shared loss": Run("rejected", [failed(*(alone(one, 90.0, 91.0) for one in NODES), **ALIKE)], "look -"),
-    "a shared loss of GPUs": Run("rejected", [failed(replace(maybe(gpu("n1")), because=NEAR), **ALIKE)], "look -"),
     "two of three lose": Run(
         "rejected", [failed(alone("n1", 80.0, 90.0), alone("n2", 80.0, 90.0), **ALIKE)], "look -, look n1, look n2"
-    ),
-    "two of three lose alike": Run(
-        "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **MOST)],
-        "look -, look n1, look n2",
     ),
     "two of three lose, one is open": Run(
         "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **OPEN)],
         "look -",
+    ),
+    "a shared loss of GPUs": Run("rejected", [failed(replace(maybe(gpu("n1")), because=NEAR), **ALIKE)], "look -"),
+    "two of three lose alike": Run(
+        "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **MOST)],
+        "look -, look n1, look n2",
     ),
     "two of three hardly lose": Run(
         "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 82.0}, **MOST)],
@@ -114,20 +112,13 @@ RUNS: dict[str, Run] = {
     "one of two, surveyed": Run(
         "rejected", [failed(maybe(node("n2")), **CHECK)], "look -, look n2", ["n1"], {"tested": {"n2": (SURVEY,)}}
     ),
-    "a check": Run("rejected", [failed(gpu("n1"), **CHECK)], "drain n1"),
-    "its past": Run("rejected", [failed(gpu("n1"), **PAST)], "drain n1"),
     "accepted": Run("accepted", [], "accepted n1, accepted n3", NODES, {"tested": {"n2": (SURVEY, PROBES)}}),
     "lost": Run("rejected", [failed()], "look -, look n3", NODES, {"records": [LOST]}),
-    "lost, and interrupted": Run(
-        "incomplete", [failed(outcome="error")], "look -, look n3", NODES, of_status("interrupted", records=[LOST])
-    ),
     "interrupted": Run("rejected", [failed(node("n1"))], "look -, look n1", NODES, of_status("interrupted")),
     "running": Run("accepted", [failed(node("n1"), severity="warn")], "look -, look n1", NODES, of_status("running")),
     "imported": Run("rejected", [failed(node("n1"))], "none -", NODES, of_status("imported")),
-    "simulated": Run("accepted", [], "none -", NODES, of_status("simulated")),
     "once simulated": Run("rejected", [failed(node("n1"))], "none -", NODES, {"record": {"simulated": True}}),
     "of simulated devices": Run("rejected", [failed(node("n1"))], "none -", NODES, {"device": "SIM-{}"}),
-    "accepted for inference": Run("accepted", [], "accepted n1", ["n1"], {"tested": {"n1": (INFERENCE,)}}),
     "accepted with a waiver": Run(
         "accepted_with_waivers", [failed(gpu("n2"), **WAIVED)], "accepted n1, accepted n3, look n2"
     ),

@@ -32,48 +32,45 @@ class CauseKind(NamedTuple):
 CAUSES: Mapping[CauseId, CauseKind] = {
     "wrong-data": CauseKind(
         1, "ISOLATE", "run no job there; dcgmi diag -r 3, then swap the GPU",
-        "A GPU or its replica computed other bits than most ranks from the same seed, or products, copies or "
-        "messages were wrong. Without a named GPU, diagnose all nodes that took part; of two ranks that disagree "
-        "both are suspects. No waiver covers it.",
+        "Other bits than most ranks computed from the same seed, or wrong products, copies or messages. Without a "
+        "named GPU, diagnose all nodes that took part; of two ranks that disagree both are suspects. No waiver covers "
+        "it.",
     ),
     "memory-errors": CauseKind(
         2, "ISOLATE", "reset the GPU; swap it if the errors return",
-        "NVML counts uncorrectable ECC errors or a pending row remap (check `ecc`), they appeared under load "
-        "(`ecc_under_load`), or ECC is off. End the GPU's jobs before `nvidia-smi -r`. Counters may be of an "
-        "incident that was repaired: reload the driver and measure again.",
+        "Uncorrectable ECC errors or a pending row remap (check `ecc`), new ones under load (`ecc_under_load`), or "
+        "ECC is off. End the GPU's jobs before `nvidia-smi -r`. Counters may be of a repaired incident: reload the "
+        "driver and measure again.",
     ),
     "lost-node": CauseKind(
         3, "CHECK", "check console, power and network",
-        "A node stopped answering while it was measured and took no part again; see `journalctl -b -1`. The "
-        "connection or the launcher may be at fault instead: `ddpscale culprits` lists it to inspect.",
+        "A node stopped answering and took no part again; see `journalctl -b -1`. The connection or the launcher may "
+        "be at fault instead: `ddpscale culprits` lists it to inspect.",
     ),
     "lost-gpu": CauseKind(
         3, "ISOLATE", "look for Xid in dmesg; reseat or reset the GPU",
         "A GPU is missing, of another model, does not answer, ended its ranks with an error of its own, or stopped "
-        'while its peers went on (check `gpus`). Xid 79 is "fallen off the bus". Compute mode Prohibited also '
-        "stands here (`nvidia-smi -c 0`). A suspect was only missing in some rounds.",
+        'while its peers went on (check `gpus`). Xid 79 is "fallen off the bus"; compute mode Prohibited also stands '
+        "here (`nvidia-smi -c 0`). A suspect was only missing in some rounds.",
     ),
     "missing-gpus": CauseKind(
         3, "ISOLATE", "do what the check says; else look for Xid in dmesg, reboot",
-        "A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`, which names no GPU). "
-        'Error 802 of CUDA, "system not yet initialized", beside a healthy `nvidia-smi`: the fabric manager of an '
-        "NVSwitch node is down "
-        "(`systemctl status nvidia-fabricmanager`; it has the driver's version), on GB200 and GB300 `nvidia-imex` "
-        "or a switch tray.",
+        'A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`). Error 802, "system not '
+        'yet initialized", beside a healthy `nvidia-smi`: the fabric manager is down (`systemctl status '
+        "nvidia-fabricmanager`; of the version of the driver), on GB200 and GB300 `nvidia-imex` or a switch tray.",
     ),
     "gpu-error": CauseKind(
         3, "ISOLATE", "look for Xid in dmesg; reset the GPU",
-        "A CUDA error of this GPU ended its ranks; `logs/` have the message. Swap the GPU if it returns. The "
-        "driver may name the wrong GPU if one of several peers failed first: then it is a suspect. An error that "
-        "the program may have made (an illegal memory access, a misaligned address, cuDNN's and cuBLAS's) is "
-        "certain only after another batch.",
+        "A CUDA error of this GPU ended its ranks; see `logs/`, and swap the GPU if it returns. The driver may name "
+        "the wrong GPU if one of several peers failed first: then it is a suspect. An error that the program may have "
+        "made (illegal memory access, misaligned address, cuDNN, cuBLAS) is certain only after another batch.",
     ),
     "slow-node-link": CauseKind(
         4, "CHECK", "check cable, transceivers and port counters",
-        "Messages between two nodes are slow or stall, though each reaches others, or a node did not answer "
-        "another one's adapter (`status=12` of NCCL's `NET/IB`). Look at the switch port, too (`ibdiagnet`, "
-        "`perfquery`, `ethtool -S`). One link proves little of either end, so neither node is drained. Slow pairs "
-        "keep a run from being accepted although no requirement failed.",
+        "Messages between two nodes are slow or stall, though each reaches others, or an adapter did not answer "
+        "(`status=12` of NCCL's `NET/IB`). Look at the switch port, too (`ibdiagnet`, `perfquery`, `ethtool -S`). One "
+        "link proves little of either end, so neither node is drained; slow pairs keep a run from being accepted "
+        "although no requirement failed.",
     ),
     "slow-gpu-link": CauseKind(
         4, "CHECK", "check nvidia-smi nvlink -e and topo -m; reseat the GPUs",
@@ -82,69 +79,65 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "slow-host-link": CauseKind(
         4, "ISOLATE", "check PCIe width (nvidia-smi -q -d PCI); reseat the GPU",
         "Fewer PCIe lanes or a lower generation than the SKU has (checks `pcie`, `pcie_under_load`), or copies "
-        "between host and GPU slower than the bound or than the same slot on other nodes. An idle GPU lowers its "
-        "generation, which does not deceive the check under load; a busy host slows the copies.",
+        "between host and GPU slower than the bound or than the same slot on other nodes; a busy host slows them, "
+        "too. An idle GPU lowers its generation, which does not deceive the check under load.",
     ),
     "nvlink-down": CauseKind(
         4, "ISOLATE", "check nvidia-smi nvlink -s; reset or reseat the GPU",
-        "NVML counts fewer NVLinks up than the SKU has. On NVSwitch machines look at the fabric manager's log "
-        "first.",
+        "NVML counts fewer NVLinks up than the SKU has. On NVSwitch machines look at the fabric manager's log first.",
     ),
     "slow-transport": CauseKind(
         4, "ISOLATE", "check network drivers and NCCL_* variables",
         "NCCL's log shows sockets where InfiniBand, NVLink or peer access were expected (check `transport`): a "
         "variable, a missing module (`nvidia_peermem`) or plugin; `NCCL_DEBUG=INFO` names them. If all nodes fail "
-        "alike, as with one image, no node is certain.",
+        "alike, no node is certain.",
     ),
     "slow-communication": CauseKind(
         4, "ISOLATE", "check NVLinks, PCIe and network ports",
-        "A node or GPU is slow only where ranks communicate, in collectives, in training or with all its partners "
-        "of a pair, while it computes as fast as its peers. The cores that its ranks are bound to may be the "
-        "reason.",
+        "A node or GPU is slow only where ranks communicate, in collectives, in training or with all its partners of "
+        "a pair, while it computes as fast as its peers. Look at the cores of its ranks, too.",
     ),
     "slow-gpu": CauseKind(
         5, "ISOLATE", "check power cap, clocks and cooling; reseat or swap the GPU",
-        "Its own forward passes, products or copies take longer than its peers' by more than the limit of "
-        "`peers:`, round after round, without communication. Compare `nvidia-smi -q -d "
-        "POWER,CLOCK,PERFORMANCE,TEMPERATURE` with a sound GPU's. A job that nobody noticed looks the same (check "
-        "`processes`).",
+        "Its own forward passes, products or copies take longer than its peers' by more than the limit of `peers:`, "
+        "round after round. Compare `nvidia-smi -q -d POWER,CLOCK,PERFORMANCE,TEMPERATURE` with a sound GPU's. A job "
+        "that nobody noticed looks the same (check `processes`).",
     ),
     "slow-node": CauseKind(
         5, "ISOLATE", "check power caps, clocks, cooling and CPUs",
-        "All GPUs of a node are slower than the other nodes' median. Look at inlet temperature, BIOS settings, CPU "
-        "governor and other tenants, too. Of two or three nodes the slower one is only a suspect.",
+        "All GPUs of a node are slower than the other nodes' median. Look at inlet temperature, BIOS, CPU governor "
+        "and other tenants, too. Of two or three nodes the slower one is only a suspect.",
     ),
     "slow-training": CauseKind(
         5, "ISOLATE", "check clocks, power caps and CPUs, then links and ports",
-        "A node trains more slowly than the bound, and nothing shows whether its GPUs compute or communicate "
-        "slowly: their own pace was not compared, or not decided. `rank_uniformity` and the probes tell, with more "
-        "nodes.",
+        "A node trains more slowly than the bound, and nothing shows whether its GPUs compute or communicate slowly. "
+        "`rank_uniformity` and the probes tell, with more nodes.",
     ),
     "uniform-loss": CauseKind(
         6, "CHECK", "check power caps, clocks and software of all nodes",
-        "Throughput is below the published value, or the site's, or its bound, and no GPU or node is slower than "
-        "the others: no device is named. `ddpscale compare` with an earlier run shows what changed. If the machine "
-        "is sound, its bound is not: calibrate it (`ddpscale calibrate`).",
+        "Throughput is below its reference or bound, and no GPU or node is slower than the others: no device is "
+        "named. `ddpscale compare` with an earlier run shows what changed. If the machine is sound, its bound is not: "
+        "`ddpscale calibrate`.",
     ),
     "slow-computing": CauseKind(
         6, "CHECK", "check power caps, clocks and software of all nodes",
-        "As uniform-loss, but nothing shows that all GPUs are alike, or only single metrics are worse, such as "
-        "step time or products.",
+        "As uniform-loss, but nothing shows that all GPUs are alike, or only single metrics are worse, such as step "
+        "time or products.",
     ),
     "slow-scaling": CauseKind(
         6, "CHECK", "check links, NCCL settings and CPU binding",
-        "Many GPUs together lose more than the bound allows, and no device stands out, as one slow rank would: a "
-        "setting, or the workload's input, is more likely. The probes tell NVLink and network bandwidth.",
+        "Many GPUs together lose more than the bound allows, and no device stands out: a setting, or the workload's "
+        "input, is more likely. The probes tell NVLink and network bandwidth.",
     ),
     "regression": CauseKind(
         6, "ISOLATE", "compare with its earlier runs (ddpscale history)",
-        "A node reaches less than in its own earlier runs (`no_regression`). What was changed on it since? If all "
-        "nodes have new software, begin a new baseline.",
+        "A node reaches less than in its own earlier runs. What was changed on it since? If all nodes have new "
+        "software, begin a new baseline.",
     ),
     "throttling": CauseKind(
         6, "ISOLATE", "check cooling, power supply and power caps",
-        "NVML reports clocks held down by heat, power supply or board (checks `throttling`, "
-        "`throttling_under_load`). The power cap of the SKU itself is no throttling.",
+        "Clocks are held down by heat, power supply or board (checks `throttling`, `throttling_under_load`). The "
+        "power cap of the SKU itself is no throttling.",
     ),
     "topology": CauseKind(
         6, "ISOLATE", "compare nvidia-smi topo -m with another node's",
@@ -153,14 +146,13 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "software": CauseKind(
         6, "ISOLATE", "install the other nodes' driver, CUDA, NCCL and torch",
-        "Driver, CUDA, NCCL or torch differ between nodes, torch has no kernels for these GPUs, or bf16 is not "
-        "native (checks `versions`, `kernels`, `bf16`). With one node, or half against half, nobody knows which is "
-        "right.",
+        "Driver, CUDA, NCCL or torch differ between nodes, torch has no kernels for these GPUs, or bf16 is not native "
+        "(checks `versions`, `kernels`, `bf16`). With one node, or half against half, nobody knows which is right.",
     ),
     "disk": CauseKind(
         6, "ISOLATE", "free disk space where runs are written",
-        "Too little space where runs are written, or none in /dev/shm. `--ddp-run-dir` writes elsewhere; "
-        "`--shm-size` gives a container more.",
+        "Too little space where runs are written, or none in /dev/shm. `--ddp-run-dir` writes elsewhere; `--shm-size` "
+        "gives a container more.",
     ),
     "foreign-processes": CauseKind(
         6, "ISOLATE", "end the processes on the GPUs (nvidia-smi)",
@@ -173,47 +165,44 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "requirement-not-met": CauseKind(
         6, "ISOLATE", "compare the value with its bound's source",
-        "Another requirement failed, such as memory, utilization or energy; a node that is named for it is "
-        "drained.",
+        "Another requirement failed, such as memory, utilization or energy; a node that is named for it is drained.",
     ),
     "environment": CauseKind(
         6, "CHECK", "unset the variable, or name it in `environment:` of the thresholds",
         "An environment variable of the ranks decides it, so no device is named: with `CUDA_LAUNCH_BLOCKING=1` no "
-        "speed is the hardware's, with `NCCL_IB_DISABLE=1` the check `transport` fails on purpose. The reason has "
-        "its name and value; NCCL also reads `~/.nccl.conf` and `/etc/nccl.conf`.",
+        "speed is the hardware's, with `NCCL_IB_DISABLE=1` the check `transport` fails on purpose. NCCL also reads "
+        "`~/.nccl.conf` and `/etc/nccl.conf`.",
     ),
     "host-bound": CauseKind(
         6, "ISOLATE", "give each rank more CPU cores, or a larger batch",
-        "GPUs waited for their host, so the value says nothing of them. A node of which most GPUs wait, while "
-        "other nodes keep the bound, is named and drained. Check CPU clocks, NUMA binding, data loaders and "
-        "foreign load. More rounds decide nothing.",
+        "GPUs waited for their host, so the value says nothing of them. A node of which most GPUs wait, while other "
+        "nodes keep the bound, is named and drained. Check CPU clocks, NUMA binding, data loaders and foreign load.",
     ),
     "implausible-value": CauseKind(
         6, "CHECK", "check clocks and the thresholds file",
-        "It is beyond what the hardware can do: the clock, the SKU or a peak in the thresholds file is wrong. More "
-        "rounds decide nothing.",
+        "It is beyond what the hardware can do: the clock, the SKU or a peak in the thresholds file is wrong.",
     ),
     "undecided": CauseKind(
         6, "CHECK", "measure longer",
-        "The interval includes the bound, or `--ddp-budget` ran out before a round was complete. The command "
-        "measures twice the rounds without a time limit; on a machine that was busy before measuring began, wait "
-        "until it is idle. If that does not decide it, the machine is at its bound: find what makes it scatter.",
+        "The interval includes the bound, or `--ddp-budget` ran out. The command measures twice the rounds without a "
+        "time limit; on a busy machine wait until it is idle. If that does not decide it, the machine is at its "
+        "bound: find what makes it scatter.",
     ),
     "interrupted": CauseKind(
         6, "CHECK", "measure the rest",
-        "The run was stopped or killed. The command resumes it with its own selection and measures only what is "
-        "missing, on the same machines. Until then no node is drained or returned.",
+        "The run was stopped or killed. The command resumes it, on the same machines. Until then no node is drained "
+        "or returned.",
     ),
     "error-in-run": CauseKind(
         6, "CHECK", "read the error in report.md and in logs/",
         "Ranks ended in an error that no GPU is blamed for: out of memory, NCCL's time-out, a failed import. The "
-        "first rank that failed says most; its peers only lost it. `ddpscale culprits` lists the node of a rank "
-        "that stopped or hangs to inspect.",
+        "first rank that failed says most. `ddpscale culprits` lists the node of a rank that stopped or hangs to "
+        "inspect.",
     ),
     "not-measured": CauseKind(
         6, "CHECK", "provide what was missing",
-        "GPUs, nodes, a reading or a package was missing; the sentence says what. With `--ddp-allow-incomplete` it "
-        "is no failure.",
+        "GPUs, nodes, a reading or a package was missing; the sentence says what. With `--ddp-allow-incomplete` it is "
+        "no failure.",
     ),
     "test-failed": CauseKind(
         6, "CHECK", "read its failure in pytest's output",
@@ -221,8 +210,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "run-not-accepted": CauseKind(
         6, "CHECK", "settle that reason: no requirement failed",
-        "The run as a whole is not accepted: nodes were not tested, a node was lost and came back, no published "
-        "bound covers all devices, or it is simulated.",
+        "The run as a whole is not accepted: nodes were not tested, a node was lost and came back, no published bound "
+        "covers all devices, or it is simulated.",
     ),
 }  # fmt: skip
 assert tuple(CAUSES) == get_args(CauseId)
