@@ -148,26 +148,24 @@ def _weight(cause: Cause) -> tuple[int, int, float]:
 def headline(judgement: Judgement) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
-    It has at most 300 characters unless the site changed very much. If nothing blocks acceptance, it says how much is
-    met. If no cause names a device, it adds one that certainly misses a warning bound.
+    With a cause it has at most 300 characters unless the site changed very much. If nothing blocks acceptance, it says
+    how much is met. If no cause names a device, it adds one that certainly misses a warning bound.
     """
     found, left_out = causes(judgement), judgement.not_selected
-    told, rest = text.outcome_text(judgement), list[str]()
     is_caused = bool(found) and not judgement.accepts and judgement.outcome != "partial"
+    told, rest = text.outcome_text(judgement), list[str]()
     if is_caused:
         told, rest = f"{text.outcome_word(judgement.outcome)}: {found[0].sentence}", text.changes_by_site(judgement)
     if left_out and judgement.outcome != "partial" and f"{left_out} not selected" not in told:
         rest.insert(0, f"{left_out} of {len(judgement.verdicts) + left_out} requirements not selected")
+    if not is_caused or not any(cause.culprits for cause in found):
+        rest = [*map(warning_text, warnings(judgement)[:1]), *rest]
     if is_caused:
         counts = [explained_text(found[0].explains, judgement, only_worst=True)] if judgement.blockers[1:] else []
         counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if found[1:] else []
         counted = f" ({'; '.join(counts)})" if counts else ""
         told = _shortened(told, _LONGEST_HEADLINE - len("; ".join([counted, *rest]))) + counted
-    named = is_caused and any(cause.culprits for cause in found)
-    warned = [] if named else [warning_text(one) for one in warnings(judgement)[:1]]
-    whole = "; ".join([told, *warned, *rest])
-    # A warning has a line of its own as well.
-    return whole if len(whole) <= _LONGEST_HEADLINE else "; ".join([told, *rest])
+    return "; ".join([told, *rest])
 
 
 def _shortened(sentence: str, room: int) -> str:
@@ -394,12 +392,15 @@ def _is_shared(verdict: Verdict, judgement: Judgement) -> bool:
     """Whether throughput fails a bound without a reference, on devices that are alike."""
     is_open = verdict.outcome == "failed" and verdict.metric == THROUGHPUT_PER_GPU.name and not verdict.accused
     is_other = not {WRONG_DATA, BY_VARIABLE}.isdisjoint(verdict.flags)
-    return is_open and not is_other and (bool(verdict.culprits) or _how_alike(judgement) == {"passed"})
+    return is_open and not is_other and (bool(verdict.culprits) or _limit_of_all(judgement) is not None)
 
 
-def _how_alike(judgement: Judgement) -> set[VerdictOutcome]:
-    """What was found where GPUs were compared with each other."""
-    return {one.outcome for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name}
+def _limit_of_all(judgement: Judgement) -> float | None:
+    """By how much any GPU is slower than its peers at most; None if that was not shown of all."""
+    compared = [one for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
+    is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
+    is_shown = compared and not is_any_slow and all(one.passed for one in compared)
+    return max(one.bound_value for one in compared) - 1 if is_shown else None
 
 
 def _shows_same_loss(verdict: Verdict) -> bool:
@@ -415,19 +416,11 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
     known = [one for one in verdicts if one.published and one.value is not None]
     losses = [1 - (one.value or 0.0) / (one.published or one.bound_value) for one in known or verdicts]
     whose = "the reference throughput" if known else "the bound on throughput"
-    lost, alike = f"{digits.number_text(statistics.median(losses), 'fraction')} below {whose}", _how_alike(judgement)
-    is_any_slow = any(one.slowdown and one.is_certain for v in judgement.verdicts for one in v.culprits)
-    if is_any_slow or "failed" in alike:
-        lost += ", which no single device explains"
-    elif alike == {"passed"}:
-        bounds = [one.bound_value for one in judgement.verdicts if one.metric == RANK_UNIFORMITY.name]
-        limit = digits.number_text(max(bounds) - 1, "fraction")
-        lost += f"; every GPU is within {limit} of its peers, so no device is named"
-    elif any(one.culprits and not one.accused for one in verdicts):
-        lost += "; no node is far from the others, so none is named"
-    else:
-        lost += "; whether all GPUs are alike is not known"
-    return Cause("uniform-loss", lost, explains)
+    lost, limit = digits.number_text(statistics.median(losses), "fraction"), _limit_of_all(judgement)
+    alike = (
+        f"every GPU is within {digits.number_text(limit, 'fraction')} of its peers, so " if limit is not None else ""
+    )
+    return Cause("uniform-loss", f"{lost} below {whose}; {alike}no device is named", explains)
 
 
 def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:

@@ -93,12 +93,11 @@ def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -
     """The command that measures all again that the cause explains, and perhaps more."""
     explained = [one for one in judgement.verdicts if one.id in cause.explains]
     tests = [one.name for one in judgement.other_blockers if one.kind == "test" and one.name in cause.explains]
-    named = [*(one.id for one in explained), *tests]
-    for names in ((one.metric for one in explained), (one.workload for one in explained)):
-        if len(named) > _MOST_NAMED and not tests:
-            named = [*dict.fromkeys(names)]
-    selected = ["-k", " or ".join(named)] if 0 < len(named) <= _MOST_NAMED else []
-    return _shell([*command, *selected])
+    names = [[*(one.id for one in explained), *tests]]
+    if not tests:
+        names += [[one.metric for one in explained], [one.workload for one in explained]]
+    named = next((one for one in map(dict.fromkeys, names) if len(one) <= _MOST_NAMED), {})
+    return _shell([*command, *(["-k", " or ".join(named)] if named else [])])
 
 
 def _shell(words: Sequence[str]) -> str:
