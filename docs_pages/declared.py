@@ -90,7 +90,7 @@ def rejected_page() -> str:
         parts += [f"## {_SEVERITIES[begun]}"] if begun != last else []
         is_never_drained = kind.category == "CHECK" and kind.severity < max(_SEVERITIES)
         always = ", always CHECK" if is_never_drained else ""
-        text = f"**{name}** ({kind.severity}{always}). {kind.paragraph}"
+        text = f"**{name}** ({kind.severity}{always}): {kind.action}. {kind.paragraph}"
         parts.append(textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False))
         last = begun
     return "\n\n".join([*parts, "Other words are in the [glossary](../glossary.md).\n"])

@@ -263,18 +263,18 @@ def _columns() -> int:
 
 
 def _culprits(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.report.culprits import HostFindings, read_findings, settled, text_lines, tsv_lines
+    from pytest_ddpscale.report.culprits import HostFinding, read_findings, settled, text_lines, tsv_lines
     from pytest_ddpscale.run.run_json import WATERMARK
 
-    readable: list[HostFindings] = []
+    found: list[HostFinding] = []
 
     def read(directory: Path) -> None:
-        readable.append(read_findings(directory, rehearses=arguments.rehearse))
+        found.extend(read_findings(directory, rehearses=arguments.rehearse))
 
     if arguments.rehearse and arguments.format == "text":
         print(f"Rehearsal. {WATERMARK}.")
     errors = _errors(arguments.directories, read)
-    for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(readable)):
+    for line in (tsv_lines if arguments.format == "tsv" else text_lines)(settled(found)):
         print(line)
     _raise(errors)
 

@@ -7,18 +7,15 @@ and decides nothing itself. Hosts of ISOLATE causes are drained, the others that
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from msgspec import structs
-
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
 from pytest_ddpscale.report.causes import causes, missing_gpus
-from pytest_ddpscale.run.coverage import INFERENCE, PROBES, SURVEY, TRAINING, Coverage
+from pytest_ddpscale.run.coverage import INFERENCE, TRAINING, Coverage
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Lost
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -32,13 +29,12 @@ MOST_REASON_CHARACTERS = 180
 NOBODY = "-"
 TSV_HEADER = ("use", "host", "started_unix_s", "run", "reason")
 _ALLOW_INCOMPLETE = "--ddp-allow-incomplete"
-_LEAST_EVIDENCE = 40
+_LONGEST_RUN = 100
 _WORDS: Mapping[Use, str] = {
     "drain": "rejected", "accepted": "accepted", "look": "inspect", "none": "nothing to do",
 }  # fmt: skip
-# Subject of a metric → what has to have tested a host, any of these, for a passed requirement to speak for it.
-_TESTED_BY: Mapping[str, Set[str]] = {"check": {SURVEY}, "probe": {PROBES}, "workload": {TRAINING, INFERENCE}}
-_MEASURED = frozenset({PROBES, TRAINING, INFERENCE})
+# What a later run must say of a host to contradict a finding, and in words.
+_AGAINST: Mapping[Use, tuple[Use, str]] = {"drain": ("accepted", "accepts"), "accepted": ("drain", "rejects")}
 # Whom `launch.gang_failure` names for a gang that made no progress.
 _HELD_UP = re.compile(
     r"so (?:the gang|it) was ended\. (?:\d+ of \d+ ranks ha\w+ not come up: (.+?)\?|(.+?) (?:is|are|has|have|sent) )"
@@ -57,7 +53,6 @@ class HostFinding:
             ``look``: a person has to judge. ``none``: nothing follows from the run.
         host: as the run recorded it; ``-`` if no host is meant.
         evidence: why, in one line.
-        requirements: ids of the requirements for which the host is rejected; empty unless `use` is ``drain``.
         run: the run directory.
         started_unix_s: when the run began; 0 if nothing follows from it.
     """
@@ -65,7 +60,6 @@ class HostFinding:
     use: Use
     host: str
     evidence: str
-    requirements: frozenset[str] = frozenset()
     run: Path = Path()
     started_unix_s: int = 0
 
@@ -73,29 +67,12 @@ class HostFinding:
     def reason(self) -> str:
         """For Slurm: ``ddpscale: … [2026-01-31/n7]``, printable ASCII without quotes, at most 180 characters."""
         absolute = self.run.absolute()
-        where = f" [{_plain(f'{absolute.parent.name}/{absolute.name}')}]"
-        room = MOST_REASON_CHARACTERS - len(REASON_PREFIX)
-        where = where if len(where) <= room - _LEAST_EVIDENCE else ""
-        evidence = _plain(self.evidence)
-        if len(evidence) > room - len(where):
-            evidence = evidence[: room - len(where) - 3] + "..."
-        return f"{REASON_PREFIX}{evidence}{where}"
+        where = f" [{_plain(f'{absolute.parent.name}/{absolute.name}')[-_LONGEST_RUN:]}]"
+        room, evidence = MOST_REASON_CHARACTERS - len(REASON_PREFIX) - len(where), _plain(self.evidence)
+        return f"{REASON_PREFIX}{evidence if len(evidence) <= room else evidence[: room - 3] + '...'}{where}"
 
 
-@dataclass(frozen=True)
-class HostFindings:
-    """Everything a run says about its hosts.
-
-    If a run met every requirement it selected, even if it did not select all, `kept` has the ids of the requirements
-    that passed, by the hosts that were tested for them.
-    """
-
-    findings: tuple[HostFinding, ...]
-    started_unix_s: int = 0
-    kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-
-def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
+def read_findings(path: Path, *, rehearses: bool = False) -> list[HostFinding]:
     """Findings of a run about its hosts, by its verdicts.
 
     A rehearsal treats a simulated run as if its machine had been measured, and refuses any other run.
@@ -104,55 +81,59 @@ def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
         RunDirectoryError: `path` is neither a run directory nor a directory of verdicts, is broken, or was not judged.
     """
     run, judged = open_judged(path)
-    record, judgement, records = run.read_run(), read_judged(run, judged), run.read_records()
+    record, judgement = run.read_run(), read_judged(run, judged)
     coverage = judgement.coverage or Coverage()
     is_simulated = judgement.simulated or record.is_simulated(gpu.place.uuid for gpu in coverage.gpus)
     if rehearses and not is_simulated:
         raise OptionError("--rehearse", f"found {path}, a run of a real machine", "simulated runs")
-    if rehearses:
-        record = structs.replace(record, status="finished")
-    elif is_simulated or record.is_imported:
+    if not rehearses and (is_simulated or record.is_imported):
         aside = WATERMARK if is_simulated else "imported: measured by another tool, elsewhere"
-        return HostFindings((HostFinding("none", NOBODY, aside, run=path),))
+        return [HostFinding("none", NOBODY, aside, path)]
     tested = {node.host: node.tested_by for node in coverage.nodes if not node.left_out}
-    began, kept, lost = int(record.began.timestamp()), dict[str, frozenset[str]](), [*_lost(records, tested)]
-    if record.status != "finished":
-        why = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
-        named = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
-        dated = (replace(one, run=path, started_unix_s=began) for one in named)
-        return HostFindings((HostFinding("look" if named else "none", NOBODY, why, run=path), *dated))
-    if judgement.accepts:
+    lost, undated = [*_lost(run.read_records(), tested)], list[HostFinding]()
+    began, is_finished = int(record.began.timestamp()), rehearses or record.status == "finished"
+    if is_finished and judgement.accepts:
+        why = "it was resumed, and each session may have had other nodes" if record.resumed else ""
+        why = f"{_ALLOW_INCOMPLETE} was given" if _ALLOW_INCOMPLETE in record.argv else why
         found = _accepted(judgement, [host for host, by in tested.items() if {TRAINING, INFERENCE} & {*by}])
-        why = f"{_ALLOW_INCOMPLETE} was given" if _ALLOW_INCOMPLETE in record.argv else ""
-        why = why or ("it was resumed, and each session may have had other nodes" if record.resumed else "")
         found = [HostFinding("none", NOBODY, f"accepted, but {why}: no node returns to service")] if why else found
-    elif judgement.outcome == "rejected":
+    elif is_finished and judgement.outcome == "rejected":
         found = [*_rejected(judgement, [*tested]), *lost]
     else:
-        named = [*lost, *_accused(judgement)]
-        found = [HostFinding("look" if named else "none", NOBODY, text.outcome_text(judgement)), *named]
-    if judgement.accepts or judgement.outcome == "partial":
-        kept = {host: _kept(judgement.verdicts, by) for host, by in tested.items()}
-    return HostFindings(tuple(replace(one, run=path, started_unix_s=began) for one in found), began, kept)
+        found = [*lost, *_accused(replace(judgement, outcome="incomplete"))]
+        use: Use = "look" if found else "none"
+        if not is_finished:
+            why = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
+            undated = [HostFinding(use, NOBODY, why, path)]
+        else:
+            found.insert(0, HostFinding(use, NOBODY, text.outcome_text(judgement)))
+    return undated + [replace(one, run=path, started_unix_s=began) for one in found]
 
 
-def settled(runs: Sequence[HostFindings]) -> list[HostFinding]:
-    """All findings; those that a later run contradicts become findings for a person."""
-    return [_held_against(finding, runs) for run in runs for finding in run.findings]
+def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:
+    """All findings; a host that a run rejects and a later one accepts, or the reverse, is for a person."""
+    in_time = sorted(findings, key=lambda one: one.started_unix_s)
+    latest = {(one.host, one.use): one.started_unix_s for one in in_time}
+    found = []
+    for one in findings:
+        other, does = _AGAINST.get(one.use, (one.use, ""))
+        doubt = f"{one.evidence}; a later run {does} it"
+        is_doubted = does and latest.get((one.host, other), 0) > one.started_unix_s
+        found.append(replace(one, use="look", evidence=doubt) if is_doubted else one)
+    return found
 
 
 def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     """For people: host, what to do, why, and which run says so; once for a host that the same run rejects."""
     drained = {(one.host, one.run) for one in findings if one.use == "drain"}
-    for finding in findings:
-        where, evidence = (finding.host, finding.run), finding.evidence
-        if finding.use == "look" and where in drained:
+    also = [one for one in findings if one.use == "look" and (one.host, one.run) in drained]
+    for one in findings:
+        if one.use == "look" and (one.host, one.run) in drained:
             continue
-        if finding.use == "drain":
-            others = (one.evidence for one in findings if one.use == "look" and (one.host, one.run) == where)
-            evidence = "; also ".join([evidence, *others])
-        host = "" if finding.host == NOBODY else f"{text.one_line(finding.host)}: "
-        yield f"{host}{_WORDS[finding.use]}: {text.one_line(evidence)} [{text.one_line(str(finding.run))}]"
+        evidence = [one.evidence, *(more.evidence for more in also if (more.host, more.run) == (one.host, one.run))]
+        host = "" if one.host == NOBODY else f"{text.one_line(one.host)}: "
+        where = text.one_line(str(one.run))
+        yield f"{host}{_WORDS[one.use]}: {text.one_line('; also '.join(evidence))} [{where}]"
 
 
 def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
@@ -168,7 +149,7 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
 
     If a waived failure names no host, it may concern any of them, so none is accepted.
     """
-    named = list(_accused(replace(judgement, verdicts=tuple(judgement.waived))))
+    named = [*_accused(replace(judgement, verdicts=tuple(judgement.waived)))]
     unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
     if unnamed:
         why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
@@ -180,7 +161,7 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
 
 def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
     """Findings of a rejected run. If no host is named, a single host is blamed, but none of several."""
-    accused = list(_accused(judgement))
+    accused = [*_accused(judgement)]
     if any(finding.use == "drain" for finding in accused):
         return accused
     failed, evidence = [one for one in judgement.verdicts if _rejects(one)], text.one_line(judgement.reason)
@@ -191,7 +172,7 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
         evidence += f": {despite}" if despite else ""
         evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:
-        return [HostFinding("drain", hosts[0], evidence, frozenset(one.id for one in failed)), *accused]
+        return [HostFinding("drain", hosts[0], evidence), *accused]
     nobody = f"rejected ({evidence}), but no node or GPU is {'certain to be at fault' if accused else 'named'}"
     return [HostFinding("look", NOBODY, nobody), *accused]
 
@@ -210,15 +191,13 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
             host = text.one_line(culprit.host) or NOBODY
             accused.setdefault((host, use), {}).setdefault(text.culprit_text(culprit), []).append(verdict)
     for (host, use), evidence in accused.items():
-        if use == "drain":
-            rejected_for = frozenset(verdict.id for verdicts in evidence.values() for verdict in verdicts)
-            yield HostFinding(use, host, "; ".join(evidence), rejected_for)
-            continue
-        known = accused.get((host, "drain"), {})
-        pieces = [
-            f"{said} ({_listed(verdicts)})" for said, verdicts in evidence.items()
-            if said not in known or any(verdict.is_waived for verdict in verdicts)
-        ]  # fmt: skip
+        pieces = [*evidence]
+        if use == "look":
+            known = accused.get((host, "drain"), {})
+            pieces = [
+                f"{said} ({_listed(verdicts)})" for said, verdicts in evidence.items()
+                if said not in known or any(verdict.is_waived for verdict in verdicts)
+            ]  # fmt: skip
         if pieces:
             yield HostFinding(use, host, "; ".join(pieces))
 
@@ -226,21 +205,12 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
 def _listed(verdicts: Sequence[Verdict]) -> str:
     """What a culprit is named for: the first of many, and every waived one."""
     parts = [f"{text.one_line(one.id)}, {text.waiver_text(one)}" for one in verdicts if one.is_waived]
-    others = [one for one in verdicts if not one.is_waived]
-    if others:
-        more = f" and {len(others) - 1} more" if others[1:] else ""
-        parts.append(f"{text.verdict_word(others[0])} {text.one_line(others[0].id)}{more}")
-    return "; ".join(parts)
+    others = [f"{text.verdict_word(one)} {text.one_line(one.id)}" for one in verdicts if not one.is_waived]
+    return "; ".join([*parts, *filter(None, [first_few(others, 1)])])
 
 
 def _rejects(verdict: Verdict) -> bool:
     return verdict.outcome == "failed" and verdict.blocks()
-
-
-def _kept(verdicts: Sequence[Verdict], tested_by: Collection[str]) -> frozenset[str]:
-    """The passed requirements that speak for a host which was tested by these."""
-    passed = [(one.id, METRICS[one.metric].subject) for one in verdicts if one.passed]
-    return frozenset(name for name, of in passed if not _TESTED_BY.get(of, _MEASURED).isdisjoint(tested_by))
 
 
 def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[HostFinding]:
@@ -253,22 +223,6 @@ def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[Host
         why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
         yield HostFinding("look", host, text.one_line(message))
-
-
-def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFinding:
-    """The finding, or one for a person if a run that began later contradicts it.
-
-    A later run contradicts a rejection only if it measured the failed requirements and met them.
-    """
-    for run in runs:
-        if run.started_unix_s <= finding.started_unix_s:
-            continue
-        if finding.use == "drain" and finding.host in run.kept and finding.requirements <= run.kept[finding.host]:
-            return replace(finding, use="look", evidence=f"{finding.evidence}; a later run found nothing")
-        rejected = {other.host for other in run.findings if other.use == "drain"}
-        if finding.use == "accepted" and finding.host in rejected:
-            return replace(finding, use="look", evidence=f"{finding.evidence}; a later run rejects it")
-    return finding
 
 
 def _plain(evidence: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits, text
@@ -29,30 +28,27 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
 def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:
     """What pytest's JUnit XML, pytest-reportlog and others keep: names and values for JSON, those that a verdict has.
 
-    Numbers are in its `unit`, unrounded, as in verdicts.json.
+    Numbers are in its `unit`, unrounded, as in verdicts.json. JSON has no infinities and no NaN.
     """
-    return [(name, _for_json(value)) for name, value in _properties(verdict) if value not in (None, "")]
-
-
-def _properties(verdict: Verdict) -> Iterator[tuple[str, str | float | None]]:
     low, high = verdict.interval if verdict.interval is not None else (None, None)
-    yield "requirement", text.one_line(verdict.id)
-    yield "verdict", text.verdict_word(verdict)
-    yield "value", verdict.value
-    yield "unit", verdict.unit
-    yield "interval_low", low
-    yield "interval_high", high
-    yield "confidence", verdict.confidence if low is not None else None
-    for side, bound in verdict.bound.items():
-        yield "bound", bound
-        yield "bound_is", side
-    yield "margin", verdict.margin
     is_of_ranks = METRICS[verdict.metric].subject not in ("check", "node")
-    yield "place", text.one_line(verdict.place) or (text.count_text(verdict.world_size, "rank") if is_of_ranks else "")
-    yield "culprits", "; ".join(text.culprit_text(culprit, full_uuid=True) for culprit in verdict.accused)
-    yield "reason", " ".join(text.details_of(verdict)) or text.reason_text(verdict)
-
-
-def _for_json(value: str | float | None) -> object:
-    """JSON has no infinities and no NaN."""
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+    [(side, bound)] = verdict.bound.items()
+    found: dict[str, str | float | None] = {
+        "requirement": text.one_line(verdict.id),
+        "verdict": text.verdict_word(verdict),
+        "value": verdict.value,
+        "unit": verdict.unit,
+        "interval_low": low,
+        "interval_high": high,
+        "confidence": verdict.confidence if low is not None else None,
+        "bound": bound,
+        "bound_is": side,
+        "margin": verdict.margin,
+        "place": text.one_line(verdict.place) or text.count_text(verdict.world_size, "rank") * is_of_ranks,
+        "culprits": "; ".join(text.culprit_text(culprit, full_uuid=True) for culprit in verdict.accused),
+        "reason": " ".join(text.details_of(verdict)) or text.reason_text(verdict),
+    }
+    return [
+        (name, str(value) if isinstance(value, float) and not math.isfinite(value) else value)
+        for name, value in found.items() if value not in (None, "")
+    ]  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import WritingError
-from pytest_ddpscale.report.causes import cause_records
+from pytest_ddpscale.report.next_steps import cause_records
 from pytest_ddpscale.report.while_measuring import LIVE, REFRESH_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory

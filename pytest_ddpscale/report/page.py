@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.report import causes as cause
 from pytest_ddpscale.report import digits, machine, text
-from pytest_ddpscale.report.causes import Cause, counts_text, explained_text, next_steps
+from pytest_ddpscale.report.causes import Cause, counts_text, explained_text
+from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.sentences import (
     NOT_COVERED,
+    TOO_NARROW,
     interval_mark,
-    launch_sd_text,
-    launches_sentence,
     not_tested_lines,
     uniform_loss_text,
 )
@@ -354,7 +354,6 @@ def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
     # Those that say more than fits into a row, once for all requirements that they ended.
     errors = dict.fromkeys("\n".join(text.details_of(one)) for one in judgement.verdicts)
     provisional = "; * marks a provisional bound" * any(map(text.is_provisional, judgement.verdicts))
-    launches = launches_sentence(judgement.verdicts)
     return [
         *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
           for kind, some in kinds.items()),
@@ -362,7 +361,7 @@ def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
         Line("" if found else "No requirement was judged."),
         Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source"
              f"{provisional}.", "legend"),
-        Line(f"{launches[:1].upper()}{launches[1:]}." if launches else "", "legend"),
+        Line(f"{TOO_NARROW}." * any(map(interval_mark, judgement.verdicts)), "legend"),
     ]  # fmt: skip
 
 
@@ -429,7 +428,7 @@ def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Note:
 
 
 def _remarks(verdict: Verdict, told: str) -> Iterator[str]:
-    """What stands in no column: another reason, who is named, notes, comparison and launches."""
+    """What stands in no column: another reason, who is named, notes and comparison."""
     if not verdict.passed:
         reason = text.reason_text(verdict)
         yield reason if reason != told else ""
@@ -442,7 +441,6 @@ def _remarks(verdict: Verdict, told: str) -> Iterator[str]:
         yield text.waiver_text(verdict) if verdict.is_waived else ""
         yield from (f"note: {note}" for note in verdict.notes)
     yield text.compared_text(verdict.compared) if verdict.compared else ""
-    yield launch_sd_text(verdict)
 
 
 def _reservations(judgement: Judgement) -> Iterator[Block]:

@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from pytest_ddpscale.report import digits, text
-from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, next_steps, warning_text, warnings
+from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, warning_text, warnings
 from pytest_ddpscale.report.machine import tested_text, took_text
-from pytest_ddpscale.report.sentences import (
-    TOO_NARROW,
-    interval_mark,
-    launches_sentence,
-    uniform_loss_text,
-)
+from pytest_ddpscale.report.next_steps import next_steps
+from pytest_ddpscale.report.sentences import TOO_NARROW, interval_mark, uniform_loss_text
 from pytest_ddpscale.report.text import Style
 from pytest_ddpscale.report.words.reasons import said as said_of
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
@@ -142,7 +138,7 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     lines = _table(verdicts, columns, explained) if verdicts else []
     levels = {f"{one.confidence:.4g}" for one in verdicts if digits.limits_text(one) != digits.ABSENT}
     legend = f"limit: at least (≥), at most (≤) or between (…) with a confidence of {', '.join(sorted(levels))}"
-    told = dict.fromkeys((*_signs(verdicts), launches_sentence(verdicts), legend if levels else ""))
+    told = [*_signs(verdicts), legend if levels else ""]
     lines += [("", "")] if verdicts else []
     lines += [*_plain(filter(None, told), columns)]
     for said, style in _remarks(judgement, shared):

@@ -49,6 +49,7 @@ CauseId = Literal[
     "slow-communication",
     "slow-gpu",
     "slow-node",
+    "slow-training",
     "uniform-loss",
     "slow-computing",
     "slow-scaling",

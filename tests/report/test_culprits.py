@@ -23,7 +23,7 @@ from pytest_ddpscale.report.culprits import (
     text_lines,
     tsv_lines,
 )
-from pytest_ddpscale.run.coverage import INFERENCE, PROBES, SURVEY, TRAINING
+from pytest_ddpscale.run.coverage import PROBES, SURVEY
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import Lost, StudyEnd
 from pytest_ddpscale.run.run_json import Resumed
@@ -38,7 +38,6 @@ NODES = ("n1", "n2", "n3")
 LATER = STARTED_UNIX_S + 3600
 WAIVER = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))
 RESUMED = Resumed(at="2026-01-31T12:00:00+00:00", argv=(), status_before="interrupted", measured_anew={})
-SIMULATED, MEASURED_ELSEWHERE = "SIMULATED: no machine was measured", "imported: measured by another tool"
 
 
 def maybe(culprit: Any) -> Any:
@@ -58,14 +57,13 @@ OPEN: dict[str, Any] = {"remarks": (because("most-fail-alike", 2, 3, "nodes", 0)
 CHECK: dict[str, Any] = {
     "metric": "node_check", "id": "node_check[ecc]", "workload": "ecc", "world_size": 1, "bound": {"at_least": 1},
 }  # fmt: skip
-PROBE: dict[str, Any] = {
-    "metric": "busbw_gbps", "id": "busbw_gbps[p-8gpu]", "workload": "all-reduce-32mib", "bound": {"at_least": 100},
-}  # fmt: skip
-PAST: dict[str, Any] = {"metric": "no_regression", "id": "no_regression[node]", "workload": ""}
 OTHER: dict[str, Any] = {"metric": "step_time_p95", "bound": {"at_most": 0.1}}
-PASSED: dict[str, Any] = {"outcome": "passed", "value": 1.5}
 WAIVED: dict[str, Any] = {"waiver": WAIVER}
-UNTESTED: Mapping[str, Sequence[str]] = {"n1": ()}
+LOST = Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down")
+
+
+def of_status(status: str, **changes: Any) -> dict[str, Any]:
+    return {"record": {"status": status}} | changes
 
 
 class Run(NamedTuple):
@@ -86,7 +84,6 @@ RUNS: dict[str, Run] = {
     "only a warning": Run("rejected", [failed(gpu("n1")), failed(node("n2"), severity="warn")], "drain n1, look n2"),
     "undecided": Run("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="inconclusive")], "drain n1, look n2"),
     "an error": Run("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="error")], "drain n1, look n2"),
-    "a pass": Run("rejected", [failed(gpu("n1")), failed(node("n2"), outcome="passed")], "drain n1, look n2"),
     "waived": Run("rejected", [failed(gpu("n1"), **OTHER), failed(gpu("n2"), **WAIVED)], "drain n1, look n2"),
     "incomplete": Run("incomplete", [failed(node("n2"), outcome="error")], "look -, look n2"),
     "partial": Run("partial", [failed(node("n2"), severity="warn")], "look -, look n2"),
@@ -94,17 +91,17 @@ RUNS: dict[str, Run] = {
     "nobody": Run("rejected", [failed()], "look -"),
     "suspects": Run("rejected", [failed(maybe(node("n1")), maybe(gpu("n2")))], "look -, look n1, look n2"),
     "a shared loss": Run("rejected", [failed(*(alone(one, 90.0, 91.0) for one in NODES), **ALIKE)], "look -"),
-    "a shared loss of GPUs": Run("rejected", [failed(replace(maybe(gpu("n1")), because=NEAR), **ALIKE)], "look -"),
     "two of three lose": Run(
         "rejected", [failed(alone("n1", 80.0, 90.0), alone("n2", 80.0, 90.0), **ALIKE)], "look -, look n1, look n2"
-    ),
-    "two of three lose alike": Run(
-        "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **MOST)],
-        "look -, look n1, look n2",
     ),
     "two of three lose, one is open": Run(
         "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **OPEN)],
         "look -",
+    ),
+    "a shared loss of GPUs": Run("rejected", [failed(replace(maybe(gpu("n1")), because=NEAR), **ALIKE)], "look -"),
+    "two of three lose alike": Run(
+        "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 90.0}, **MOST)],
+        "look -, look n1, look n2",
     ),
     "two of three hardly lose": Run(
         "rejected", [failed(alone("n1", 80.0, 81.0), alone("n2", 81.0, 80.0), bound={"at_least": 82.0}, **MOST)],
@@ -115,11 +112,13 @@ RUNS: dict[str, Run] = {
     "one of two, surveyed": Run(
         "rejected", [failed(maybe(node("n2")), **CHECK)], "look -, look n2", ["n1"], {"tested": {"n2": (SURVEY,)}}
     ),
-    "a check": Run("rejected", [failed(gpu("n1"), **CHECK)], "drain n1"),
-    "a probe": Run("rejected", [failed(gpu("n1"), **PROBE)], "drain n1"),
-    "its past": Run("rejected", [failed(gpu("n1"), **PAST)], "drain n1"),
     "accepted": Run("accepted", [], "accepted n1, accepted n3", NODES, {"tested": {"n2": (SURVEY, PROBES)}}),
-    "accepted for inference": Run("accepted", [], "accepted n1", ["n1"], {"tested": {"n1": (INFERENCE,)}}),
+    "lost": Run("rejected", [failed()], "look -, look n3", NODES, {"records": [LOST]}),
+    "interrupted": Run("rejected", [failed(node("n1"))], "look -, look n1", NODES, of_status("interrupted")),
+    "running": Run("accepted", [failed(node("n1"), severity="warn")], "look -, look n1", NODES, of_status("running")),
+    "imported": Run("rejected", [failed(node("n1"))], "none -", NODES, of_status("imported")),
+    "once simulated": Run("rejected", [failed(node("n1"))], "none -", NODES, {"record": {"simulated": True}}),
+    "of simulated devices": Run("rejected", [failed(node("n1"))], "none -", NODES, {"device": "SIM-{}"}),
     "accepted with a waiver": Run(
         "accepted_with_waivers", [failed(gpu("n2"), **WAIVED)], "accepted n1, accepted n3, look n2"
     ),
@@ -131,7 +130,7 @@ RUNS: dict[str, Run] = {
 
 def said(*runs: Path) -> list[str]:
     """Use and host of every finding."""
-    return [f"{finding.use} {finding.host}" for finding in settled([read_findings(run) for run in runs])]
+    return [f"{one.use} {one.host}" for one in settled([one for run in runs for one in read_findings(run)])]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -139,29 +138,6 @@ def test_hosts_are_drained_accepted_or_looked_at(tmp_path: Path, name: str) -> N
     run = RUNS[name]
     path = write_judged_run(tmp_path / "r", run.outcome, run.hosts, run.verdicts, **run.given)
     assert ", ".join(said(path)) == run.expected
-
-
-@pytest.mark.parametrize("outcome", ["rejected", "accepted"])
-@pytest.mark.parametrize(("record", "device", "why"), [
-    ({"status": "imported"}, "GPU-{}", MEASURED_ELSEWHERE), ({"status": "simulated"}, "GPU-{}", SIMULATED),
-    ({"simulated": True}, "GPU-{}", SIMULATED), ({}, "SIM-{}", SIMULATED),
-])  # fmt: skip
-def test_nothing_follows_from_what_is_no_measurement(
-    tmp_path: Path, outcome: RunOutcome, record: dict[str, Any], device: str, why: str
-) -> None:
-    missed = failed(node("n1"), severity="fail" if outcome == "rejected" else "warn")
-    [found] = read_findings(
-        write_judged_run(tmp_path / "r", outcome, ["n1"], [missed], record=record, device=device)
-    ).findings
-    assert (found.use, found.host, found.evidence[: len(why)]) == ("none", "-", why)
-
-
-@pytest.mark.parametrize("status", ["interrupted", "running"])
-@pytest.mark.parametrize("outcome", ["rejected", "accepted"])
-def test_an_unfinished_run_rejects_and_accepts_nobody(tmp_path: Path, outcome: RunOutcome, status: str) -> None:
-    missed = failed(node("n1"), severity="fail" if outcome == "rejected" else "warn")
-    path = write_judged_run(tmp_path / "r", outcome, NODES, [missed], record={"status": status})
-    assert said(path) == ["look -", "look n1"]
 
 
 STANDSTILLS = {
@@ -180,64 +156,28 @@ def test_nodes_of_ranks_that_held_up_all_are_looked_at(tmp_path: Path, standstil
     why = f"ranks recorded nothing for 15 s (--ddp-inactivity-limit), so the gang was ended. {standstill}"
     ends = [StudyEnd("weak/r", "error", why), StudyEnd("weak/s", "error", "rank 1 on n1 failed: ValueError: no")]
     path = write_judged_run(tmp_path / "r", "incomplete", NODES, [failed(outcome="error")], records=ends)
-    first, *found = read_findings(path).findings
+    first, *found = read_findings(path)
     assert " ".join(one.host for one in found) == STANDSTILLS[standstill]
     assert first.use == ("look" if found else "none")
     assert all(standstill.partition("\n")[0] in one.evidence for one in found)
 
 
-@pytest.mark.parametrize(("outcome", "status"), [("rejected", "finished"), ("incomplete", "interrupted")])
-def test_lost_nodes_are_looked_at(tmp_path: Path, outcome: RunOutcome, status: str) -> None:
-    lost = Lost(hosts=("n3",), message="n3 was given up by Slurm: it is down")
-    verdict = failed(outcome="failed" if outcome == "rejected" else "error")
-    path = write_judged_run(tmp_path / "r", outcome, NODES, [verdict], record={"status": status}, records=[lost])
-    assert said(path) == ["look -", "look n3"]
-    assert [*text_lines(read_findings(path).findings)][1].startswith("n3: inspect: lost: n3 was given up by Slurm: it ")
-
-
-class After(NamedTuple):
-    """A later run of n1, after one that rejected it, and whether it stays drained."""
-
-    before: Sequence[Verdict]
-    outcome: RunOutcome
-    verdicts: Sequence[Verdict]
-    use: str = "drain"
-    tested: Mapping[str, Sequence[str]] = {}
-
-
-SIZE: dict[str, Any] = {"world_size": 16, "id": "weak_scaling_efficiency[resnet152-fp16-16gpu]"}
-BEFORE = [failed(node("n1"))]
-BOTH = [*BEFORE, failed(node("n1"), **OTHER)]
-AFTERWARDS: dict[str, After] = {
-    "accepted": After(BEFORE, "accepted", [failed(**PASSED)], "look"),
-    "partial": After(BEFORE, "partial", [failed(**PASSED)], "look"),
-    "nothing": After(BEFORE, "partial", []),
-    "another metric": After(BEFORE, "partial", [failed(metric="memory_spread", **PASSED)]),
-    "another size": After(BEFORE, "partial", [failed(**PASSED, **SIZE)]),
-    "elsewhere": After(BEFORE, "partial", [failed(**PASSED)], "drain", UNTESTED),
-    "undecided": After(BEFORE, "partial", [failed(outcome="inconclusive", severity="warn")]),
-    "half of it": After(BOTH, "partial", [failed(**PASSED)]),
-    "all of it": After(BOTH, "partial", [failed(**PASSED), failed(**OTHER, **PASSED)], "look"),
-    "rejected": After(BEFORE, "rejected", [failed(**PASSED), failed(**OTHER)]),
-    "a check": After([failed(gpu("n1"), **CHECK)], "partial", [failed(**CHECK | PASSED)], "look", {"n1": (SURVEY,)}),
-    "no check": After([failed(gpu("n1"), **CHECK)], "partial", [failed(**CHECK | PASSED)], "drain", {"n1": (PROBES,)}),
-    "a probe": After([failed(gpu("n1"), **PROBE)], "partial", [failed(**PROBE | PASSED)], "look", {"n1": (PROBES,)}),
-    "no probe": After([failed(gpu("n1"), **PROBE)], "partial", [failed(**PROBE | PASSED)], "drain", {"n1": (SURVEY,)}),
-    "its past": After([failed(gpu("n1"), **PAST)], "partial", [failed(**PAST | PASSED)], "look", {"n1": (TRAINING,)}),
-    "unasked": After([failed(gpu("n1"), **PAST)], "partial", [failed(**PAST | PASSED)], "drain", {"n1": (SURVEY,)}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", AFTERWARDS)
-def test_only_a_later_run_that_kept_the_same_leaves_a_node_to_a_person(tmp_path: Path, name: str) -> None:
-    after = AFTERWARDS[name]
-    old = write_judged_run(tmp_path / "old", "rejected", ["n1", "n2"], after.before)
-    new = tmp_path / "new"
-    write_judged_run(new, after.outcome, ["n1", "n2"], after.verdicts, started_unix_s=LATER, tested=after.tested)
-    assert said(old, new)[0] == f"{after.use} n1"
-    assert said(new, old)[-1] == f"{after.use} n1", "whatever is read first"
-    write_judged_run(new / "before", after.outcome, ["n1"], after.verdicts, started_unix_s=STARTED_UNIX_S - 60)
-    assert said(new / "before", old)[-1] == "drain n1", "an earlier run excuses nobody"
+@pytest.mark.parametrize(("outcome", "hosts", "tested", "use"), [
+    ("accepted", ["n1"], {}, "look"), ("accepted", ["n2"], {}, "drain"),
+    ("accepted", ["n1"], {"n1": (SURVEY,)}, "drain"),
+    ("partial", ["n1"], {}, "drain"), ("rejected", ["n1"], {}, "drain"),
+])  # fmt: skip
+def test_only_a_later_run_that_accepts_a_node_leaves_it_to_a_person(
+    tmp_path: Path, outcome: RunOutcome, hosts: Sequence[str], tested: Any, use: str
+) -> None:
+    rejected = [failed(node("n1"))]
+    old = write_judged_run(tmp_path / "old", "rejected", ["n1", "n2"], rejected)
+    after = rejected if outcome == "rejected" else []
+    new = write_judged_run(tmp_path / "new", outcome, hosts, after, started_unix_s=LATER, tested=tested)
+    assert said(old, new)[0] == f"{use} n1"
+    assert f"{use} n1" in said(new, old), "whatever is read first"
+    before = write_judged_run(tmp_path / "before", outcome, hosts, after, started_unix_s=STARTED_UNIX_S - 60)
+    assert said(before, old)[-1] == "drain n1", "an earlier run excuses nobody"
 
 
 def test_a_node_that_was_rejected_since_is_not_accepted(tmp_path: Path) -> None:
@@ -279,16 +219,14 @@ def test_what_is_said_of_hosts_was_approved(tmp_path: Path) -> None:
         ]),
         "unsure": (NODES, [failed(maybe(node("n1")))]),
         "alone": (["n2"], [failed(), failed(**OTHER)]),
+        "waived": (NODES, [failed(**WAIVED)]),
+        "lost": (NODES, [failed()]),
     }  # fmt: skip
-    found = [
-        one
-        for name, (hosts, verdicts) in runs.items()
-        for one in read_findings(write_judged_run(tmp_path / "night" / name, "rejected", hosts, verdicts)).findings
-    ]
-    waived = [failed(**WAIVED)]
-    found += read_findings(
-        write_judged_run(tmp_path / "night" / "waived", "accepted_with_waivers", NODES, waived)
-    ).findings
+    found: list[HostFinding] = []
+    for name, (hosts, verdicts) in runs.items():
+        outcome: RunOutcome = "accepted_with_waivers" if name == "waived" else "rejected"
+        records = [LOST] * (name == "lost")
+        found += read_findings(write_judged_run(tmp_path / "night" / name, outcome, hosts, verdicts, records=records))
     assert_approved("culprits.txt", masked("\n".join([*text_lines(found), "", *tsv_lines(found)]), tmp_path))
 
 
@@ -305,8 +243,10 @@ def test_every_line_for_scripts_has_five_fields_whatever_is_in_them() -> None:
 def test_a_rehearsal_tells_of_a_simulated_run_as_if_it_had_been_measured_and_of_no_other(tmp_path: Path) -> None:
     simulated = {"status": "simulated", "simulated": True}
     run = write_judged_run(tmp_path / "r", "rejected", NODES, [failed(gpu("n2"))], record=simulated)
-    [found] = read_findings(run, rehearses=True).findings
+    [found] = read_findings(run, rehearses=True)
     assert (found.use, found.host) == ("drain", "n2")
+    [found] = read_findings(run)
+    assert found.evidence == "SIMULATED: no machine was measured"
     measured = write_judged_run(tmp_path / "m", "rejected", NODES, [failed(gpu("n2"))])
     with pytest.raises(OptionError, match=r"--rehearse: found .*, a run of a real machine; expected simulated runs"):
         read_findings(measured, rehearses=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pytest_ddpscale.report import text
 from pytest_ddpscale.report.causes import causes, headline
-from pytest_ddpscale.report.culprits import read_findings
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.clusters import a100
@@ -21,18 +20,6 @@ def all_said(judgement: Judgement) -> str:
     return "\n".join(line for lines in (brief_lines, table_lines) for line, _ in lines(judgement, 1000))
 
 
-def test_a_gpu_that_stopped_reporting_is_at_fault_in_the_report_and_drained(tmp_path: Path) -> None:
-    run, judgement = judged_run(tmp_path, "missing-rank:3:2")
-    assert judgement.outcome == "rejected"
-    first, *others = causes(judgement)
-    assert [(one.host, one.place.index, one.is_certain) for one in first.culprits] == [("simulated-0", 3, True)]
-    assert not any(cause.culprits for cause in others)
-    assert headline(judgement).startswith("REJECTED: GPU 3 (SIM-3) on simulated-0: lost under load: not measured in 6 ")
-    run.write_json(run.verdicts_json, judgement)
-    found = read_findings(run.path, rehearses=True).findings
-    assert [(one.use, one.host) for one in found] == [("drain", "simulated-0")]
-
-
 def test_a_rank_that_the_end_of_a_run_cut_short_is_not_lost(tmp_path: Path) -> None:
     _, judgement = judged_run(tmp_path, "missing-rank:3:7")
     assert judgement.outcome == "incomplete"
@@ -41,11 +28,8 @@ def test_a_rank_that_the_end_of_a_run_cut_short_is_not_lost(tmp_path: Path) -> N
 
 def test_a_rejected_node_is_not_called_too_little_slow_or_uncertain(tmp_path: Path) -> None:
     _, judgement = judged_run(tmp_path, "throttle:1:1.05", gpus=64, rounds=16)
-    said = all_said(judgement)
     assert headline(judgement).startswith("REJECTED: node simulated-1 is 1.05× slower than its peers")
-    assert "too little to be named" not in said
     assert not any("on simulated-1" in note and "not clearly enough" in note for note in judgement.notes)
-    assert "no culprit is certain" not in said
 
 
 def test_a_gpu_to_look_at_is_not_denied_and_a_slow_one_is_not_excluded(tmp_path: Path) -> None:
@@ -55,23 +39,7 @@ def test_a_gpu_to_look_at_is_not_denied_and_a_slow_one_is_not_excluded(tmp_path:
     assert "look at GPU 3 on simulated-0" in said
     assert "every GPU is within 5.0 % of its peers, so no device is named" in headline(judgement)
     assert "no device is named for it" in said
-    assert "no device stands out" not in said
     assert "GPUs are alike" not in said
-
-
-def test_communication_is_not_blamed_for_one_gpu_that_is_somewhat_slow(tmp_path: Path) -> None:
-    _, judgement = judged_run(tmp_path, "slow-gpu:3:1.02", rounds=16, cluster=a100(unwaited=-0.04))
-    assert judgement.outcome == "rejected"
-    assert "the loss is in communication" not in all_said(judgement)
-
-
-def test_no_loss_is_excluded_beside_a_loss(tmp_path: Path) -> None:
-    _, judgement = judged_run(tmp_path, "slow-gpu:all:1.08")
-    said = all_said(judgement)
-    loss = r"REJECTED: [0-9.]+ % below the reference throughput(?: \([^()]*×[^()]*\))?; "
-    assert re.search(f"{loss}every GPU is within 5.0 % of its peers", said)
-    assert "requirements on throughput fail for which no device is named." in said
-    assert "at least" not in said.replace("limit: at least", "")
 
 
 def test_a_failure_whose_value_meets_the_bound_says_why(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Sentences of all reasons: an entry for each code, with its arguments in order.
 
-An entry is a template, or a function where words depend on the arguments. An argument that is a reason is said, too;
-of a tuple of texts the first few are listed.
+An entry is a template (see `_Words`), or a function where words depend on several arguments. An argument that is a
+reason is said, too; of a tuple of texts the first few are listed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.hardware import wheel_for
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import Verdict
@@ -27,7 +28,7 @@ Entry: TypeAlias = str | Callable[..., str]
 def said(reason: Reason) -> str:
     """The sentence, without a full stop."""
     entry, args = SENTENCES[reason.code], map(_said, reason.args)
-    return entry.format(*args) if isinstance(entry, str) else entry(*args)
+    return entry.format(*map(_Words, args)) if isinstance(entry, str) else entry(*args)
 
 
 def _said(arg: Any) -> Any:
@@ -39,10 +40,35 @@ def _said(arg: Any) -> Any:
 
 
 class Listed(list[Any]):
-    """Arguments of which a sentence lists the first few."""
+    """Arguments of which a sentence lists the first few; a format is the separator of all, ``; …`` of the first few."""
 
-    def __format__(self, _spec: str) -> str:
-        return first_few(self)
+    def __format__(self, spec: str) -> str:
+        names = [*map(str, self)]
+        if spec.endswith("…"):
+            return first_few(names, separator=spec[:-1])
+        return spec.join(names) if spec else first_few(names)
+
+
+class _Words:
+    """An argument in a template, with formats beside those of Python and of `Listed`.
+
+    ``{:#node}`` is ``1 node`` or ``2 nodes``, ``{:#}`` the length of a list, ``{:%}`` and ``{:.1f%}`` per cent,
+    ``{:? (and @ more)|, alone}`` the first words, with the value for @, if there is one, and else the others.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __format__(self, spec: str) -> str:
+        kind, words, value = spec[:1], spec[1:], self.value
+        if kind == "#":
+            return count_text(value, words) if words else str(len(value))
+        if kind == "?":
+            told, _, otherwise = words.partition("|")
+            return told.replace("@", format(value)) if value else otherwise
+        if spec.endswith("%"):
+            return f"{100 * value:{spec[:-1]}} %" if words else percent(value)
+        return format(value, spec)
 
 
 def worded(verdict: Verdict) -> Verdict:
@@ -81,12 +107,8 @@ def _gpu_errors(errors: Listed, gangs: int, is_certain: bool, host: str) -> str:
     why = ", while its peers did the same work without such an error"
     if not is_certain:
         why = " (not certain: the software, or the other end of a link, may be at fault)"
-    ended = f"{_and(errors)} ended its rank in {gangs} gang{'s' * (gangs > 1)}"
+    ended = f"{errors: and } ended its rank in {count_text(gangs, 'gang')}"
     return f"{ended}{why}; look for its Xid: `dmesg | grep -i xid` on {host}"
-
-
-def _and(them: Listed) -> str:
-    return " and ".join(map(str, them))
 
 
 def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
@@ -101,10 +123,6 @@ def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
     said = [f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}"] * (blocks > 0)
     said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
     return "; ".join([*said, *["it is unknown which is right"] * (not is_certain)])
-
-
-def _of(some: int, all_: int) -> str:
-    return f"{some} of {all_} requirement{'s' * (all_ != 1)}"
 
 
 def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
@@ -127,10 +145,6 @@ def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen
 
 def _first_of(told: Listed, count: int) -> str:
     return "; ".join(told) + (f"; and {count - len(told)} more" if count > len(told) else "")
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"
 
 
 def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown
@@ -221,7 +235,6 @@ _REPAIRS = {
     "row-failed": "a faulty memory row could not be remapped",
     "row-pending": "a memory row waits to be remapped",
 }
-_NO_END = "the search for a slow node or link did not end"
 _ON_FIRST = ": {} on {}: {}; another driver, or a waiver, ends this"
 _ODD_PROCESS = "the driver lists pid {}, which no process has: driver and library (libnvidia-ml.so) differ"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
@@ -277,9 +290,7 @@ SENTENCES: Mapping[str, Entry] = {
     # judge.judged
     "perhaps-chance": "{}, but on one of {} {} this may be chance",
     "more-may-fail": "more rounds may fail further {}: undecided on {}",
-    "one-of": lambda name, planned, noun, why, outcome, others: (
-        f"{name}, one of {planned} {noun}: {why}{f' ({outcome} too: {others})' if others else ''}"
-    ),
+    "one-of": "{0}, one of {1} {2}: {3}{5:? ({4} too: @)}",
     "lowest-of": "{}, the lowest of {} {}: {}",
     "kept-on-each": "{} on each of {} {}; {} is nearest to it",
     "nodes-missing": _nodes_missing,
@@ -300,10 +311,8 @@ SENTENCES: Mapping[str, Entry] = {
     "of-cores": "{} CPU cores can compute",
     "of-any-hardware": "any hardware reaches ({:g})",
     "of-peak": "a peak of {:.4g} TFLOPS allows",
-    "waits-for-host": lambda busy, least, batch, gpus: (
-        f"host-bound: GPUs were {percent(busy)} busy (below {percent(least)}); a global batch of {batch} is too small "
-        f"for {gpus} GPUs, so this result means nothing"
-    ),
+    "waits-for-host": "host-bound: GPUs were {:%} busy (below {:%}); a global batch of {} is too small for {} GPUs, so "
+    "this result means nothing",
     "skipped-steps": "loss scaling skipped {:.0f} of {:.0f} optimizer steps",
     "other-training": "{}: the rest is not the training that was to be measured",
     "scaled-from-slow": "{} of its ranks are slow without communication ({}); good scaling relative to slow ranks is "
@@ -326,59 +335,44 @@ SENTENCES: Mapping[str, Entry] = {
             *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
         )
     ),
-    "starved": lambda busy: (
-        f"all GPUs wait for the host: {percent(busy)} busy; look at CPU clocks, NUMA binding and data loaders"
-    ),
-    "less-busy": lambda own, peers, median: f"{percent(own)} busy; the median of {peers} peers is {percent(median)}",
+    "starved": "all GPUs wait for the host: {:%} busy; look at CPU clocks, NUMA binding and data loaders",
+    "less-busy": "{:%} busy; the median of {} peers is {:%}",
     "on-host": "{} on {}, {}",
     "stands-out": lambda ratio, low, high, peers: f"{ratio:.2f}× ({low:.2f} … {high:.2f}×) {_whom(peers)}",
-    "look-at": lambda ranks: (
-        f"look at {first_few(ranks, separator='; ')}: slower without communication, not clearly enough to be named by "
-        "that"
-    ),
-    "slow-at-times": lambda ranks: f"slow at times: {first_few(ranks, separator='; ')}",
+    "look-at": "look at {:; …}: slower without communication, not clearly enough to be named by that",
+    "slow-at-times": "slow at times: {:; …}",
     "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
     # judge.uniformity
     "no-own-round": "no complete round of {} in {}",
     "pace-unread": "own pace timed in every round on {} of {} GPUs",
     "node-by-own-pace": "{:.2f}× the median of {} peers by its own pace",
-    "gpu-slow-at-times": lambda place, others, why: (
-        f"{place} is slow at times{f' (and {others} more)' if others else ''}: {why}"
-    ),
+    "gpu-slow-at-times": "{} is slow at times{:? (and @ more)}: {}",
     "of-peers": lambda place, noun, ratio, peers: (
         f"{place} {'are' if noun == 'pairs' else 'is'} {ratio:.3f}× the median of "
         f"{'their' if noun == 'pairs' else 'its'} {peers} peers"
     ),
-    "beyond-peers": lambda worst, others, limit: (
-        f"{worst}{f' (so are {others})' if others else ''}, certainly more than {percent(limit)} slower"
-    ),
-    "within-peers": lambda count, noun, limit: f"each of {count} {noun} is within {percent(limit)} of its peers",
-    "few-peers": lambda whom, limit, fewest: (
-        f"{whom}, more than {percent(limit)} slower, but fewer than {fewest} are too few to tell which is the odd one: "
-        "measure with more nodes, whose GPUs are peers too, or set a bound of the site's own"
-    ),
-    "perhaps-beyond": lambda limit, places, worst: (
-        f"not certain to be within {percent(limit)} of their peers: {places}; {worst}"
-    ),
+    "beyond-peers": "{}{:? (so are @)}, certainly more than {:%} slower",
+    "within-peers": "each of {} {} is within {:%} of its peers",
+    "few-peers": "{}, more than {:%} slower, but fewer than {} are too few to tell which is the odd one: measure with "
+    "more nodes, whose GPUs are peers too, or set a bound of the site's own",
+    "perhaps-beyond": "not certain to be within {:%} of their peers: {}; {}",
     # judge.uniformity
-    "missed-by-the-slowest": lambda why, value: f"{why}; {100 * value:.1f} % against the slowest GPU does, too",
+    "missed-by-the-slowest": "{}; {:.1f%} against the slowest GPU does, too",
     "against-the-slowest": "against the slowest GPU {}",
-    "by-the-slowest": lambda value, why: f"{100 * value:.1f} % against the slowest GPU: {why}",
+    "by-the-slowest": "{:.1f%} against the slowest GPU: {}",
     "not-excused": "not excused as spread: {}",
-    "perhaps-spread": lambda value, why: (
-        f"{100 * value:.1f} % against the slowest GPU, not shown to be spread alone: {why}"
-    ),
+    "perhaps-spread": "{:.1f%} against the slowest GPU, not shown to be spread alone: {}",
     "spread-excused": lambda value, before, slowest, behind, limit: (
         f"{100 * value:.1f} % against the slowest GPU keeps the bound; {100 * (value - before):.1f} points of the loss "
         f"are the spread of its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
     ),
     "pace-not-read": "the own pace of some of its GPUs was not read",
     "few-ranks": "its GPUs have too few peers",
-    "gpu-beyond": lambda limit, _: f"a GPU is more than {100 * limit:.3g} % slower than its peers",
+    "gpu-beyond": "a GPU is more than {:.3g%} slower than its peers",
     "gpu-at-times": "a GPU is far slower than its peers at times",
     "gpus-in-groups": "GPUs fall into two groups",
     "nodes-not-compared": "nodes are not compared with each other",
-    "node-beyond": lambda _, limit: f"its node is more than {100 * limit:.3g} % slower",
+    "node-beyond": "its node is more than {1:.3g%} slower",
     "alike-alone": "GPUs that compute alone differ less",
     "forward-lacking": "forward times lack in some rounds",
     "busy-unknown": "it is unknown how busy its GPUs were, so forward times may contain waiting for the host",
@@ -387,21 +381,18 @@ SENTENCES: Mapping[str, Entry] = {
     "held-down": "a GPU was held down by heat, power supply or board",
     "excuses-too-much": "it would excuse more than the limit of a GPU",
     "pace-unknown": "the pace of its GPUs is not known yet",
-    "gpu-open": lambda limit, _: f"not every GPU is certain to be within {100 * limit:.3g} % of its peers",
+    "gpu-open": "not every GPU is certain to be within {:.3g%} of its peers",
     "perhaps-groups": "its GPUs may be two groups",
     "node-open": "its node is not certain to be within theirs",
     # judge.links
-    "slow-at": lambda faults: f"communication is slow at {_and(faults)}",
-    "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {_and(hosts)} ({why})",
-    "slow-pairs": lambda gbps, usual, count, ranks: (
-        f"{f'only local rank {_and(ranks)}: ' if ranks else ''}{gbps:.3g} GB/s, others reach {usual:.3g} GB/s "
-        f"({count} measurements)"
-    ),
+    "slow-at": "communication is slow at {: and }",
+    "slow-between": lambda hosts, why: f"{'the link between' if hosts[1:] else 'node'} {hosts: and } ({why})",
+    "slow-pairs": "{3:?only local rank {3: and }: }{0:.3g} GB/s, others reach {1:.3g} GB/s ({2} measurements)",
     "stalls": "messages stall, as after a lost packet, in {} of {} pairs with it and {} of {} pairs without it",
     "misses": _misses,
     "gpu-or-its-links": "{}: the GPU or its own links are at fault",
     "gpu-or-these-links": "{}: the GPU or these links are at fault",
-    "all-may-be-slow": lambda misses, limit: f"{misses}; within {100 * limit:.3g} % of it, so all may be slow",
+    "all-may-be-slow": "{}; within {:.3g%} of it, so all may be slow",
     "wrong-data": "{} wrong data in {} of {} rounds",
     "gpu-not-links": "moved wrong data with {} others: the GPU is at fault, not its links",
     "unasked-wrong-data": "wrong data in the probe {}, as seen by {}",
@@ -426,7 +417,7 @@ SENTENCES: Mapping[str, Entry] = {
         f"PCIe {f'has {lowest} lanes' if reading == 'pcie_width' else f'runs at generation {lowest}'}, "
         f"expected {least}, {windows}"
     ),
-    "no-load": lambda least: f"utilization never reached {percent(least)}",
+    "no-load": "utilization never reached {:%}",
     "no-telemetry": "telemetry of only {} of {} GPUs",
     "low-utilization": lambda study, arm, count, devices, limit, rank, host, least: (
         f"low utilization: {study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
@@ -439,50 +430,44 @@ SENTENCES: Mapping[str, Entry] = {
     "power-limit": "GPU {} on {} ({:g} W, default {:g} W)",
     # judge.checks
     "without-gpu": "{}: does not apply without a GPU",
-    "at": lambda host, gpu, why: f"{host}: {f'{gpu}: ' if gpu else ''}{why}",
-    "of-check": lambda check, gpu, why: f"{check}: {f'{gpu}: ' if gpu else ''}{why}",
-    "no-report": lambda count, planned: f"{count} of {_nodes(planned)} reported nothing",
+    "at": "{}: {:?@: }{}",
+    "of-check": "{}: {:?@: }{}",
+    "no-report": "{} of {:#node} reported nothing",
     "no-end": "no load to the end of {}",
     "missing-data": lambda told, count, why: f"missing data: {_first_of(told, count)}{f': {why}' if why else ''}",
-    "as-expected": lambda planned: f"{'all ' if planned > 1 else ''}{_nodes(planned)} as expected",
+    "as-expected": lambda planned: f"{'all ' if planned > 1 else ''}{count_text(planned, 'node')} as expected",
     "not-as-expected": lambda failed, planned, told, count: (
-        f"{failed} of {_nodes(planned)} not as expected: {_first_of(told, count)}"
+        f"{failed} of {count_text(planned, 'node')} not as expected: {_first_of(told, count)}"
     ),
     "most-nodes-fail": f"{{}} of {{}} nodes fail: {_IS_IT_RIGHT}",
     "most-gpus-fail": f"{{2}} GPUs of most nodes fail: {_IS_IT_RIGHT}",
     "most-outside-fail": "{} of {} nodes are throttled by a power brake: is it the facility? This names no node for "
     "certain",
     # judge.outcome
-    "unmet": lambda judged, what, found: f"{_of(len(found), judged)} {what}: {found}",
-    "interrupted-after": lambda judged, required: f"interrupted after {_of(judged, required)}",
+    "unmet": "{2:#} of {0:#requirement} {1}: {2}",
+    "interrupted-after": "interrupted after {} of {:#requirement}",
     "nothing-judged": "no requirement was judged",
-    "met": lambda passed, required, waived, warned: (
-        f"{_of(passed, required)} {f'met, {waived} waived' if waived else 'passed'}"
-        f"{f', {warned} warned' if warned else ''}"
-    ),
+    "met": "{} of {:#requirement} {:?met, @ waived|passed}{:?, @ warned}",
     "not-selected": "{}; {} not selected",
     "nothing-to-accept": "{}: there is nothing to accept",
     "unpublished": "not decidable without site bounds: {} (no published bound covers all devices; calibration takes "
     "runs of 3 trusted nodes or more, better 10)",
     "missed-between": "{}, but between nodes a bound is missed: {}. Find the fault, or calibrate the bound: put the "
     "value of a healthy cluster into the thresholds file",
-    "undecided-between": lambda met, found: f"{met}, but {len(found)} undecided between nodes: {found}",
+    "undecided-between": "{0}, but {1:#} undecided between nodes: {1}",
     "none-between": "{}, but none between nodes: no requirement on speed was met by all {} nodes together",
     "provisional-between": "{}; between nodes: provisional bounds",
     "wrong-probe": "{}, but {}, on which no requirement is judged",
     "silent-gpu": "{1} ({0})",
     "lost-host": "{1} was lost while measuring: {2} ({0})",
     "spoiled": "tests skipped, or failed otherwise: {}",
-    "nodes-absent": lambda met, absent, nodes: f"{met}, but {len(absent)} of {nodes} nodes not tested: {absent}",
+    "nodes-absent": "{0}, but {1:#} of {2} nodes not tested: {1}",
     "slow-link": "{}, but communication is slow at {}",
     "simulated": "simulated: no machine was measured ({})",
     "rerouted": "{}, but paths stay unused and are not tested: {}",
-    "idle-gpus": lambda met, idle, gpus: f"{met}, but none of them tested {len(idle)} of {gpus} GPUs: {idle}",
-    "pairs-missing": lambda met, missing, planned, why: (
-        f"{met}, but "
-        f"{f'{missing} of {planned} pairs of nodes not measured with each other' if missing else _NO_END}"
-        f"{f': {why}' if why else ''}"
-    ),
+    "idle-gpus": "{0}, but none of them tested {1:#} of {2} GPUs: {1}",
+    "pairs-missing": "{0}, but {1:?@ of {2} pairs of nodes not measured with each other|the search for a slow node or "
+    "link did not end}{3:?: @}",
     "waiver-not-needed": "{}: not needed",
     "waives-failures-only": "{}: not applied, only a failure can be waived",
     "waiver-ended": "waiver by {} ended {}",
@@ -506,7 +491,7 @@ SENTENCES: Mapping[str, Entry] = {
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
     "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
     "few-cores": "{} CPU cores for {} ranks",
-    "few-gpus": lambda count, asked, why: f"{count} GPUs are visible; expected {asked}{'' if count else f': {why}'}",
+    "few-gpus": "{0} GPUs are visible; expected {1}{0:?|: {2}}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
         "no NVIDIA driver is loaded" if not has_driver
         else f"CUDA_VISIBLE_DEVICES hides all {gpus} GPUs" if gpus else "the driver finds no GPU"
@@ -520,18 +505,18 @@ SENTENCES: Mapping[str, Entry] = {
     "note-old-driver": _old_driver,
     "no-torch": "torch facts cannot be read: {}",
     "without-cuda": "torch {} was built without CUDA",
-    "no-architectures": lambda torch: f"torch {torch or 'of unknown version'} lists no architectures",
+    "no-architectures": "torch {:?@|of unknown version} lists no architectures",
     "no-gpu": "no GPU is visible ({})",
     "lost": "lost: {}",
     "lost-needed": "lost: {}",
     "no-answer": "does not answer: {}",
     "other-name": "is a {}; expected a name like {}",
-    "other-id": lambda found, ids: f"has PCI device id {found}; expected {' or '.join(ids)}",
+    "other-id": "has PCI device id {}; expected {: or }",
     "other-memory": lambda found, sizes: (
         f"has {found / 2**30:.1f} GiB; expected {sizes[0]:.1f} to {sizes[1]:.1f}"
     ),
     "mig-on": "MIG is enabled; expected the whole GPU",
-    "ecc-mode": lambda is_on, _: "ECC is on; expected off" if is_on else "ECC is off; expected on",
+    "ecc-mode": "{:?ECC is on; expected off|ECC is off; expected on}",
     "few-lanes-reached": "PCIe of GPU and slot reaches {} lanes; expected {}",
     "few-lanes": "PCIe has {} lanes; expected {}",
     "old-pcie": "PCIe of GPU and slot reaches generation {}; expected {}",
@@ -561,7 +546,7 @@ SENTENCES: Mapping[str, Entry] = {
     "pass, and published figures were measured with ProcessGroupNCCL: `ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` "
     "compares both",
     "lost-under-load": "lost under load: {}",
-    "lost-afterwards": lambda why: f"lost after ranks failed: {why or 'the driver no longer lists it'}",
+    "lost-afterwards": "lost after ranks failed: {:?@|the driver no longer lists it}",
     "unmeasured": "lost under load: not measured in {} rounds in which its peers were",
     "ended-ranks": "{}",
     "note-suspect": "{}",
@@ -575,23 +560,19 @@ SENTENCES: Mapping[str, Entry] = {
     "no-logs": "NCCL logged connections of {} of {} ranks",
     "no-log": lambda problem, lines: problem or f"unknown line in NCCL's log: {lines[0]}",
     "no-connections": "NCCL did not connect it to any other rank",
-    "detour": lambda names: f"reaches GPUs of its own node through {', '.join(names)}; expected NVLink or P2P",
+    "detour": "reaches GPUs of its own node through {:, }; expected NVLink or P2P",
     "no-nodes-joined": "no rank communicated with another node",
-    "note-host-memory": lambda names: f"{', '.join(names)} goes through host memory: no GPUDirect RDMA",
-    "host-memory": lambda names: (
-        f"{', '.join(names)} goes through host memory: no GPUDirect RDMA, which most other nodes have"
-    ),
+    "note-host-memory": "{:, } goes through host memory: no GPUDirect RDMA",
+    "host-memory": "{:, } goes through host memory: no GPUDirect RDMA, which most other nodes have",
     "no-ports": "it uses TCP to other nodes, and its ports were not surveyed",
     "tcp": lambda fast, ports: (
         f"uses TCP to other nodes although {', '.join(fast)} {'is' if len(fast) == 1 else 'are'} active"
         if fast else f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {_ports(ports)}"
     ),
-    "unmanaged-ports": lambda ports: (
-        f"uses TCP to other nodes; {', '.join(ports)} in state INIT: a cable, but no subnet manager"
-    ),
+    "unmanaged-ports": "uses TCP to other nodes; {:, } in state INIT: a cable, but no subnet manager",
     "note-ports-down": lambda ports: f"uses TCP to other nodes; here: {_ports(ports)}",
-    "note-roce": lambda ports: f"uses TCP to other nodes; could {', '.join(ports)} do RoCE?",
+    "note-roce": "uses TCP to other nodes; could {:, } do RoCE?",
     "fewer-ports": _fewer_ports,
     "note-fewer-ports": _fewer_ports,
-    "not-measured-with-peers": lambda rounds: f"not measured in {rounds} round{'s' * (rounds != 1)} of its peers",
+    "not-measured-with-peers": "not measured in {:#round} of its peers",
 }  # fmt: skip

@@ -1,0 +1,104 @@
+"""What to do about a cause: one or two steps, each with the command to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pytest_ddpscale.report import text
+from pytest_ddpscale.report.causes import Cause, causes, warnings
+from pytest_ddpscale.report.words.cause_kinds import CAUSES
+from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
+from pytest_ddpscale.run.verdicts import CauseRecord, Judgement, NextStep
+from pytest_ddpscale.util.listing import first_few
+
+_MOST_NAMED = 3  # requirements, metrics or workloads in one -k
+_SELECTING = ("-k", "-m", "--ddp-world-sizes")  # options of one run that `RunRecord.again` leaves out
+
+
+def cause_records(judgement: Judgement, run: RunRecord) -> tuple[CauseRecord, ...]:
+    """All causes and warnings with what to do about them, for verdicts.json."""
+    found = (*(() if judgement.accepts else causes(judgement)), *warnings(judgement))
+    return tuple(
+        CauseRecord(
+            one.id, one.severity, one.category, one.sentence, next_steps(one, judgement, run), one.culprits,
+            tuple(sorted(one.explains)),
+        )
+        for one in found
+    )  # fmt: skip
+
+
+def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tuple[NextStep, ...]:
+    """One or two steps; the commands are words of a shell, quoted.
+
+    Args:
+        cause: one of `causes` or `warnings` of the judgement.
+        judgement: of the run.
+        run: the run's run.json; None if it is not known, and nothing can be measured again.
+    """
+    first = _look_or_drain(cause, judgement, run)
+    if run is None or run.is_imported or judgement.simulated or run.is_simulated():
+        return (first,)
+    again = run.command_again
+    if judgement.unfinished or cause.id == "interrupted":
+        where = judgement.basis.get("measurements_path")
+        resume = _shell([*again, *_selection(run.argv), f"--ddp-resume={Path(where).parent}"]) if where else ""
+        return (NextStep("measure the rest", resume),)
+    found = [one for one in judgement.verdicts if one.id in cause.explains]
+    if found and all(one.code == "few-peers" for one in found):
+        return (NextStep("measure with more nodes, or set a bound of the site's own"),)
+    if cause.id != "undecided":
+        return (first, NextStep("then measure again", _measure_again(again, cause, judgement)))
+    if run.load and run.load[0] > run.load[1]:
+        busy = "load average {:g} on {} cores: wait until the machine is idle, then measure again".format(*run.load)
+        return (NextStep(busy, _measure_again(again, cause, judgement)),)
+    # Twice the rounds without a time limit.
+    longer = [word for word in again if not word.startswith(("--ddp-budget=", "--ddp-rounds"))]
+    longer.append(f"--ddp-rounds={2 * max(16, *(one.rounds for one in found))}")
+    return (NextStep(first.action, _measure_again(longer, cause, judgement)),)
+
+
+def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) -> NextStep:
+    """Drain the nodes of certain culprits, look at those of suspects, or else what to check."""
+    if cause.id == "run-not-accepted" and cause.sentence.startswith(WATERMARK.lower()):
+        return NextStep("a simulation accepts no machine; --ddp-rehearse shows what a measured one would get")
+    action = CAUSES[cause.id].action
+    named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]
+    hosts = dict.fromkeys(text.one_line(host) for one in named for host in one.hosts)
+    if not hosts:
+        return NextStep(action)
+    where = first_few([*hosts], 2)
+    told = {"ISOLATE": f"drain {where}; ", "CHECK": f"look at {where}: ", "MONITOR": f"watch {where}: "}
+    action = f"{told[cause.category]}{action}"
+    # From an imported run nothing follows for a node, nor from what only warns.
+    path = judgement.basis.get("verdicts_path") or judgement.basis.get("measurements_path")
+    if path is None or run is None or run.is_imported or cause.category == "MONITOR":
+        return NextStep(action)
+    rehearses = ["--rehearse"] * (judgement.simulated or run.is_simulated())
+    return NextStep(action, _shell(["ddpscale", "culprits", *rehearses, str(Path(path).parent)]))
+
+
+def _selection(argv: Sequence[str]) -> Iterator[str]:
+    """The words of a command line that select what to measure."""
+    words = iter(argv[1:])
+    for word in words:
+        if word.startswith(_SELECTING):
+            yield word
+            if word in _SELECTING:
+                yield next(words, "")
+
+
+def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -> str:
+    """The command that measures all again that the cause explains, and perhaps more."""
+    explained = [one for one in judgement.verdicts if one.id in cause.explains]
+    tests = [one.name for one in judgement.other_blockers if one.kind == "test" and one.name in cause.explains]
+    names = [[*(one.id for one in explained), *tests]]
+    if not tests:
+        names += [[one.metric for one in explained], [one.workload for one in explained]]
+    named = next((one for one in map(dict.fromkeys, names) if len(one) <= _MOST_NAMED), {})
+    return _shell([*command, *(["-k", " or ".join(named)] if named else [])])
+
+
+def _shell(words: Sequence[str]) -> str:
+    return shlex.join([text.one_line(word) for word in words])
