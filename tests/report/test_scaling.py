@@ -81,21 +81,16 @@ def test_an_arm_with_other_settings_is_no_point_of_the_curve() -> None:
     assert curve_of(make_plan(study), blocks, THROUGHPUT).values == {2: pytest.approx(512 * 10 / 5.0)}
 
 
-@rows(("one_gpu", "efficiency"), [(("ddp@1",), 0.8), (("ddp@1", "alone"), 0.6)])
-def test_one_gpu_is_the_one_under_ddp_where_none_was_measured_alone(
-    one_gpu: tuple[str, ...], efficiency: float
-) -> None:
-    arms = tuple(Arm("alone" if name == "alone" else "ddp", 1, 512) for name in one_gpu)
-    plan = make_plan(replace(WEAK, arms=(*arms, Arm("ddp", 2, 512))))
-    blocks = [block(name, 0, 0, 3.0 if name == "alone" else 4.0) for name in one_gpu]
-    blocks += [block("ddp@2", 0, rank, 5.0) for rank in (0, 1)]
-    assert curve_of(plan, blocks, EFFICIENCY).values == {2: pytest.approx(efficiency)}
-    # Where verdicts or the workload's other study compare with the GPU under DDP, this one does, too.
-    other = replace(STUDIES[2], arms=(Arm("ddp", 1, 256), Arm("ddp", 2, 128)))
-    both = replace(plan, studies=(*plan.studies, other))
+def test_one_gpu_is_the_one_under_ddp_unless_verdicts_or_arms_say_otherwise() -> None:
+    blocks = [block("alone", 0, 0, 3.0), block("ddp@1", 0, 0, 4.0), *(block("ddp@2", 0, rank, 5.0) for rank in (0, 1))]
+    both, alone = (
+        make_plan(replace(WEAK, arms=(*arms, Arm("ddp", 2, 512))))
+        for arms in ((Arm("alone", 1, 512), Arm("ddp", 1, 512)), (Arm("alone", 1, 512),))
+    )
+    judged = replace(PASSED, world_size=8, one_gpu="alone")
     assert curve_of(both, blocks, EFFICIENCY).values == {2: pytest.approx(0.8)}
-    judged = replace(PASSED, world_size=8, one_gpu="ddp")
-    assert curve_of(plan, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.8)
+    assert curve_of(both, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.6)
+    assert curve_of(alone, blocks, EFFICIENCY).values == {2: pytest.approx(0.6)}
 
 
 def test_a_round_that_lacks_a_rank_and_what_the_plan_does_not_know_are_left_out() -> None:
@@ -200,7 +195,7 @@ def test_fixed_time_saturates_while_throughput_grows() -> None:
     facts = facts_of(TrainingJob(240 * 240, 316))
     assert [round(one.train_s) for one in facts] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
     spots = sweet_spots(facts, deadline_s=400)
-    assert (spots.saturation, spots.deadline, spots.efficiency) == (8, 4, 4)
+    assert spots == {"deadline": 4, "efficiency": 4, "gpu_cost": None, "energy_cost": None, "saturation": 8}
 
 
 def test_amdahl_share_of_a_serial_tenth_and_costs() -> None:
@@ -213,7 +208,7 @@ def test_amdahl_share_of_a_serial_tenth_and_costs() -> None:
 def test_a_leap_of_three_doublings_saturates_as_each_of_them_would() -> None:
     facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
     assert (facts[1].saved_share, facts[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
-    assert sweet_spots(facts, None).saturation == 1
+    assert sweet_spots(facts, None)["saturation"] == 1
 
 
 def test_a_known_efficiency_is_the_one_told_whatever_the_throughputs_are() -> None:

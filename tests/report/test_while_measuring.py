@@ -162,17 +162,15 @@ def test_probes_and_pairs_take_time_too() -> None:
     assert high_s - most_s == pytest.approx(times["probes"].seconds(6) + times["pairs"].seconds(11))
 
 
-def test_the_share_grows_to_99_per_cent() -> None:
-    shares = [rounds(number).progress.per_cent or 0 for number in (0, 1, 8)]
-    shares += [rounds(8).hear([StudyEnd(one, "decided") for one in PLAN.study_ids[:end]]).progress.per_cent or 0
-               for end in (1, 2)]  # fmt: skip
-    assert shares == sorted(set(shares))
-    assert (shares[0], shares[-1]) == (0, 99)
-
-
-def test_the_time_of_whole_training_runs_is_unknown() -> None:
-    progress = Clocked(plan_of([training_run(2)])).progress
-    assert (progress.seconds(), progress.per_cent, progress.how_far()) == (None, None, "")
+def test_the_share_grows_to_99_per_cent_and_is_unknown_of_whole_training_runs() -> None:
+    clocked = rounds(0)
+    shares = [clocked.progress.how_far()[:2]]
+    for record in (block("alone", 0), block("alone", 7), StudyEnd("weak/r", "decided"), StudyEnd("strong/r", "rounds")):
+        clocked.now_s += 9.0
+        shares.append(clocked.hear([record]).progress.how_far()[:2])
+    assert shares == sorted({*shares})
+    assert (shares[0], shares[-1]) == (" 0", "99")
+    assert Clocked(plan_of([training_run(2)])).progress.how_far() == ""
 
 
 WHEN = "2026-03-01T10:00:00+00:00"
