@@ -33,12 +33,9 @@ from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.session.open import find_source
-from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Site
-from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from pytest_ddpscale.util.document import plain
+from tests.approved import assert_approved
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.builders.judgements import (
     FAILED,
@@ -50,6 +47,7 @@ from tests.builders.judgements import (
     RUN,
     STUDIES,
     WARNED,
+    judgement_with,
     make_plan,
     make_study,
 )
@@ -97,12 +95,6 @@ def test_a_round_that_lacks_a_rank_and_what_the_plan_does_not_know_are_left_out(
     stray = [replace(block("alone", 0, 0, 4.0), study="weak/other"), block("ddp@4", 0, 0, 4.0)]
     evidence = evidence_of_plan(make_plan(WEAK), [block("ddp@2", 0, 0, 4.0), *stray])
     assert scaling_curves("weak", THROUGHPUT, evidence, ()) == []
-
-
-def test_one_curve_per_study_in_the_order_of_the_plan() -> None:
-    found = scaling_curves("weak", EFFICIENCY, evidence_of_plan(PLAN, MEASUREMENTS), ())
-    assert [curve.name for curve in found] == [one.workload.name for one in STUDIES if one.scaling == "weak"]
-    assert [sorted(curve.values) for curve in found] == [[2, 4, 8]] * 2
 
 
 @rows(
@@ -198,23 +190,17 @@ def test_fixed_time_saturates_while_throughput_grows() -> None:
     assert spots == {"deadline": 4, "efficiency": 4, "gpu_cost": None, "energy_cost": None, "saturation": 8}
 
 
-def test_amdahl_share_of_a_serial_tenth_and_costs() -> None:
+def test_facts_of_a_serial_tenth_of_costs_of_three_doublings_and_of_a_known_efficiency() -> None:
     sizes = [MeasuredSize(n, 100 / (0.1 + 0.9 / n)) for n in (1, 2, 8)]
     assert [one.serial_share for one in scaling_facts(sizes, TrainingJob(1))[1:]] == pytest.approx([0.1, 0.1])
     (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
     assert (one.gpu_cost, one.energy_cost) == pytest.approx((8.0, 1.8))
-
-
-def test_a_leap_of_three_doublings_saturates_as_each_of_them_would() -> None:
-    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
-    assert (facts[1].saved_share, facts[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
-    assert sweet_spots(facts, None)["saturation"] == 1
-
-
-def test_a_known_efficiency_is_the_one_told_whatever_the_throughputs_are() -> None:
-    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
-    assert [(one.speedup, one.efficiency) for one in facts] == [(1.0, 1.0), (6.4, 0.8)]
-    assert facts[1].gain == pytest.approx(7 ** (1 / 3) - 1)
+    leap = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
+    assert (leap[1].saved_share, leap[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
+    assert sweet_spots(leap, None)["saturation"] == 1
+    known = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
+    assert [(one.speedup, one.efficiency) for one in known] == [(1.0, 1.0), (6.4, 0.8)]
+    assert known[1].gain == pytest.approx(7 ** (1 / 3) - 1)
 
 
 @pytest.fixture(scope="module")
@@ -226,71 +212,36 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The published results of 8 A100s, single values without rounds."""
-    path = tmp_path_factory.mktemp("imported") / "run"
-    main(["import", "paik", str(PUBLISHED), "--out", str(path)])
-    return str(path)
-
-
-def test_a_run_of_one_size_is_its_own_sweet_spot(tmp_path: Path, capsys: Printed) -> None:
-    alone = tmp_path / "alone"
-    alone.mkdir()
+def test_the_command_says_what_was_approved(two_nodes: str, tmp_path: Path, capsys: Printed) -> None:
+    """Of a simulated run, of one that somebody published, and of one size alone, which no page has a table of."""
+    imported, alone, source = (tmp_path / name for name in ("imported", "alone", "source"))
+    source.mkdir()
     for one in PUBLISHED.glob("1gpu_weak_*"):
-        (alone / one.name).write_bytes(one.read_bytes())
-    main(["import", "paik", str(alone), "--out", str(tmp_path / "run")])
-    assert main(["scaling", str(tmp_path / "run")]) == 0
-    assert "sweet spot for efficiency of 90 %: 1 GPU\n" in capsys.readouterr().out
-    assert scaling_tables(read_evidence(RunDirectory.open(tmp_path / "run")), ()) == []
-
-
-def test_scaling_tells_sweet_spots_of_measured_sizes(two_nodes: str, capsys: Printed) -> None:
-    assert main(["scaling", two_nodes, "--images", "1e6", "--deadline", "200", "--gpu-hour-price", "2"]) == 0
-    weak, strong = capsys.readouterr().out.split("strong/")
-    assert weak.startswith("SIMULATED: no machine was measured\n")
-    assert "sweet spot for deadline: 8 GPUs" in weak
-    assert "sweet spot for efficiency of 90 %: 16 GPUs" in weak
-    assert "sweet spot for efficiency of 90 %: 1 GPU\n" in strong
-    assert "sweet spot for energy" not in weak
-
-
-def test_scaling_as_json_has_each_size(imported: str, two_nodes: str, capsys: Printed) -> None:
-    main(["scaling", imported, "--format", "json"])
+        shutil.copy(one, source)
+    main(["import", "paik", str(PUBLISHED), "--out", str(imported)])
+    main(["import", "paik", str(source), "--out", str(alone)])
+    capsys.readouterr()
+    asked = ["--images=1e6", "--deadline=200", "--gpu-hour-price=2", "--kwh-price=0.2", "--fixed-s=9"]
+    for arguments in ([two_nodes, *asked], [str(imported), "--deadline=1"], [str(alone)]):
+        assert main(["scaling", *arguments]) == 0
+    assert_approved("scaling.txt", capsys.readouterr().out)
+    main(["scaling", str(imported), "--format=json"])
     weak = next(one for one in json.loads(capsys.readouterr().out) if one["study"] == "weak/resnet152-fp16")
     assert [size["gpus"] for size in weak["sizes"]] == [1, 2, 4, 8]
     assert weak["sizes"][-1]["efficiency"] == pytest.approx(0.9745, abs=1e-4)
-    assert not weak["simulated"]
-    main(["scaling", two_nodes, "--format", "json"])
-    assert all(one["simulated"] for one in json.loads(capsys.readouterr().out))
+    assert (weak["simulated"], weak["sweet_spots"]["efficiency"]) == (False, 8)
+    assert scaling_tables(read_evidence(RunDirectory.open(alone)), ()) == []
 
 
 def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
-    two_nodes: str, tmp_path: Path, capsys: Printed
+    two_nodes: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before they are judged, although one GPU was trained both alone and under DDP."""
-    judged = RunDirectory(tmp_path / "judged")
-    shutil.copytree(two_nodes, judged.path)
-    settings = settings_from({"ddp_judge": str(judged.path)}, {}, {})
-    session = AcceptanceSession(find_source(Site(settings, Path(), Path())))
-    session.source.select(session.source.cases)
-    judgement = session.conclude(interrupted=False, spoiled=())
-    judged.write_json(judged.verdicts_json, judgement)
-    main(["scaling", str(judged.path), "--format", "json"])
-    with_verdicts = json.loads(capsys.readouterr().out)
-    sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in with_verdicts}
-    told = {
-        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["gpus"],
-        "weak_scaling_efficiency": lambda size: size["efficiency"],
-        "strong_scaling_speedup": lambda size: size["speedup"],
-    }
-    found = [one for one in judgement.verdicts if one.metric in told and one.value is not None]
-    assert {one.metric for one in found} == set(told)
-    for one in found:
-        study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
-        assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)
-    main(["scaling", two_nodes, "--format", "json"])
-    assert json.loads(capsys.readouterr().out) == with_verdicts
+    run = shutil.copytree(two_nodes, tmp_path / "judged")
+    (run / "verdicts.json").touch()
+    judged = judgement_with(replace(PASSED, workload="vit-b-16-fp16", world_size=16, value=0.123))
+    monkeypatch.setattr("pytest_ddpscale.report.scaling.read_judged", lambda *_: judged)
+    main(["scaling", str(run)])
+    assert " 12.3 %" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--images", "--fixed-s", "--deadline", "--gpu-hour-price", "--kwh-price"])
@@ -306,22 +257,12 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert main(["scaling", str(tmp_path)]) == USER_ERROR
 
 
-def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: Printed) -> None:
+def test_the_page_has_the_table_in_gpu_hours_and_kwh(two_nodes: str) -> None:
     evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
-    (weak_study, weak, remarks), (strong_study, strong, _) = scaling_tables(evidence, ())
-    assert (weak_study, strong_study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
-    main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
-    printed = capsys.readouterr().out.splitlines()
-    assert [" ".join(map(plain, row)).strip() for row in weak.rows] == [
-        " ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]
-    ]
-    head, *lines = printed[2 : 3 + len(weak.rows)]
-    for title in ("GPUs", "img/s", "speed-up", "efficiency", "gain"):
-        end = head.index(title) + len(title)
-        assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in lines)
-    assert (weak.titles[0], weak.titles[-3:]) == ("GPUs", ["GPU-hours", "kWh", "nodes"])
+    (study, weak, remarks), _ = scaling_tables(evidence, ())
+    assert (study, weak.titles[0], weak.titles[-3:]) == ("weak/vit-b-16-fp16", "GPUs", ["GPU-hours", "kWh", "nodes"])
     assert {"sweet spot for GPU-hours: 1 GPU", "sweet spot for efficiency of 90 %: 16 GPUs"} <= {*remarks}
     page = page_text(page_of(JUDGEMENT, RUN, evidence))
-    assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows, *strong.rows))
+    assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows))
     assert "\nScaling, as numbers\n" in page
     assert "\nScaling, as numbers\n" not in page_text(page_of(JUDGEMENT, RUN, evidence, goes_on=True))
