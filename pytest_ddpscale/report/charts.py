@@ -217,14 +217,13 @@ class BarRow:
 
 
 def bars(
-    about: About, x: str, series: Sequence[str], rows: Sequence[BarRow], *, are_shares: bool = False
+    about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False
 ) -> Picture | None:  # fmt: skip
     """Horizontal bars from above; None if none is longer than 0.
 
     Args:
         about: how it is called.
         x: title of the axis.
-        series: names of the parts, in the order of their colours.
         rows: from above.
         are_shares: whether lengths are parts of a whole, shown as per cent.
     """
@@ -232,6 +231,7 @@ def bars(
     if highest <= 0:
         return None
     number, most = (percent, 1.0) if are_shares else ("{:.4g}".format, 0.0)
+    series = [*dict.fromkeys(part for row in rows for part, _ in row.parts)]
 
     def paint(canvas: Any) -> None:
         plot = canvas.subplots()
@@ -264,7 +264,7 @@ def grouped_bars(
             value, interval = one if isinstance(one, Found) else (one, None)
             if value is not None:
                 rows.append(BarRow(cell, [(name, max(value, 0.0))], "", interval))
-    return bars(about, x, [*series], rows)
+    return bars(about, x, rows)
 
 
 def matrix(
@@ -365,8 +365,25 @@ def _drawn(
     """
     svg, lost = io.BytesIO(), ""
     try:
+        from matplotlib.figure import Figure as Canvas
+
         with _style():
-            canvas = _painted(about, size, margins, x, paint)
+            canvas = Canvas()
+            paint(canvas)
+            explained = (zip(*plot.get_legend_handles_labels(), strict=True) for plot in canvas.axes)
+            keys = {name: handle for of_plot in explained for handle, name in of_plot}
+            (width, height), (left, right, above) = size, margins
+            # The width of a character is that of the font, roughly.
+            columns = max(1, int(width / (0.6 + 0.075 * max(map(len, keys), default=1))))
+            legend = 0.1 + _LINE * -(-len(keys) // columns)
+            below, above = legend + 2 * _LINE * (x != ""), above + 0.3 + _LINE * (about.mark != "")
+            whole = height + below + above
+            canvas.set_size_inches(width, whole)
+            canvas.subplots_adjust(left / width, below / whole, 1 - right / width, 1 - above / whole, 0.25, 0.25)
+            canvas.supxlabel(x, y=legend / whole, va="bottom")
+            title, colour = f"{drawable(about.title, 100)}\n{about.mark}".rstrip(), BAD if about.mark else INK
+            canvas.suptitle(title, x=0.01, y=1 - 0.06 / whole, ha="left", fontsize=10, fontweight="bold", color=colour)
+            canvas.legend(keys.values(), keys.keys(), loc="lower left", ncols=columns, borderaxespad=0.1)
             canvas.savefig(svg, format="svg", metadata=_UNDATED)
     except Exception as error:
         lost = f"{type(error).__name__}: {error}"
@@ -385,31 +402,6 @@ def _drawn(
     alt = f"{about.title}: {'; '.join(', '.join(cell for cell in row if cell.strip(ABSENT)) for row in few)}"
     drawn, caption = (b"", f"could not be drawn: {lost}") if lost else (svg.getvalue(), about.caption)
     return Picture(about.key, about.title, caption, alt, drawn, png, rows, size[0] == _WIDE)
-
-
-def _painted(
-    about: About, size: tuple[float, float], margins: tuple[float, float, float], x: str, paint: Callable[[Any], None]
-) -> Any:
-    """A canvas with a title above and a legend below."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas()
-    paint(canvas)
-    explained = (zip(*plot.get_legend_handles_labels(), strict=True) for plot in canvas.axes)
-    keys = {name: handle for of_plot in explained for handle, name in of_plot}
-    (width, height), (left, right, above) = size, margins
-    # The width of a character is that of the font, roughly.
-    columns = max(1, int(width / (0.6 + 0.075 * max(map(len, keys), default=1))))
-    legend = 0.1 + _LINE * -(-len(keys) // columns)
-    below, above = legend + 2 * _LINE * (x != ""), above + 0.3 + _LINE * (about.mark != "")
-    whole = height + below + above
-    canvas.set_size_inches(width, whole)
-    canvas.subplots_adjust(left / width, below / whole, 1 - right / width, 1 - above / whole, 0.25, 0.25)
-    canvas.supxlabel(x, y=legend / whole, va="bottom")
-    canvas.suptitle(f"{drawable(about.title, 100)}\n{about.mark}".rstrip(), x=0.01, y=1 - 0.06 / whole, ha="left",
-                    fontsize=10, fontweight="bold", color=BAD if about.mark else INK)  # fmt: skip
-    canvas.legend(keys.values(), keys.keys(), loc="lower left", ncols=columns, borderaxespad=0.1)
-    return canvas
 
 
 @contextmanager

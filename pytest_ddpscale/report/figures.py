@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.checks import IDLE
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
 from pytest_ddpscale.judge.slow import own_pace_s, pace_in
@@ -28,10 +27,9 @@ from pytest_ddpscale.report.scaling import (
     Quantity,
     ScalingCurve,
     device_of,
-    scaling_curves,
+    scaling_curve,
 )
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
@@ -42,7 +40,6 @@ from pytest_ddpscale.util.listing import by_number
 
 GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
 PairValues: TypeAlias = Mapping[tuple[str, str], float]
-MOST_BARS = 16  # half a screen
 _PARTS = (
     "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
     "the rest, not measured separately",
@@ -69,11 +66,6 @@ _TIME = (
     "with utilization and power of the median {device}. "
     "The rest includes all parts that were not measured separately."
 )
-_ACTIVITY = (
-    "Median utilization over the rounds, "
-    "in the DDP arm in which the {device} was least busy. "
-    "NVML counts waiting inside a kernel as busy."
-)
 
 
 def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
@@ -92,13 +84,12 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
     ]  # fmt: skip
     for scaling, quantity in PLOTS:
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        drawn = scaling_curves(scaling, quantity, evidence, judgement.verdicts)
+        studies = [study for study in plan.studies if study.scaling == scaling]
+        every = [scaling_curve(study, quantity, evidence, judgement.verdicts) for study in studies]
+        drawn = [curve for curve in every if curve.points]
         found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
-    found += [
-        where_time_goes(about("where-time-goes", "Where the time goes", _TIME.format(device=device)), evidence),
-        activity(about("activity", f"{device} activity", _ACTIVITY.format(device=device)), evidence),
-    ]
-    return [one for one in found if one]
+    time = about("where-time-goes", "Where the time goes", _TIME.format(device=device))
+    return [one for one in (*found, where_time_goes(time, evidence)) if one]
 
 
 def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
@@ -231,7 +222,7 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
                     start = end
             if len(compute):
                 rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
-    return bars(about, "share of a step", _PARTS, rows, are_shares=True)
+    return bars(about, "share of a step", rows, are_shares=True)
 
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
@@ -243,21 +234,3 @@ def _totals(step_s: float, trained: ArmRounds) -> str:
 
 def _median(values: FloatArray) -> float:
     return float(np.nanmedian(values))
-
-
-def activity(about: About, evidence: Evidence) -> Picture | None:
-    """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
-    lowest: dict[Place, tuple[float, str]] = {}
-    for (study, arm), measured in evidence.columns.arms.items():
-        if arm.startswith("ddp@"):
-            values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
-            known = np.flatnonzero((~np.isnan(values)).any(axis=0))
-            shares = np.nanmedian(values[:, known], axis=0).tolist()
-            for place, share in zip(measured.ranks.rank_places[known], shares, strict=True):
-                lowest[place] = min((share, f"{study.partition('/')[0]} {arm}"), lowest.get(place, (2.0, "")))
-    rows, low = [], f"below {percent(IDLE)}"
-    for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
-        part = [(low if share < IDLE else "busy", min(share, 1.0))]
-        rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
-    axis = f"utilization of the least busy {len(rows)} of {len(lowest)}"
-    return bars(about, axis, ("busy", low), rows, are_shares=True)

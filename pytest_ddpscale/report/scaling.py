@@ -72,7 +72,7 @@ EFFICIENCY = Quantity(
 )  # fmt: skip
 SPEEDUP = Quantity("speedup", "speed-up over one {device}", (STRONG_SCALING_SPEEDUP, STRONG_SCALING_EFFICIENCY))
 PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
-    ("weak", THROUGHPUT), ("weak", EFFICIENCY), ("strong", THROUGHPUT), ("strong", SPEEDUP), ("strong", EFFICIENCY),
+    ("weak", THROUGHPUT), ("weak", EFFICIENCY), ("strong", THROUGHPUT), ("strong", SPEEDUP),
 )  # fmt: skip
 
 
@@ -92,15 +92,6 @@ class ScalingCurve(Curve):
     def values(self) -> dict[int, float]:
         """Value at each world size."""
         return {int(point.x): point.value for point in self.points}
-
-
-def scaling_curves(
-    scaling: Scaling, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]
-) -> list[ScalingCurve]:
-    """The curves of one figure in the plan's order; studies without a value are left out."""
-    studies = [study for study in evidence.plan.studies if study.scaling == scaling]
-    every = [scaling_curve(study, quantity, evidence, verdicts) for study in studies]
-    return [curve for curve in every if curve.points]
 
 
 def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:

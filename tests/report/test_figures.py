@@ -26,7 +26,7 @@ from pytest_ddpscale.report import charts
 from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves, grouped_bars
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
-from pytest_ddpscale.report.figures import figures, pair_bandwidths_within, write_pngs
+from pytest_ddpscale.report.figures import figures, pair_bandwidths_within, pair_matrix, write_pngs
 from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
@@ -76,7 +76,8 @@ def first_axes(picture: Picture | None) -> Any:
     return inspect.getclosurevars(picture.png).nonlocals["canvas"].axes[0]
 
 
-def texts(picture: Picture) -> list[str]:
+def texts(picture: Picture | None) -> list[str]:
+    assert picture is not None
     return [one.text or "" for one in ET.fromstring(picture.svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
@@ -135,9 +136,6 @@ def test_what_is_drawn_is_what_was_approved() -> None:
     shown += [drawn(pairs_run(one), judgement_with(slow))["pair-matrix"] for one in (pairs, many)]
     step_s = {"each@8": 0.5, "no_sync@8": 0.55, "ddp@8": 1.0}
     shown.append(drawn(trained((EACH, Arm("no_sync", 8, 512), Arm("ddp", 8, 512)), step_s))["where-time-goes"])
-    study = make_study("weak", RESNET, (1, 40))
-    busy = [replace(one, utilization=0.99 - 0.01 * one.rank) for one in make_measurements(study, 1000.0, 0.05)]
-    shown.append(drawn(evidence_of_plan(make_plan(study), busy))["activity"])
     loss = {"": [Curve("a", [Point(i, 2.0) for i in range(300)])]}
     curve = Curve("reduce", [Point(1, 10.0, (0.1, 1000.0), is_failed=True), Point(2, 10.0)], [Bound(1, 12.0)])
     named = replace(LOG, x_name="{:g} KiB".format, ideal=float)
@@ -232,7 +230,7 @@ def test_hostile_names_stay_text() -> None:
         assert b"\x1b" not in figure.svg
         assert len(figure.png()) > 5_000
     assert any(text.startswith("$x^2$") for text in texts(found["weak-throughput"]))
-    assert any("evil" in text for text in texts(found["activity"]))
+    assert any("evil" in text for text in texts(pair_matrix(ABOUT, {(HOSTILE, "n1"): 1.0})))
 
 
 @pytest.mark.parametrize("axes", [LOG, replace(LOG, scale="log"), LineAxes("x", "y")])

@@ -24,7 +24,6 @@ from pytest_ddpscale.report.scaling import (
     ScalingFact,
     TrainingJob,
     scaling_curve,
-    scaling_curves,
     scaling_facts,
     scaling_tables,
     sweet_spots,
@@ -94,7 +93,7 @@ def test_one_gpu_is_the_one_under_ddp_unless_verdicts_or_arms_say_otherwise() ->
 def test_a_round_that_lacks_a_rank_and_what_the_plan_does_not_know_are_left_out() -> None:
     stray = [replace(block("alone", 0, 0, 4.0), study="weak/other"), block("ddp@4", 0, 0, 4.0)]
     evidence = evidence_of_plan(make_plan(WEAK), [block("ddp@2", 0, 0, 4.0), *stray])
-    assert scaling_curves("weak", THROUGHPUT, evidence, ()) == []
+    assert scaling_curve(evidence.plan.studies[0], THROUGHPUT, evidence, ()).points == []
 
 
 @rows(
@@ -161,7 +160,8 @@ def test_speed_up_and_strong_efficiency_are_one_number() -> None:
 
 def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
     case, evidence = Run("throughput_per_gpu:90@2-spread 2x2").judged()
-    assert scaling_curves("weak", THROUGHPUT, evidence, [worded(judge(case, evidence, CONFIDENCE))]) == []
+    verdict = worded(judge(case, evidence, CONFIDENCE))
+    assert scaling_curve(evidence.plan.studies[0], THROUGHPUT, evidence, [verdict]).points == []
 
 
 def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
