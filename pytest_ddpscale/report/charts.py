@@ -216,9 +216,7 @@ class BarRow:
     interval: tuple[float, float] | None = None
 
 
-def bars(
-    about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False
-) -> Picture | None:  # fmt: skip
+def bars(about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False) -> Picture | None:
     """Horizontal bars from above; None if none is longer than 0.
 
     Args:
@@ -230,7 +228,7 @@ def bars(
     highest = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
     if highest <= 0:
         return None
-    number, most = (percent, 1.0) if are_shares else ("{:.4g}".format, 0.0)
+    number = percent if are_shares else "{:.4g}".format
     series = [*dict.fromkeys(part for row in rows for part, _ in row.parts)]
 
     def paint(canvas: Any) -> None:
@@ -245,7 +243,7 @@ def bars(
             if row.interval:
                 plot.hlines(at, *row.interval, colors=INK, linewidths=1.2)
         ends = [min(row.interval[1], _WIDEST * highest) for row in rows if row.interval]
-        plot.set(xlim=(0, max(most, highest, *ends)), ylim=(len(rows) - 0.4, -0.6))
+        plot.set(xlim=(0, max([highest, *ends])), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 

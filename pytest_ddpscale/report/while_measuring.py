@@ -132,14 +132,13 @@ class Progress:
         what = "rounds" if self._plan.training_run(end.study) is None else "epochs"
         how_far = f"interrupted after {self._round} {what}" if is_current else "not started"
         if end.reason == "error":
-            self._say(f"{end.study}: ERROR: {headline_of(end.message)}")
-        elif end.reason == "interrupted":
-            self._say(f"{end.study}: {how_far}: {headline_of(end.message)}")
-        elif not is_current:  # no time was left for this launch
-            self._say(f"{end.study}: not started: time limit reached")
+            said = f"ERROR: {headline_of(end.message)}"
+        elif end.reason == "interrupted" or not is_current:  # without a message, no time was left for this launch
+            said = f"{how_far}: {headline_of(end.message) or 'time limit reached'}"
         else:
             took = _clock(self._now() - self._study_begun_s)
-            self._say(f"{end.study}: {_ENDED.get(end.reason, '')}{self._round} {what} in {took}")
+            said = f"{_ENDED.get(end.reason, '')}{self._round} {what} in {took}"
+        self._say(f"{end.study}: {said}")
         self._spent_s, self._planned_s = self._paces_s()
         self._pending.pop(end.study, None)
         self._study, self._current, self._round = None, "", 0
