@@ -188,7 +188,7 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
                       label=_MISSED)  # fmt: skip
         if name == _VALUE and point in (curve.points[0], curve.points[-1]):
             number = axes.number(point.value)
-            plot.annotate(number, (point.x, point.value), (0, 4), textcoords="offset points", ha="center")
+            plot.annotate(number, (point.x, point.value), (3, 3), textcoords="offset points")
 
 
 def _lines(name: str, curve: Curve, axes: LineAxes) -> Iterator[tuple[str, ...]]:
