@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture, Table, plain, table
+from pytest_ddpscale.util.listing import by_number
 
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
 SERIES = ("#0072b2", "#c4500a", "#00805e", "#a8418a", "#7a6100", "#5b55c9")
@@ -32,6 +34,7 @@ _WIDE, _NARROW = 9.6, 5.2
 _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_COLUMNS = 8, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
+MOST_ROWS = 64
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
 _MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
 _VALUE, _INTERVAL, _MISSED = "value", "confidence interval", "misses its bound"
@@ -83,12 +86,11 @@ class Bound(Point):
 
 @dataclass(frozen=True)
 class Curve:
-    """Points by ascending x, as are `bounds`; `ideal` tells the value that would be ideal at any x."""
+    """Points by ascending x, as are `bounds`."""
 
     name: str
     points: Sequence[Point]
     bounds: Sequence[Bound] = ()
-    ideal: Callable[[float], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class LineAxes:
         x_name: writes a value of the horizontal axis.
         tick: format of the ticks of the vertical axis.
         number: writes a value without its unit.
+        ideal: the value that would be ideal at any x.
     """
 
     x: str
@@ -110,6 +113,7 @@ class LineAxes:
     x_name: Callable[[float], str] = "{:g}".format
     tick: str = "{x:g}"
     number: Callable[[float], str] = "{:.4g}".format
+    ideal: Callable[[float], float] | None = None
 
 
 def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]]) -> Picture | None:
@@ -119,7 +123,7 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
     """
     every = [(name, curve) for name, drawn in of_panels.items() for curve in drawn if curve.points]
     xs = sorted({one.x for _, curve in every for one in (*curve.points, *curve.bounds)})
-    if not every or len(xs) < 2:
+    if len(xs) < 2:
         return None
     columns = min(len(of_panels), _MOST_COLUMNS)
     rows, width = -(-len(of_panels) // columns), _NARROW if columns == 1 else _WIDE
@@ -131,8 +135,8 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
             _scale(plot, axes, xs)
             for order, curve in enumerate(one for one in drawn if one.points):
                 _draw_curve(plot, axes, curve, order, _VALUE if name else curve.name)
-            if ideal := drawn[0].ideal:
-                plot.plot(xs, [*map(ideal, xs)], color=INK, linestyle="--", linewidth=0.9, label="ideal", zorder=1)
+            if axes.ideal:
+                plot.plot(xs, [*map(axes.ideal, xs)], color=INK, linestyle="--", linewidth=0.9, label="ideal", zorder=1)
             if axes.scale == "from zero":
                 plot.set_ylim(0, 1.15 * plot.dataLim.y1 or 1.0)
             plot.tick_params(labelbottom=at + columns >= len(of_panels))
@@ -184,7 +188,7 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
                       label=_MISSED)  # fmt: skip
         if name == _VALUE and point in (curve.points[0], curve.points[-1]):
             number = axes.number(point.value)
-            plot.annotate(number, (point.x, point.value), (0, 4), textcoords="offset points", ha="center")
+            plot.annotate(number, (point.x, point.value), (3, 3), textcoords="offset points")
 
 
 def _lines(name: str, curve: Curve, axes: LineAxes) -> Iterator[tuple[str, ...]]:
@@ -212,22 +216,20 @@ class BarRow:
     interval: tuple[float, float] | None = None
 
 
-def bars(
-    about: About, x: str, series: Sequence[str], rows: Sequence[BarRow], *, are_shares: bool = False
-) -> Picture | None:  # fmt: skip
+def bars(about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False) -> Picture | None:
     """Horizontal bars from above; None if none is longer than 0.
 
     Args:
         about: how it is called.
         x: title of the axis.
-        series: names of the parts, in the order of their colours.
         rows: from above.
         are_shares: whether lengths are parts of a whole, shown as per cent.
     """
     highest = max((sum(length for _, length in row.parts) for row in rows), default=0.0)
     if highest <= 0:
         return None
-    number, most = (percent, 1.0) if are_shares else ("{:.4g}".format, 0.0)
+    number = percent if are_shares else "{:.4g}".format
+    series = [*dict.fromkeys(part for row in rows for part, _ in row.parts)]
 
     def paint(canvas: Any) -> None:
         plot = canvas.subplots()
@@ -241,7 +243,7 @@ def bars(
             if row.interval:
                 plot.hlines(at, *row.interval, colors=INK, linewidths=1.2)
         ends = [min(row.interval[1], _WIDEST * highest) for row in rows if row.interval]
-        plot.set(xlim=(0, max(most, highest, *ends)), ylim=(len(rows) - 0.4, -0.6))
+        plot.set(xlim=(0, max([highest, *ends])), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
@@ -260,50 +262,41 @@ def grouped_bars(
             value, interval = one if isinstance(one, Found) else (one, None)
             if value is not None:
                 rows.append(BarRow(cell, [(name, max(value, 0.0))], "", interval))
-    return bars(about, x, [*series], rows)
+    return bars(about, x, rows)
 
 
-@dataclass(frozen=True)
-class Cells:
-    """A matrix of values, each by a name of its row and one of its column.
+def matrix(
+    about: About, titles: Sequence[str], values: Mapping[tuple[str, str], float], unit: str,
+    outlined: Collection[tuple[str | None, str | None]], weights: tuple[float, float, float], scale: Sequence[str],
+    *, are_pairs: bool = False,
+) -> Picture | None:  # fmt: skip
+    """A matrix of the worst `MOST_ROWS` rows, with the worst values in its table; None without values.
 
-    Attributes:
-        rows: what the row of each name is called; so are `columns`, of the same names if pairs have a value in both
-            orders.
-        weight: times a value tells how bad it is.
-        limits: of that, from which cells are darker, ascending.
-        meanings: of the shades.
+    Args:
+        about: how it is called.
+        titles: of both names and of the values.
+        values: each by a name of its row and one of its column.
+        unit: of the values.
         outlined: names of a row and a column; None stands for all.
+        weights: what times a value tells how bad it is, and from which of these on cells are darker.
+        scale: what the shades mean.
+        are_pairs: whether a value is of both orders of its names.
     """
-
-    values: Mapping[tuple[str, str], float]
-    rows: Mapping[str, str]
-    columns: Mapping[str, str]
-    unit: str
-    weight: float
-    limits: Sequence[float]
-    meanings: Sequence[str]
-    outlined: Collection[tuple[str | None, str | None]]
-
-
-def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
-    """A matrix in which the worst value of a cell is shown, and the worst of all in its table; None without values."""
-    worst = sorted(cells.values.items(), key=lambda one: -cells.weight * one[1])
+    weight, *limits = weights
+    worst = sorted(values.items(), key=lambda one: -weight * one[1])
     if not worst:
         return None
-    down, across = ([*dict.fromkeys(names.values())] for names in (cells.rows, cells.columns))
-    row_of = {name: down.index(row) for name, row in cells.rows.items()}
-    column_of = {name: across.index(column) for name, column in cells.columns.items()}
-    values = np.full((len(down), len(across)), np.nan)
-    for (one, other), value in reversed(worst):
-        values[row_of[one], column_of[other]] = value
-    absent, shades = np.isnan(values), np.searchsorted(cells.limits, cells.weight * values, side="right")
-    tall, wide = values.shape
-    outlined = [
-        (row_of.get(one or ""), column_of.get(other or ""))
-        for one, other in cells.outlined if {one} <= {None, *row_of} and {other} <= {None, *column_of}
-    ]  # fmt: skip
-    named = [drawable(name) for name in across] if max(map(len, across)) * wide <= _MOST_ACROSS else []
+    shown, outlined = dict(worst), {*outlined}
+    if are_pairs:
+        shown = {ends: value for pair, value in worst for ends in (pair, pair[::-1])}
+        outlined |= {(other, one) for one, other in outlined}
+    ends = itertools.chain(*shown) if are_pairs else (one for one, _ in shown)
+    down = sorted([*dict.fromkeys(ends)][:MOST_ROWS], key=by_number)
+    across = down if are_pairs else sorted({other for _, other in shown}, key=by_number)
+    cells = np.array([[shown.get((one, other), math.nan) for other in across] for one in down])
+    absent, shades = np.isnan(cells), np.searchsorted(limits, weight * cells, side="right")
+    (tall, wide), short = cells.shape, _short(across)
+    named = [*map(drawable, short)] if max(map(len, short)) * wide <= _MOST_ACROSS else []
     cell, gap, font = (0.27, 1.2, 7.0) if tall <= _MOST_TALL else (0.11, 0.4, 6.0)
 
     def paint(canvas: Any) -> None:
@@ -315,39 +308,50 @@ def matrix(about: About, cells: Cells, titles: Sequence[str]) -> Picture | None:
         plot.patch.set(hatch=_NOTHING, edgecolor=FAINT)
         plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=gap)
         plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=gap)
-        for row, column in outlined:
-            left, right = (0, wide - 1) if column is None else (column, column)
-            top, low = (0, tall - 1) if row is None else (row, row)
-            corners = np.array([(left, top), (right + 1, top), (right + 1, low + 1), (left, low + 1)]) - 0.5
-            for colour, width in ((INK, 4.0), (PAPER, 1.2)):  # visible on every shade
-                plot.fill(*corners.T, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
+        for one, other in outlined:
+            if one in (None, *down) and other in (None, *across):
+                top, low = _ends(one, down)
+                left, right = _ends(other, across)
+                corners = [(left, top), (right, top), (right, low), (left, low)]
+                for colour, width in ((INK, 4.0), (PAPER, 1.2)):  # visible on every shade
+                    plot.fill(*zip(*corners, strict=True), fill=False, edgecolor=colour, linewidth=width, clip_on=False)
         plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=font)
         plot.set_xticks(range(len(named)), named)
         plot.tick_params(length=0, labeltop=True, labelbottom=False)
         plot.spines[:].set_visible(False)
-        for (row, column), value in np.ndenumerate(values) if tall <= _MOST_WITH_NUMBERS >= wide else ():
+        for (row, column), value in np.ndenumerate(cells) if tall <= _MOST_WITH_NUMBERS >= wide else ():
             if not absent[row, column]:
-                said, ink = bare_number(value, cells.unit), ON_SHADES[shades[row, column]]
+                said, ink = bare_number(value, unit), ON_SHADES[shades[row, column]]
                 plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=6)
-        for shade, name in zip(SHADES, cells.meanings, strict=True):
+        for shade, name in zip(SHADES, scale, strict=True):
             plot.fill([], [], facecolor=shade, edgecolor=INK, label=name)
         if absent.any():
             plot.fill([], [], facecolor=PAPER, edgecolor=FAINT, hatch=_NOTHING, label="not measured")
 
-    listed = worst[:: 2 if {*row_of} == {*column_of} else 1]  # a pair once
     rows = [
-        (one, other, number_text(value, cells.unit),
-         "outlined" if {(one, other), (one, None), (None, other)} & {*cells.outlined} else "")
-        for (one, other), value in listed[:_MOST_LISTED]
+        (one, other, number_text(value, unit),
+         "outlined" if {(one, other), (one, None), (None, other)} & outlined else "")
+        for (one, other), value in worst[:_MOST_LISTED]
     ]  # fmt: skip
     return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, table((*titles, "note"), rows))
+
+
+def _ends(name: str | None, names: Sequence[str]) -> tuple[float, float]:
+    """Where a row or column begins and ends; of None, all of them."""
+    return (-0.5, len(names) - 0.5) if name is None else (names.index(name) - 0.5, names.index(name) + 0.5)
+
+
+def _short(names: Sequence[str]) -> Sequence[str]:
+    """Their last numbers, if names differ in nothing else."""
+    parts = [re.findall(r"(?s)^(.*?)(\d*)(\D*)$", name)[0] for name in names]
+    return [number for _, number, _ in parts] if len({(begin, end) for begin, _, end in parts}) == 1 else names
 
 
 def _drawn(
     about: About, size: tuple[float, float], margins: tuple[float, float, float], x: str,
     paint: Callable[[Any], None], rows: Table,
 ) -> Picture:  # fmt: skip
-    """Draw and name a picture.
+    """Draw and name a picture; without an image if matplotlib is broken, as numbers are worth more than pictures.
 
     Args:
         about: how it is called.
@@ -357,31 +361,34 @@ def _drawn(
         paint: draws on a canvas.
         rows: its numbers.
     """
-    from matplotlib.figure import Figure as Canvas
+    svg, lost = io.BytesIO(), ""
+    try:
+        from matplotlib.figure import Figure as Canvas
 
-    with _style():
-        canvas = Canvas()
-        paint(canvas)
-        keys: dict[str, Any] = {}
-        for plot in canvas.axes:
-            for handle, name in zip(*plot.get_legend_handles_labels(), strict=True):
-                keys.setdefault(name, handle)
-        # The width of a character is that of the font, roughly.
-        columns = max(1, int(size[0] / (0.6 + 0.075 * max(map(len, keys), default=1))))
-        legend = 0.1 + _LINE * -(-len(keys) // columns)
-        (width, height), (left, right, above) = size, margins
-        below, above = legend + 2 * _LINE * (x != ""), above + 0.3 + _LINE * (about.mark != "")
-        whole = height + below + above
-        canvas.set_size_inches(width, whole)
-        canvas.subplots_adjust(left / width, below / whole, 1 - right / width, 1 - above / whole, 0.25, 0.25)
-        canvas.supxlabel(x, y=legend / whole, va="bottom")
-        canvas.suptitle(f"{drawable(about.title, 100)}\n{about.mark}".rstrip(), x=0.01, y=1 - 0.06 / whole, ha="left",
-                        fontsize=10, fontweight="bold", color=BAD if about.mark else INK)  # fmt: skip
-        canvas.legend(keys.values(), keys.keys(), loc="lower left", ncols=columns, borderaxespad=0.1)
-        svg = io.BytesIO()
-        canvas.savefig(svg, format="svg", metadata=_UNDATED)
+        with _style():
+            canvas = Canvas()
+            paint(canvas)
+            explained = (zip(*plot.get_legend_handles_labels(), strict=True) for plot in canvas.axes)
+            keys = {name: handle for of_plot in explained for handle, name in of_plot}
+            (width, height), (left, right, above) = size, margins
+            # The width of a character is that of the font, roughly.
+            columns = max(1, int(width / (0.6 + 0.075 * max(map(len, keys), default=1))))
+            legend = 0.1 + _LINE * -(-len(keys) // columns)
+            below, above = legend + 2 * _LINE * (x != ""), above + 0.3 + _LINE * (about.mark != "")
+            whole = height + below + above
+            canvas.set_size_inches(width, whole)
+            canvas.subplots_adjust(left / width, below / whole, 1 - right / width, 1 - above / whole, 0.25, 0.25)
+            canvas.supxlabel(x, y=legend / whole, va="bottom")
+            title, colour = f"{drawable(about.title, 100)}\n{about.mark}".rstrip(), BAD if about.mark else INK
+            canvas.suptitle(title, x=0.01, y=1 - 0.06 / whole, ha="left", fontsize=10, fontweight="bold", color=colour)
+            canvas.legend(keys.values(), keys.keys(), loc="lower left", ncols=columns, borderaxespad=0.1)
+            canvas.savefig(svg, format="svg", metadata=_UNDATED)
+    except Exception as error:
+        lost = f"{type(error).__name__}: {error}"
 
     def png() -> bytes:
+        if lost:
+            raise OSError(lost)
         written = io.BytesIO()
         with _style():
             # Compression at level 6 takes a third longer for 7 % less.
@@ -391,7 +398,8 @@ def _drawn(
     told = sorted(rows.rows, key=lambda row: not plain(row[-1]).startswith(_MISSED))
     few = [[*map(plain, row)] for row in (rows.titles, *told[:: -(-len(told) // _MOST_SAID)])]
     alt = f"{about.title}: {'; '.join(', '.join(cell for cell in row if cell.strip(ABSENT)) for row in few)}"
-    return Picture(about.key, about.title, about.caption, alt, svg.getvalue(), png, rows, width == _WIDE)
+    drawn, caption = (b"", f"could not be drawn: {lost}") if lost else (svg.getvalue(), about.caption)
+    return Picture(about.key, about.title, caption, alt, drawn, png, rows, size[0] == _WIDE)
 
 
 @contextmanager

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.checks import IDLE
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
 from pytest_ddpscale.judge.slow import own_pace_s, pace_in
 from pytest_ddpscale.judge.values import values_of_probe
-from pytest_ddpscale.plan.arm import Arm, ArmKind
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
-from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
+from pytest_ddpscale.report.charts import About, BarRow, LineAxes, bars, curves, matrix
 from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
@@ -30,10 +27,9 @@ from pytest_ddpscale.report.scaling import (
     Quantity,
     ScalingCurve,
     device_of,
-    scaling_curves,
+    scaling_curve,
 )
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
@@ -44,8 +40,6 @@ from pytest_ddpscale.util.listing import by_number
 
 GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
 PairValues: TypeAlias = Mapping[tuple[str, str], float]
-MOST_NODES = 64  # rows of a map
-MOST_BARS = 16  # half a screen
 _PARTS = (
     "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
     "the rest, not measured separately",
@@ -53,11 +47,11 @@ _PARTS = (
 _HEAT_MAP = (
     "Step time without communication relative to the typical {device}; "
     "darker is slower, and {device}s at fault are outlined. "
-    "The slowest workload counts, and the slowest of nodes that share a row."
+    "The slowest workload counts; of more than 64 nodes the slowest are shown."
 )
 _PAIRS = (
     "GB/s of each pair's slowest rail, median over the rounds; darker is slower, "
-    "and nodes at fault are outlined. Of nodes that share a row the slowest pair counts. "
+    "and nodes at fault are outlined; of more than 64 nodes those of the slowest pairs are shown. "
     "The search for slow nodes measured them, if there was one: "
     "requirements judge other probes, whose GB/s differ."
 )
@@ -71,11 +65,6 @@ _TIME = (
     "A step of the slowest rank in each study's largest arm, median over the rounds, "
     "with utilization and power of the median {device}. "
     "The rest includes all parts that were not measured separately."
-)
-_ACTIVITY = (
-    "Median utilization over the rounds, "
-    "in the DDP arm in which the {device} was least busy. "
-    "NVML counts waiting inside a kernel as busy."
 )
 
 
@@ -95,67 +84,46 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
     ]  # fmt: skip
     for scaling, quantity in PLOTS:
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        drawn = scaling_curves(scaling, quantity, evidence, judgement.verdicts)
+        studies = [study for study in plan.studies if study.scaling == scaling]
+        every = [scaling_curve(study, quantity, evidence, judgement.verdicts) for study in studies]
+        drawn = [curve for curve in every if curve.points]
         found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
-    found += [
-        where_time_goes(about("where-time-goes", "Where the time goes", _TIME.format(device=device)), evidence),
-        activity(about("activity", f"{device} activity", _ACTIVITY.format(device=device)), evidence),
-    ]
-    return [one for one in found if one]
+    time = about("where-time-goes", "Where the time goes", _TIME.format(device=device))
+    return [one for one in (*found, where_time_goes(time, evidence)) if one]
 
 
 def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
     """Write each picture beside the page; returns the files. Nothing is written, not even the directory, of none."""
     for one in drawn:
+        png = one.png()
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{one.key}.png").write_bytes(one.png())
+        (directory / f"{one.key}.png").write_bytes(png)
     return [directory / f"{one.key}.png" for one in drawn]
 
 
 def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
-    gpus = sorted({gpu for _, gpu in values}, key=by_number)
-    columns = dict(zip(gpus, _short(gpus), strict=True))
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
         for verdict in verdicts for one in verdict.culprits
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip
-    nodes, scale = _binned({host for host, _ in values}), ("typical", "≥ 1.02×", "≥ 1.10×")
     # Shades are those of the numbers in cells, as they are rounded.
-    cells = Cells(values, nodes, columns, "x", 1.0, (1.015, 1.095), scale, blamed)
-    return matrix(about, cells, ("node", "GPU", "relative step time"))
+    titles, scale = ("node", "GPU", "relative step time"), ("typical", "≥ 1.02×", "≥ 1.10×")
+    return matrix(about, titles, values, "x", blamed, (1.0, 1.015, 1.095), scale)
 
 
 def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
-    nodes, typical = _binned({host for hosts in values for host in hosts}), statistics.median(values.values() or [1.0])
-    columns = dict(zip(nodes, _short([*nodes.values()]), strict=True))
-    blamed = [
+    typical = statistics.median(values.values() or [1.0])
+    blamed = {
         (one.hosts[0], one.hosts[1] if one.hosts[1:] else None)
         for verdict in verdicts if verdict.metric == PAIR_BANDWIDTH_GBPS.name
         for one in verdict.culprits if one.is_certain
-    ]  # fmt: skip
-    mirrored = {ends: gbps for pair, gbps in values.items() for ends in (pair, pair[::-1])}
+    }  # fmt: skip
     scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
-    outlined = {ends for pair in blamed for ends in (pair, pair[::-1])}
-    cells = Cells(mirrored, nodes, columns, "GB/s", -1 / typical, (-0.95, -0.8), scale, outlined)
-    return matrix(about, cells, ("one", "other", "bandwidth"))
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    """Their last numbers, if names differ in nothing else."""
-    parts = [re.findall(r"(?s)^(.*?)(\d*)(\D*)$", name)[0] for name in names]
-    is_enough = len({(begin, end) for begin, _, end in parts}) == 1
-    return [number for _, number, _ in parts] if is_enough else [*names]
-
-
-def _binned(unordered: Collection[str]) -> dict[str, str]:
-    """The name of each host's row, of at most `MOST_NODES` rows, each of equally many neighbours."""
-    hosts = sorted(unordered, key=by_number)
-    size = max(1, -(-len(hosts) // MOST_NODES))
-    rows = [hosts[at : at + size] for at in range(0, len(hosts), size)]
-    return {host: row[0] + f" + {len(row) - 1}" * (len(row) > 1) for row in rows for host in row}
+    weights = -1 / typical, -0.95, -0.8
+    return matrix(about, ("one", "other", "bandwidth"), values, "GB/s", blamed, weights, scale, are_pairs=True)
 
 
 def slowness_by_gpu(evidence: Evidence) -> GpuValues:
@@ -174,45 +142,40 @@ def slowness_by_gpu(evidence: Evidence) -> GpuValues:
 
 
 def pair_bandwidths(evidence: Evidence) -> PairValues:
-    """GB/s of each pair of nodes, by their sorted names: the slowest rail, each rail as the median of its rounds.
+    """GB/s of each pair of nodes by name: the slowest rail, each rail as the median of its rounds.
 
     The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
     """
-    rails: dict[tuple[Place, ...], list[float]] = {}
-    measured = rails_of(evidence)
+    rails, measured = defaultdict[Any, list[float]](list), rails_of(evidence)
     for ends, gbps in zip(measured.places[measured.ends].tolist(), measured.gbps.tolist(), strict=True):
-        rails.setdefault((*ends,), []).append(gbps)
-    # The probe with the most ranks spans several nodes if any probe does.
-    for probe in [] if rails else sorted(_sends(evidence.plan), key=lambda probe: -probe.world_size)[:1]:
-        values = values_of_probe(probe, evidence).items()
-        rails |= {place.ends: gbps.tolist() for place, gbps in values if place.is_between_nodes}
-    return _slowest((sorted(end.host for end in ends), gbps) for ends, gbps in rails.items())
+        rails[tuple(ends)].append(gbps)
+    return _slowest(rails or _probed(evidence, is_between=True), lambda end: end.host)
 
 
 def pair_bandwidths_within(evidence: Evidence) -> PairValues:
-    """GB/s of each pair of local ranks: the median over rounds on the slowest node, by the ranks' names.
+    """GB/s of each pair of local ranks by name: the median over rounds on the slowest node."""
+    return _slowest(_probed(evidence, is_between=False), lambda end: f"rank {end.local_rank}")
 
-    The values come from the send-recv probe with the largest message.
-    """
-    for probe in _sends(evidence.plan):
-        places = [one for one in values_of_probe(probe, evidence).items() if not one[0].is_between_nodes]
-        if places:
-            return _slowest(([f"rank {end.local_rank}" for end in at.ends], gbps.tolist()) for at, gbps in places)
+
+def _probed(evidence: Evidence, *, is_between: bool) -> dict[Any, Any]:
+    """GB/s of each pair between nodes, or within them, in each round of the send-recv probe of the largest message."""
+    sent = [
+        one for one in (evidence.plan.probes.arms if evidence.plan.probes else ()) if one.operation.kind == "send-recv"
+    ]
+    for probe in sorted(sent, key=lambda one: -(one.operation.message_bytes or 0)):
+        values = values_of_probe(probe, evidence).items()
+        if found := {place.ends: gbps for place, gbps in values if place.is_between_nodes == is_between}:
+            return found
     return {}
 
 
-def _slowest(measured: Iterable[tuple[Sequence[str], Sequence[float]]]) -> PairValues:
-    """The lowest median of the rounds of each pair."""
+def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> PairValues:
+    """The lowest median of the rounds of each pair of names."""
     found: dict[tuple[str, str], float] = {}
-    for (one, other), gbps in measured:
-        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
+    for ends, gbps in rails.items():
+        one, other = sorted(map(name, ends), key=by_number)
+        found[one, other] = min(float(np.median(gbps)), found.get((one, other), math.inf))
     return found
-
-
-def _sends(plan: Plan) -> list[Arm]:
-    """The send-recv probes, the largest message first."""
-    sent = [probe for probe in (plan.probes.arms if plan.probes else ()) if probe.operation.kind == "send-recv"]
-    return sorted(sent, key=lambda probe: -(probe.operation.message_bytes or 0))
 
 
 def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurve], device: str) -> Picture | None:
@@ -224,12 +187,11 @@ def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurv
         f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True,
         number=partial(bare_number, unit=drawn[0].unit),
     )  # fmt: skip
-    ideal: Callable[[float], float] | None = None
     if quantity is EFFICIENCY:
-        axes, ideal = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}"), lambda _: 1.0
+        axes = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}", ideal=lambda _: 1.0)
     elif quantity is SPEEDUP:
-        axes, ideal = replace(axes, y="speed-up (×)", scale="log"), float
-    return curves(about, axes, {one.name: [replace(one, ideal=ideal)] for one in drawn})
+        axes = replace(axes, y="speed-up (×)", scale="log", ideal=float)
+    return curves(about, axes, {one.name: [one] for one in drawn})
 
 
 def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
@@ -240,13 +202,15 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
     rows = []
     for study in evidence.plan.studies:
         # Arms with real data also wait for it, and no arm here measures that part.
-        trained = [
-            (arm, rounds) for arm in study.arms
-            if arm.kind == "ddp" and arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
-            and len(rounds := merged(evidence.columns, study.id, arm, evidence.plan.layout))
+        measured = [
+            (arm, merged(evidence.columns, study.id, arm, evidence.plan.layout))
+            for arm in sorted(study.arms, key=lambda one: one.world_size)
+            if arm.placement == "packed" and arm.data_of(study.workload) == "synthetic"
         ]  # fmt: skip
-        for arm, rounds in sorted(trained, key=lambda one: -one[0].world_size)[:1]:
-            each, alone, silent = (_alike(kind, arm, study, evidence) for kind in ("each", "alone", "no_sync"))
+        for arm, rounds in [one for one in measured if one[0].kind == "ddp" and len(one[1])][-1:]:
+            alike = {one.kind: of for one, of in measured
+                     if one.batch_size == arm.batch_size and one.world_size <= arm.world_size}  # fmt: skip
+            each, alone, silent = (alike.get(kind, NO_ROUNDS) for kind in ("each", "alone", "no_sync"))
             # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
             compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
             total, last = _median(rounds.step_s), _PARTS[3 if len(silent) else 4]
@@ -258,18 +222,7 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
                     start = end
             if len(compute):
                 rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
-    return bars(about, "share of a step", _PARTS, rows, are_shares=True)
-
-
-def _alike(kind: ArmKind, arm: Arm, study: Study, evidence: Evidence) -> ArmRounds:
-    """The rounds of the largest arm of a kind that is no larger than an arm under DDP."""
-    arms = [
-        one for one in study.arms
-        if (one.kind, one.batch_size, one.placement) == (kind, arm.batch_size, "packed")
-        and one.world_size <= arm.world_size
-    ]  # fmt: skip
-    largest = max(arms, key=lambda one: one.world_size, default=None)
-    return NO_ROUNDS if largest is None else merged(evidence.columns, study.id, largest, evidence.plan.layout)
+    return bars(about, "share of a step", rows, are_shares=True)
 
 
 def _totals(step_s: float, trained: ArmRounds) -> str:
@@ -281,22 +234,3 @@ def _totals(step_s: float, trained: ArmRounds) -> str:
 
 def _median(values: FloatArray) -> float:
     return float(np.nanmedian(values))
-
-
-def activity(about: About, evidence: Evidence) -> Picture | None:
-    """Median utilization of the least busy devices over the rounds of the arm in which each was least busy."""
-    lowest: dict[Place, tuple[float, str]] = {}
-    for study in evidence.plan.studies:
-        for arm in [one for one in study.arms if one.kind == "ddp"]:
-            measured, name = evidence.columns.arms.get((study.id, arm.name), NO_ROUNDS), f"{study.scaling} {arm.name}"
-            values = measured.of(~measured.single_sample).reading("utilization")  # imported values have no rounds
-            known = np.flatnonzero((~np.isnan(values)).any(axis=0))
-            shares = np.nanmedian(values[:, known], axis=0).tolist()
-            for place, share in zip(measured.ranks.rank_places[known], shares, strict=True):
-                lowest[place] = min((share, name), lowest.get(place, (2.0, "")))
-    rows, low = [], f"below {percent(IDLE)}"
-    for place, (share, name) in sorted(lowest.items(), key=lambda one: one[1][0])[:MOST_BARS]:
-        part = [(low if share < IDLE else "busy", min(share, 1.0))]
-        rows.append(BarRow(f"{place.number} on {place.host}", part, f"{number_text(share, 'fraction')}, {name}"))
-    axis = f"utilization of the least busy {len(rows)} of {len(lowest)}"
-    return bars(about, axis, ("busy", low), rows, are_shares=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
@@ -27,6 +28,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.report.charts import Bound, Curve, Point
+from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -70,7 +72,7 @@ EFFICIENCY = Quantity(
 )  # fmt: skip
 SPEEDUP = Quantity("speedup", "speed-up over one {device}", (STRONG_SCALING_SPEEDUP, STRONG_SCALING_EFFICIENCY))
 PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
-    ("weak", THROUGHPUT), ("weak", EFFICIENCY), ("strong", THROUGHPUT), ("strong", SPEEDUP), ("strong", EFFICIENCY),
+    ("weak", THROUGHPUT), ("weak", EFFICIENCY), ("strong", THROUGHPUT), ("strong", SPEEDUP),
 )  # fmt: skip
 
 
@@ -92,15 +94,6 @@ class ScalingCurve(Curve):
         return {int(point.x): point.value for point in self.points}
 
 
-def scaling_curves(
-    scaling: Scaling, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]
-) -> list[ScalingCurve]:
-    """The curves of one figure in the plan's order; studies without a value are left out."""
-    studies = [study for study in evidence.plan.studies if study.scaling == scaling]
-    every = [scaling_curve(study, quantity, evidence, verdicts) for study in studies]
-    return [curve for curve in every if curve.points]
-
-
 def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:
     """The curve of one study with packed ranks, in the metric's unit; without points if nothing was measured."""
     names = {metric.name for metric in quantity.metrics if metric.scaling == study.scaling}
@@ -109,7 +102,8 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
         if one.metric in names and one.workload == study.workload.name and one.placement == "packed"
     ]  # fmt: skip
     confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
-    one_gpu = next((one.one_gpu for one in judged if one.one_gpu), None) or _one_gpu(study, evidence.plan)
+    of_one = {arm.kind for arm in usual_arms(study) if arm.world_size == 1}
+    one_gpu: OneGpu = next((one.one_gpu for one in judged if one.one_gpu), "ddp" if "ddp" in of_one else "alone")
     points = []
     for size in sorted({arm.world_size for arm in usual_arms(study)}):
         question = Question(quantity.metric(study.scaling), study.workload, size, one_gpu=one_gpu)
@@ -138,16 +132,6 @@ def usual_arms(study: Study) -> list[Arm]:
     if study.scaling == "weak":
         return arms
     return [arm for arm in arms if arm.world_size * arm.batch_size == study.workload.global_batch_size]
-
-
-def _one_gpu(study: Study, plan: Plan) -> OneGpu:
-    """How a single GPU was trained, if no verdict says so.
-
-    The cost of DDP on one GPU needs both ways; then the workload's other study tells which one others compare with.
-    """
-    ways = {one.id: {arm.kind for arm in usual_arms(one) if arm.world_size == 1} for one in plan.studies}
-    same = [ways[one.id] for one in plan.studies if one.workload == study.workload or one is study]
-    return "ddp" if {"ddp"} in (same if len(ways[study.id]) > 1 else [ways[study.id]]) else "alone"
 
 
 def _in_unit_of(quantity: Quantity, verdict: Verdict) -> Verdict:
@@ -222,16 +206,16 @@ class ScalingSeries:
         titles = f"{self.device}s", rate, *changes, *costs, "nodes"
         return table(titles, map(_cells, self.facts), of_numbers=True, names=0)
 
-    def lines(self, spots: SweetSpots) -> list[str]:
+    def lines(self, spots: Mapping[str, int | None]) -> list[str]:
         """What the facts are relative to, and what follows for choosing a size."""
-        aims = "deadline", "efficiency of 90 %", f"{self.device}-hours", "energy"
-        found = [
-            f"sweet spot for {aim}: {_counted(number, self.device)}"
-            for aim, number in zip(aims, astuple(spots), strict=False) if number is not None
-        ]  # fmt: skip
-        if spots.saturation is not None:
-            saves = f"a doubling saves less than {percent(SATURATED_GAIN)} of the time"
-            found.append(f"saturated at {_counted(spots.saturation, self.device)}: {saves}")
+        said = {
+            "deadline": "sweet spot for deadline: {}",
+            "efficiency": "sweet spot for efficiency of 90 %: {}",
+            "gpu_cost": f"sweet spot for {self.device}-hours: {{}}",
+            "energy_cost": "sweet spot for energy: {}",
+            "saturation": f"saturated at {{}}: a doubling saves less than {percent(SATURATED_GAIN)} of the time",
+        }
+        found = [said[aim].format(count_text(gpus, self.device)) for aim, gpus in spots.items() if gpus is not None]
         return [*self.notes, *found]
 
 
@@ -248,7 +232,7 @@ def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict], job: Trainin
                          efficiency.values.get(size), one.note)
             for one in throughput.points for size in [int(one.x)]
         ]  # fmt: skip
-        notes = [f"one {device} was not measured: relative to {_counted(one.gpus, device)}"
+        notes = [f"one {device} was not measured: relative to {count_text(one.gpus, device)}"
                  for one in sizes[:1] if one.gpus > 1]  # fmt: skip
         if {"alone", "ddp"} <= {arm.kind for arm in arms if arm.world_size == 1}:
             notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
@@ -315,69 +299,55 @@ class ScalingFact:
     saved_per_doubling: float | None = None
     nodes: str = ""
 
-    def after(self, before: ScalingFact) -> ScalingFact:
-        """It with what it gains over the next smaller size."""
-        faster, shorter = self.samples_per_s / before.samples_per_s, self.train_s / before.train_s
-        doublings = math.log2(self.gpus / before.gpus)
-        more = self.samples_per_s - before.samples_per_s
-        return replace(
-            self, more_samples_per_s=more, gain=faster ** (1 / doublings) - 1, saved_share=1 - shorter,
-            saved_per_doubling=1 - shorter ** (1 / doublings),
-        )  # fmt: skip
-
 
 def scaling_facts(
     sizes: Sequence[MeasuredSize], job: TrainingJob, measured_s: Sequence[float] = ()
 ) -> list[ScalingFact]:
     """One fact for each size, ascending; `measured_s` is each size's time if whole runs were timed."""
-    found = []
+    found: list[ScalingFact] = []
     for place, size in enumerate(sizes):
-        per_gpu = sizes[0].samples_per_s / sizes[0].gpus
-        speedup = size.samples_per_s / per_gpu if size.efficiency is None else size.efficiency * size.gpus
-        efficiency = speedup / size.gpus if size.efficiency is None else size.efficiency
-        serial = (1 / speedup - 1 / size.gpus) / (1 - 1 / size.gpus) if size.gpus > 1 else None
-        train_s = measured_s[place] if measured_s else job.fixed_s + job.images / size.samples_per_s
-        kwh = None if size.energy_j_per_sample is None else size.energy_j_per_sample * job.images / 3.6e6
-        costs = (
-            None if job.gpu_hour_price is None else size.gpus * train_s / 3600 * job.gpu_hour_price,
-            None if job.kwh_price is None or kwh is None else kwh * job.kwh_price,
-        )
-        found.append(
-            ScalingFact(size.gpus, size.samples_per_s, speedup, efficiency, serial, train_s, *costs, nodes=size.nodes)
-        )
-    return [*found[:1], *(one.after(before) for before, one in itertools.pairwise(found))]
+        gpus, rate, efficiency = size.gpus, size.samples_per_s, size.efficiency
+        if efficiency is None:
+            efficiency = rate / gpus / (sizes[0].samples_per_s / sizes[0].gpus)
+        speedup = efficiency * gpus
+        serial = (1 / speedup - 1 / gpus) / (1 - 1 / gpus) if gpus > 1 else None
+        train_s = measured_s[place] if measured_s else job.fixed_s + job.images / rate
+        cost = kwh_cost = None
+        if job.gpu_hour_price is not None:
+            cost = gpus * train_s / 3600 * job.gpu_hour_price
+        if job.kwh_price is not None and size.energy_j_per_sample is not None:
+            kwh_cost = size.energy_j_per_sample * job.images / 3.6e6 * job.kwh_price
+        fact = ScalingFact(gpus, rate, speedup, efficiency, serial, train_s, cost, kwh_cost, nodes=size.nodes)
+        for before in found[-1:]:
+            shorter, doublings = train_s / before.train_s, math.log2(gpus / before.gpus)
+            fact = replace(
+                fact, more_samples_per_s=rate - before.samples_per_s,
+                gain=(rate / before.samples_per_s) ** (1 / doublings) - 1,
+                saved_share=1 - shorter, saved_per_doubling=1 - shorter ** (1 / doublings),
+            )  # fmt: skip
+        found.append(fact)
+    return found
 
 
-@dataclass(frozen=True)
-class SweetSpots:
-    """Number of GPUs for each aim; None if no size meets it, or the deadline or price is missing.
+def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> dict[str, int | None]:
+    """Number of GPUs among the measured sizes for each aim; None if no size meets it, or its number is missing.
 
-    Attributes:
-        deadline: fewest that train within the deadline.
-        efficiency: most with an efficiency of at least `GOOD_EFFICIENCY`.
-        gpu_cost: cheapest by GPU-hours.
-        energy_cost: cheapest by energy.
-        saturation: fewest from which a doubling saves less than `SATURATED_GAIN` of the time.
+    The aims are ``deadline`` (fewest that train within it), ``efficiency`` (most with at least `GOOD_EFFICIENCY`),
+    ``gpu_cost`` and ``energy_cost`` (cheapest), and ``saturation`` (fewest from which a doubling saves less than
+    `SATURATED_GAIN` of the time).
     """
-
-    deadline: int | None
-    efficiency: int | None
-    gpu_cost: int | None
-    energy_cost: int | None
-    saturation: int | None
-
-
-def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> SweetSpots:
-    """Sweet spots among the measured sizes."""
     in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
     efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
-    costs = [(one.gpu_cost, one.energy_cost, one.gpus) for one in facts]
-    cheapest = min(((cost, gpus) for cost, _, gpus in costs if cost is not None), default=(0.0, None))
-    thriftiest = min(((cost, gpus) for _, cost, gpus in costs if cost is not None), default=(0.0, None))
+    by_cost = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]
+    by_energy = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
     flat = [one.gpus for one, after in itertools.pairwise(facts) if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
-    return SweetSpots(
-        min(in_time, default=None), max(efficient, default=None), cheapest[1], thriftiest[1], min(flat, default=None)
-    )
+    return {
+        "deadline": min(in_time, default=None),
+        "efficiency": max(efficient, default=None),
+        "gpu_cost": min(by_cost)[1] if by_cost else None,
+        "energy_cost": min(by_energy)[1] if by_energy else None,
+        "saturation": min(flat, default=None),
+    }
 
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tuple[str, Table, list[str]]]:
@@ -391,24 +361,17 @@ def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tupl
 
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:
+    share, cost = partial(percent, decimals=1), "{:.2f}".format
     return (
-        str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", percent(fact.efficiency, 1),
-        _share(fact.serial_share), _ABSENT if fact.more_samples_per_s is None else f"{fact.more_samples_per_s:+.0f}",
-        _share(fact.gain), f"{fact.train_s:.0f} s", _share(fact.saved_share), _cost(fact.gpu_cost),
-        _cost(fact.energy_cost), fact.nodes,
+        str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", share(fact.efficiency),
+        _said(fact.serial_share, share), _said(fact.more_samples_per_s, "{:+.0f}".format), _said(fact.gain, share),
+        f"{fact.train_s:.0f} s", _said(fact.saved_share, share), _said(fact.gpu_cost, cost),
+        _said(fact.energy_cost, cost), fact.nodes,
     )  # fmt: skip
 
 
-def _share(value: float | None) -> str:
-    return _ABSENT if value is None else percent(value, 1)
-
-
-def _cost(value: float | None) -> str:
-    return _ABSENT if value is None else f"{value:.2f}"
-
-
-def _counted(number: int, device: str) -> str:
-    return f"{number} {device}{'' if number == 1 else 's'}"
+def _said(value: float | None, number: Callable[[float], str]) -> str:
+    return _ABSENT if value is None else number(value)
 
 
 def print_scaling(arguments: argparse.Namespace) -> None:
@@ -426,11 +389,11 @@ def print_scaling(arguments: argparse.Namespace) -> None:
         spots = sweet_spots(one.facts, arguments.deadline)
         said.append(
             {"simulated": is_simulated, "study": one.study, "job": asdict(job), "notes": one.notes,
-             "sizes": [asdict(fact) for fact in one.facts], "sweet_spots": asdict(spots)}
+             "sizes": [asdict(fact) for fact in one.facts], "sweet_spots": spots}
         )  # fmt: skip
         lines.append(f"{one.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed")
         rows = text_lines(one.table([f"{one.device} cost", "energy cost"]))
         lines += [f"  {line}" for line in (*rows, *one.lines(spots))]
-        if arguments.deadline is not None and spots.deadline is None:
+        if arguments.deadline is not None and spots["deadline"] is None:
             lines.append(f"  deadline of {arguments.deadline:g} s: met by no measured number of {one.device}s")
     print(strict_json(said) if arguments.format == "json" else "\n".join(lines))

@@ -23,8 +23,6 @@ from pytest_ddpscale.util.listing import first_few
 
 PERCENTS = (50, 75, 90, 95, 99)
 _PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
-_BUCKETS = ("All-reduce", "MiB", "Begins at", "Takes", "Hidden")
-_MIB = 2**20
 _MOST_ARMS = 3  # named with a reason; measurements.jsonl has all
 
 
@@ -84,7 +82,7 @@ def waited_s_per_step(measured: ArmRounds) -> FloatArray:
 
 
 def profile_blocks(profiles: Sequence[ArmProfile], device_type: str) -> Iterator[Block]:
-    """What torch.profiler recorded: how, means over the steps of each arm, and the buckets of each study's largest."""
+    """What torch.profiler recorded: how, and means over the steps of each arm."""
     done = [one for one in profiles if not one.problem]
     if done:
         steps = count_text(max(len(one.steps) for one in done), "step")
@@ -96,16 +94,6 @@ def profile_blocks(profiles: Sequence[ArmProfile], device_type: str) -> Iterator
     yield from (Line(f"{one[:1].upper()}{one[1:]}.") for one in problem_lines(profiles))
     caption = "Where the time of a profiled step goes, means over the steps"
     yield table(_PARTS, map(_parts, done), of_numbers=True, names=2, caption=caption)
-    for one in _largest(done):
-        buckets = [
-            (
-                str(number), f"{bucket.bytes / _MIB:.2f}" if bucket.bytes else ABSENT, _ms(bucket.begins_ms),
-                _ms(bucket.took_ms), _share(bucket.hidden_ms, bucket.took_ms),
-            )
-            for number, bucket in enumerate(one.buckets, 1)
-        ]  # fmt: skip
-        caption = f"All-reduces of a step (gradient buckets) of {one.study}, {one.arm}, medians over the steps"
-        yield table(_BUCKETS, buckets, of_numbers=True, caption=caption)
     traces = [part for one in done if one.trace for part in (", ", Link(one.trace, one.trace))][1:]
     if done:
         yield Line(["Traces for Perfetto or chrome://tracing: ", *traces] if traces else "No trace was kept.")
@@ -125,20 +113,6 @@ def _parts(one: ArmProfile) -> tuple[str, ...]:
     step, *parts, reduced, hidden = (statistics.fmean(part) for part in zip(*map(astuple, one.steps), strict=True))
     shares = [_share(part, step) for part in parts]
     return one.study, one.arm, _ms(step), *shares, _ms(reduced) if reduced else ABSENT, _share(hidden, reduced)
-
-
-def _largest(profiles: Sequence[ArmProfile]) -> list[ArmProfile]:
-    """For each study the DDP arm with the most ranks, or the last arm if there is none."""
-    found: dict[str, ArmProfile] = {}
-    for one in profiles:
-        if one.study not in found or _ranks(one) >= _ranks(found[one.study]):
-            found[one.study] = one
-    return list(found.values())
-
-
-def _ranks(one: ArmProfile) -> int:
-    kind, _, ranks = one.arm.partition("+")[0].removesuffix("-spread").partition("@")
-    return int(ranks) if kind == "ddp" and ranks.isdecimal() else 0
 
 
 def _ms(milliseconds: float) -> str:

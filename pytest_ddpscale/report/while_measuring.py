@@ -60,9 +60,9 @@ class Progress:
         self._study: Study | None = None
         self._current = ""  # id of the study, probes or pairs in progress
         self._round = 0  # begun ones of it
+        self._done = 0  # per cent
         self._has_settled = False
         self._spent_s = self._planned_s = 0.0  # of training studies that have ended
-        self._samples_per_s: dict[str, float] = {}
         self._gang: GangRecord | None = None
         self._block: Block | None = None
         self._last = self._queued_for = ""
@@ -78,9 +78,9 @@ class Progress:
                 self._say(f"ranks are up: {record.world_size} on torch {record.versions_of(0).get('torch')}")
             case StudyStart():
                 self._study, self._current = self._plan.study(record.study), record.study
-                self._study_begun_s, self._round, self._samples_per_s = self._now(), 0, {}
+                self._study_begun_s, self._round = self._now(), 0
                 compiles = self._study is not None and self._study.workload.compile
-                self._pass(record.study, f": {'compiling and ' if compiles else ''}warming up")
+                self._pass(record.study, f": {'compiling and ' * compiles}warming up")
             case Block():
                 if self._block is None or len(record.ranks) >= len(self._block.ranks):
                     self._block = record  # the latest of those of the most ranks, so that ranks compare
@@ -110,56 +110,46 @@ class Progress:
         if not self._round:
             self._timed_s = self._now() - float(block.each("seconds").max())
         self._round = max(self._round, block.round + 1)
+        plan, begun = self._plan, self._round
         if self._study is not None:
-            self._samples_per_s[block.arm] = float(block.per_second[of_rank_0][0])
-            unit = f"{self._study.workload.family.unit}/s per rank"
-            how_far = f": round {self._round}/{self._study.rounds}  "
-            speeds = "  ".join(f"{arm} {speed:.0f}" for arm, speed in sorted(self._samples_per_s.items()))
-            latest = f"{block.arm} {self._samples_per_s[block.arm]:.0f}"
-            self._pass(self._study.id, f"{how_far}{speeds} {unit}", f"{how_far}{latest} {unit}")
-        elif self._plan.probes is not None and block.study == self._plan.probes.id:
-            self._pass("probes", f": round {self._round}/{self._plan.probes.rounds}  {block.arm.partition('@')[0]}")
-        elif self._plan.pairs is not None and block.study == self._plan.pairs.id:
-            usual = len(first_rounds(self._plan.nodes))
-            of = f"/{usual}" if self._round <= usual else ", slow pairs again"
-            self._pass("pairs of nodes", f": round {self._round}{of}")
+            speed = f"{block.per_second[of_rank_0][0]:.0f} {self._study.workload.family.unit}/s per rank"
+            self._pass(self._study.id, f": round {begun}/{self._study.rounds}  {block.arm} {speed}")
+        elif plan.probes is not None and block.study == plan.probes.id:
+            self._pass("probes", f": round {begun}/{plan.probes.rounds}  {block.arm.partition('@')[0]}")
+        elif plan.pairs is not None and block.study == plan.pairs.id:
+            usual = len(first_rounds(plan.nodes))
+            self._pass("pairs of nodes", f": round {begun}{f'/{usual}' if begun <= usual else ', slow pairs again'}")
 
     def _trained(self, epoch: TrainedEpoch) -> None:
         run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
-            unit, loss = run.workload.family.unit, epoch.mean_loss
-            how_far = f": epoch {self._round}/{run.epochs}  {epoch.samples_per_s:.4g} {unit}/s  loss {loss:.4g}"
-            self._pass(run.id, f"{how_far}  accuracy {100 * epoch.accuracy:.1f} %", how_far)
+            speed = f"{epoch.samples_per_s:.4g} {run.workload.family.unit}/s"
+            found = f"loss {epoch.mean_loss:.4g}  accuracy {100 * epoch.accuracy:.1f} %"
+            self._pass(run.id, f": epoch {self._round}/{run.epochs}  {speed}  {found}")
 
     def _end(self, end: StudyEnd) -> None:
         self._has_settled, is_current = True, self._current == end.study
         what = "rounds" if self._plan.training_run(end.study) is None else "epochs"
         how_far = f"interrupted after {self._round} {what}" if is_current else "not started"
         if end.reason == "error":
-            self._say(f"{end.study}: ERROR: {headline_of(end.message)}")
-        elif end.reason == "interrupted":
-            self._say(f"{end.study}: {how_far}: {headline_of(end.message)}")
-        elif not is_current:  # no time was left for this launch
-            self._say(f"{end.study}: not started: time limit reached")
+            said = f"ERROR: {headline_of(end.message)}"
+        elif end.reason == "interrupted" or not is_current:  # without a message, no time was left for this launch
+            said = f"{how_far}: {headline_of(end.message) or 'time limit reached'}"
         else:
             took = _clock(self._now() - self._study_begun_s)
-            self._say(f"{end.study}: {_ENDED.get(end.reason, '')}{self._round} {what} in {took}")
+            said = f"{_ENDED.get(end.reason, '')}{self._round} {what} in {took}"
+        self._say(f"{end.study}: {said}")
         self._spent_s, self._planned_s = self._paces_s()
         self._pending.pop(end.study, None)
         self._study, self._current, self._round = None, "", 0
 
-    def _pass(self, name: str, *rest: str) -> None:
-        """Show a line that may be overwritten: share done, time left, a name, and the longest `rest` that fits.
-
-        The name is shortened before anything is cut off.
-        """
-        self.doing, room, how_far = f"{name}{rest[0]}", self._width(), self.how_far()
+    def _pass(self, name: str, rest: str) -> None:
+        """Show a line that may be overwritten: share done, time left, a name, shortened to fit, and the rest."""
+        self.doing, room, how_far = f"{name}{rest}", self._width(), self.how_far()
         head = f"[ {how_far} ] " if how_far else ""
-        fits = [one for one in rest if room is None or len(head + name + one) <= room]
-        line = fits[0] if fits else rest[-1]
         if room is not None:
-            name = shortened(name, max(min(_SHORTEST_NAME, len(name)), room - len(head + line)))
-        self._say(f"{head}{name}{line}", passing=True)
+            name = shortened(name, max(min(_SHORTEST_NAME, len(name)), room - len(head + rest)))
+        self._say(f"{head}{name}{rest}", passing=True)
 
     def _say(self, line: str, *, passing: bool = False) -> None:
         if line != self._last:
@@ -179,17 +169,6 @@ class Progress:
             return self._spent_s, self._planned_s
         planned_s = self._times[self._current].seconds(self._rounds)
         return self._spent_s + self._now() - self._study_begun_s, self._planned_s + planned_s
-
-    @property
-    def per_cent(self) -> int | None:
-        """Share done, if studies need the usual number of rounds; None if it is unknown."""
-        whole_s = sum(one.seconds(one.usual) for one in self._times.values())
-        if not whole_s or self.seconds() is None:
-            return None
-        left_s = sum(one.seconds(one.usual) for name, one in self._times.items() if name in self._pending)
-        if (own := self._times.get(self._current)) is not None and self._round:
-            left_s -= own.seconds(min(self._rounds, own.usual))
-        return min(max(math.floor(100 * (1 - left_s / whole_s)), 0), 99)  # 100 % would claim that nothing is left
 
     def seconds(self) -> tuple[float, float] | None:
         """Seconds left: if each study ends after its fewest rounds, and if all need all rounds; None if unknown.
@@ -216,18 +195,27 @@ class Progress:
         return low_s, max(low_s, high_s)
 
     def how_far(self) -> str:
-        """``40 %  5 to 12 min left``; empty if it is unknown."""
-        found, per_cent = self.seconds(), self.per_cent
-        return "" if found is None or per_cent is None else f"{per_cent:2d} %  {range_text(*found)} left"
+        """``40 %  5 to 12 min left``; empty if it is unknown.
+
+        The share is that of the time since the ranks were up in it and the mean of the time left. It never falls, nor
+        reaches 100 %, which would claim that nothing is left.
+        """
+        left_s, now_s = self.seconds(), self._now()
+        if left_s is None:
+            return ""
+        done_s = now_s - (self._up_s or now_s)
+        self._done = max(self._done, min(int(100 * done_s / max(done_s + sum(left_s) / 2, 1.0)), 99))
+        return f"{self._done:2d} %  {range_text(*left_s)} left"
 
     def section(self, written_at: str) -> list[document.Block]:
         """What fills the hole of the page, with the date and time of writing."""
-        how_far = (self.how_far().replace("%  ", "% done, "), " ", Bar(self.per_cent or 0), " ")
+        how_far = self.how_far()
+        done = (how_far.replace("%  ", "% done, "), " ", Bar(self._done), " ") if how_far else ()
         written = (
             f"Written at {written_at}; this page reloads every {REFRESH_S} s. If the time stops changing, the run was "
             "killed: judge it, or continue it with --ddp-resume."
         )
-        doing = Line((*how_far * bool(self.how_far()), self.doing), "live")
+        doing = Line((*done, self.doing), "live")
         return [doing, *self._ranks(), bullets(self.lasting), Line(written)]
 
     def _ranks(self) -> Iterator[document.Block]:
@@ -237,19 +225,18 @@ class Progress:
             return
         ranks, study = block.each("ranks"), self._plan.study(block.study)
         per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
-        columns = (
-            (per_second, 1),
-            (block.each("peak_memory_bytes") / _GIB, 1),
-            (100 * block.each("utilization"), 0),
-        )
+        unit = study.workload.family.unit if study is not None else self._plan.unit or "samples"
+        columns = {
+            f"{unit}/s": (per_second, ".1f"),
+            "Memory, GiB": (block.each("peak_memory_bytes") / _GIB, ".1f"),
+            "Utilization, %": (100 * block.each("utilization"), ".0f"),
+        }
         rows = []
         for row in np.sort(np.argsort(per_second, kind="stable")[:_MOST_RANKS]).tolist():
             place = gang.ranks[int(ranks[row])].place
-            of_row = [(float(values[row]), decimals) for values, decimals in columns]
-            numbers = (ABSENT if np.isnan(value) else f"{value:.{decimals}f}" for value, decimals in of_row)
+            numbers = [ABSENT if np.isnan(each[row]) else format(each[row], form) for each, form in columns.values()]
             rows.append([str(ranks[row]), place.host, place.number, *numbers])
-        unit = study.workload.family.unit if study is not None else self._plan.unit or "samples"
-        titles = ("Rank", "Node", "Device", f"{unit}/s", "Memory, GiB", "Utilization, %")
+        titles = "Rank", "Node", "Device", *columns
         of = "" if len(rows) == len(ranks) else f"; the slowest of {count_text(len(ranks), 'rank')}"
         yield Line(f"Latest block of {block.study}: {block.arm}, round {block.round + 1}{of}")
         yield table(titles, rows, of_numbers=True)

@@ -29,6 +29,7 @@ from pytest_ddpscale.run.records import (
     SeededStep,
     SeededSteps,
     StudyEnd,
+    StudyStart,
     TrainedEpoch,
     TrainedRun,
     WorkloadFlops,
@@ -253,7 +254,11 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
     ends = ends_of(records)
     unfinished = {study: died for study in plan.study_ids if study not in ends}
     finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
-    interrupted = {study: f"interrupted: {why}{finish_it}" for study, why in evidence.interrupted.items()}
+    begun = {one.study for one in records if isinstance(one, StudyStart)}
+    interrupted = {
+        study: f"{'interrupted' if study in begun else 'not started'}: {why}{finish_it}"
+        for study, why in evidence.interrupted.items()
+    }
     if goes_on or record.status == "interrupted":
         return replace(evidence, interrupted=unfinished | interrupted)
     return replace(evidence, errors={**evidence.errors, **unfinished}, interrupted=interrupted)

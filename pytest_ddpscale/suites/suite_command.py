@@ -128,6 +128,8 @@ def _tell(suite: Suite, run: RunDirectory, measured: MeasuredSuite) -> int:
     report = suite.conclude(measured)
     write_suite_reports(run, suite.name, report, measured)
     print_report(report)
+    for lost in [one.caption for part in report.sections for one in part.figures if one and not one.svg][:1]:
+        print(f"figures {lost}")
     print(f"report: {run.path / 'report.html'}")
     return NOT_ALL_WELL if report.problems or report.failures else 0
 

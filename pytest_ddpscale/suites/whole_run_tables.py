@@ -87,12 +87,12 @@ class WholeRunSeries:
     @property
     def saturation(self) -> int | None:
         """The size from which a doubling saves less than `SATURATED_GAIN` of the complete time; None if none does."""
-        return sweet_spots(self.facts, None).saturation
+        return sweet_spots(self.facts, None)["saturation"]
 
     @property
     def most_efficient(self) -> int | None:
         """The most GPUs with an efficiency of at least `GOOD_EFFICIENCY`, for when GPUs are scarce."""
-        return sweet_spots(self.facts, None).efficiency
+        return sweet_spots(self.facts, None)["efficiency"]
 
     @property
     def fastest(self) -> int:
@@ -181,10 +181,8 @@ def figures(all_series: Sequence[WholeRunSeries]) -> list[Picture | None]:
         about = About(f"bars-{one.name}", f"Training throughput on {one.name} by {gpus}")
         sizes, throughput = ([str(size.gpus) for size in one.sizes], [size.samples_per_s for size in one.sizes])
         drawn.append(grouped_bars(about, one.rate, sizes, {one.name: throughput}))
-    speedups = [
-        Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts], ideal=float) for one in all_series
-    ]
-    axes = LineAxes(gpus, "speed-up", x_is_log=True, scale="log")
+    speedups = [Curve(one.name, [Point(fact.gpus, fact.speedup) for fact in one.facts]) for one in all_series]
+    axes = LineAxes(gpus, "speed-up", x_is_log=True, scale="log", ideal=float)
     drawn.append(curves(About("speedup", "Speed-up by data set"), axes, {"": speedups}))
     for one in all_series:
         both = {
@@ -214,7 +212,7 @@ def conclusions(series: WholeRunSeries, deadline_s: float | None = None) -> Iter
         yield f"{name}: complete time saturates at {at}: the next doubling saves less than {least} of it."
     yield f"{name}: shortest complete time: {series.shortest_s:.4g} s on {series.counted(series.fastest)}."
     if deadline_s is not None:
-        enough = sweet_spots(series.facts, deadline_s).deadline
+        enough = sweet_spots(series.facts, deadline_s)["deadline"]
         met = f"met from {series.counted(enough)} on" if enough else "met by no measured size"
         yield f"{name}: deadline of {deadline_s:g} s: {met}."
     if series.most_efficient is not None:

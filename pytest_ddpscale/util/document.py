@@ -163,7 +163,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn picture, which contains its title.
+    """A drawn picture, which contains its title; where it could not be drawn, its caption says why.
 
     Attributes:
         key: unique among the pictures of a page, for links, and the name of its PNG.
@@ -394,7 +394,7 @@ def _html_row(row: Sequence[Text], kinds: Sequence[str]) -> str:
 
 def _html_picture(one: Picture) -> str:
     data, alt = base64.b64encode(one.svg).decode(), escape(one_line(one.alt))
-    image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+    image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">' if data else ""
     said = _element("figcaption", _html_text(one.caption)) if one.caption else ""
     anchor = f' id="{escape(one_line(one.key))}"'
     more = f'{anchor} tabindex="0"' if one.is_wide else anchor

@@ -24,7 +24,6 @@ from pytest_ddpscale.report.scaling import (
     ScalingFact,
     TrainingJob,
     scaling_curve,
-    scaling_curves,
     scaling_facts,
     scaling_tables,
     sweet_spots,
@@ -33,12 +32,9 @@ from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.session.open import find_source
-from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.session.sources import Site
-from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from pytest_ddpscale.util.document import plain
+from tests.approved import assert_approved
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 from tests.builders.judgements import (
     FAILED,
@@ -50,6 +46,7 @@ from tests.builders.judgements import (
     RUN,
     STUDIES,
     WARNED,
+    judgement_with,
     make_plan,
     make_study,
 )
@@ -81,33 +78,22 @@ def test_an_arm_with_other_settings_is_no_point_of_the_curve() -> None:
     assert curve_of(make_plan(study), blocks, THROUGHPUT).values == {2: pytest.approx(512 * 10 / 5.0)}
 
 
-@rows(("one_gpu", "efficiency"), [(("ddp@1",), 0.8), (("ddp@1", "alone"), 0.6)])
-def test_one_gpu_is_the_one_under_ddp_where_none_was_measured_alone(
-    one_gpu: tuple[str, ...], efficiency: float
-) -> None:
-    arms = tuple(Arm("alone" if name == "alone" else "ddp", 1, 512) for name in one_gpu)
-    plan = make_plan(replace(WEAK, arms=(*arms, Arm("ddp", 2, 512))))
-    blocks = [block(name, 0, 0, 3.0 if name == "alone" else 4.0) for name in one_gpu]
-    blocks += [block("ddp@2", 0, rank, 5.0) for rank in (0, 1)]
-    assert curve_of(plan, blocks, EFFICIENCY).values == {2: pytest.approx(efficiency)}
-    # Where verdicts or the workload's other study compare with the GPU under DDP, this one does, too.
-    other = replace(STUDIES[2], arms=(Arm("ddp", 1, 256), Arm("ddp", 2, 128)))
-    both = replace(plan, studies=(*plan.studies, other))
+def test_one_gpu_is_the_one_under_ddp_unless_verdicts_or_arms_say_otherwise() -> None:
+    blocks = [block("alone", 0, 0, 3.0), block("ddp@1", 0, 0, 4.0), *(block("ddp@2", 0, rank, 5.0) for rank in (0, 1))]
+    both, alone = (
+        make_plan(replace(WEAK, arms=(*arms, Arm("ddp", 2, 512))))
+        for arms in ((Arm("alone", 1, 512), Arm("ddp", 1, 512)), (Arm("alone", 1, 512),))
+    )
+    judged = replace(PASSED, world_size=8, one_gpu="alone")
     assert curve_of(both, blocks, EFFICIENCY).values == {2: pytest.approx(0.8)}
-    judged = replace(PASSED, world_size=8, one_gpu="ddp")
-    assert curve_of(plan, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.8)
+    assert curve_of(both, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.6)
+    assert curve_of(alone, blocks, EFFICIENCY).values == {2: pytest.approx(0.6)}
 
 
 def test_a_round_that_lacks_a_rank_and_what_the_plan_does_not_know_are_left_out() -> None:
     stray = [replace(block("alone", 0, 0, 4.0), study="weak/other"), block("ddp@4", 0, 0, 4.0)]
     evidence = evidence_of_plan(make_plan(WEAK), [block("ddp@2", 0, 0, 4.0), *stray])
-    assert scaling_curves("weak", THROUGHPUT, evidence, ()) == []
-
-
-def test_one_curve_per_study_in_the_order_of_the_plan() -> None:
-    found = scaling_curves("weak", EFFICIENCY, evidence_of_plan(PLAN, MEASUREMENTS), ())
-    assert [curve.name for curve in found] == [one.workload.name for one in STUDIES if one.scaling == "weak"]
-    assert [sorted(curve.values) for curve in found] == [[2, 4, 8]] * 2
+    assert scaling_curve(evidence.plan.studies[0], THROUGHPUT, evidence, ()).points == []
 
 
 @rows(
@@ -174,7 +160,8 @@ def test_speed_up_and_strong_efficiency_are_one_number() -> None:
 
 def test_arms_spread_over_nodes_are_no_part_of_a_curve() -> None:
     case, evidence = Run("throughput_per_gpu:90@2-spread 2x2").judged()
-    assert scaling_curves("weak", THROUGHPUT, evidence, [worded(judge(case, evidence, CONFIDENCE))]) == []
+    verdict = worded(judge(case, evidence, CONFIDENCE))
+    assert scaling_curve(evidence.plan.studies[0], THROUGHPUT, evidence, [verdict]).points == []
 
 
 def test_a_bound_without_a_value_is_drawn_at_its_size() -> None:
@@ -200,26 +187,20 @@ def test_fixed_time_saturates_while_throughput_grows() -> None:
     facts = facts_of(TrainingJob(240 * 240, 316))
     assert [round(one.train_s) for one in facts] == pytest.approx([556, 439, 380, 347, 330, 328], abs=5)
     spots = sweet_spots(facts, deadline_s=400)
-    assert (spots.saturation, spots.deadline, spots.efficiency) == (8, 4, 4)
+    assert spots == {"deadline": 4, "efficiency": 4, "gpu_cost": None, "energy_cost": None, "saturation": 8}
 
 
-def test_amdahl_share_of_a_serial_tenth_and_costs() -> None:
+def test_facts_of_a_serial_tenth_of_costs_of_three_doublings_and_of_a_known_efficiency() -> None:
     sizes = [MeasuredSize(n, 100 / (0.1 + 0.9 / n)) for n in (1, 2, 8)]
     assert [one.serial_share for one in scaling_facts(sizes, TrainingJob(1))[1:]] == pytest.approx([0.1, 0.1])
     (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
     assert (one.gpu_cost, one.energy_cost) == pytest.approx((8.0, 1.8))
-
-
-def test_a_leap_of_three_doublings_saturates_as_each_of_them_would() -> None:
-    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
-    assert (facts[1].saved_share, facts[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
-    assert sweet_spots(facts, None).saturation == 1
-
-
-def test_a_known_efficiency_is_the_one_told_whatever_the_throughputs_are() -> None:
-    facts = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
-    assert [(one.speedup, one.efficiency) for one in facts] == [(1.0, 1.0), (6.4, 0.8)]
-    assert facts[1].gain == pytest.approx(7 ** (1 / 3) - 1)
+    leap = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
+    assert (leap[1].saved_share, leap[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
+    assert sweet_spots(leap, None)["saturation"] == 1
+    known = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
+    assert [(one.speedup, one.efficiency) for one in known] == [(1.0, 1.0), (6.4, 0.8)]
+    assert known[1].gain == pytest.approx(7 ** (1 / 3) - 1)
 
 
 @pytest.fixture(scope="module")
@@ -231,71 +212,36 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The published results of 8 A100s, single values without rounds."""
-    path = tmp_path_factory.mktemp("imported") / "run"
-    main(["import", "paik", str(PUBLISHED), "--out", str(path)])
-    return str(path)
-
-
-def test_a_run_of_one_size_is_its_own_sweet_spot(tmp_path: Path, capsys: Printed) -> None:
-    alone = tmp_path / "alone"
-    alone.mkdir()
+def test_the_command_says_what_was_approved(two_nodes: str, tmp_path: Path, capsys: Printed) -> None:
+    """Of a simulated run, of one that somebody published, and of one size alone, which no page has a table of."""
+    imported, alone, source = (tmp_path / name for name in ("imported", "alone", "source"))
+    source.mkdir()
     for one in PUBLISHED.glob("1gpu_weak_*"):
-        (alone / one.name).write_bytes(one.read_bytes())
-    main(["import", "paik", str(alone), "--out", str(tmp_path / "run")])
-    assert main(["scaling", str(tmp_path / "run")]) == 0
-    assert "sweet spot for efficiency of 90 %: 1 GPU\n" in capsys.readouterr().out
-    assert scaling_tables(read_evidence(RunDirectory.open(tmp_path / "run")), ()) == []
-
-
-def test_scaling_tells_sweet_spots_of_measured_sizes(two_nodes: str, capsys: Printed) -> None:
-    assert main(["scaling", two_nodes, "--images", "1e6", "--deadline", "200", "--gpu-hour-price", "2"]) == 0
-    weak, strong = capsys.readouterr().out.split("strong/")
-    assert weak.startswith("SIMULATED: no machine was measured\n")
-    assert "sweet spot for deadline: 8 GPUs" in weak
-    assert "sweet spot for efficiency of 90 %: 16 GPUs" in weak
-    assert "sweet spot for efficiency of 90 %: 1 GPU\n" in strong
-    assert "sweet spot for energy" not in weak
-
-
-def test_scaling_as_json_has_each_size(imported: str, two_nodes: str, capsys: Printed) -> None:
-    main(["scaling", imported, "--format", "json"])
+        shutil.copy(one, source)
+    main(["import", "paik", str(PUBLISHED), "--out", str(imported)])
+    main(["import", "paik", str(source), "--out", str(alone)])
+    capsys.readouterr()
+    asked = ["--images=1e6", "--deadline=200", "--gpu-hour-price=2", "--kwh-price=0.2", "--fixed-s=9"]
+    for arguments in ([two_nodes, *asked], [str(imported), "--deadline=1"], [str(alone)]):
+        assert main(["scaling", *arguments]) == 0
+    assert_approved("scaling.txt", capsys.readouterr().out)
+    main(["scaling", str(imported), "--format=json"])
     weak = next(one for one in json.loads(capsys.readouterr().out) if one["study"] == "weak/resnet152-fp16")
     assert [size["gpus"] for size in weak["sizes"]] == [1, 2, 4, 8]
     assert weak["sizes"][-1]["efficiency"] == pytest.approx(0.9745, abs=1e-4)
-    assert not weak["simulated"]
-    main(["scaling", two_nodes, "--format", "json"])
-    assert all(one["simulated"] for one in json.loads(capsys.readouterr().out))
+    assert (weak["simulated"], weak["sweet_spots"]["efficiency"]) == (False, 8)
+    assert scaling_tables(read_evidence(RunDirectory.open(alone)), ()) == []
 
 
 def test_sizes_that_were_judged_have_the_numbers_of_their_verdicts(
-    two_nodes: str, tmp_path: Path, capsys: Printed
+    two_nodes: str, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before they are judged, although one GPU was trained both alone and under DDP."""
-    judged = RunDirectory(tmp_path / "judged")
-    shutil.copytree(two_nodes, judged.path)
-    settings = settings_from({"ddp_judge": str(judged.path)}, {}, {})
-    session = AcceptanceSession(find_source(Site(settings, Path(), Path())))
-    session.source.select(session.source.cases)
-    judgement = session.conclude(interrupted=False, spoiled=())
-    judged.write_json(judged.verdicts_json, judgement)
-    main(["scaling", str(judged.path), "--format", "json"])
-    with_verdicts = json.loads(capsys.readouterr().out)
-    sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in with_verdicts}
-    told = {
-        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["gpus"],
-        "weak_scaling_efficiency": lambda size: size["efficiency"],
-        "strong_scaling_speedup": lambda size: size["speedup"],
-    }
-    found = [one for one in judgement.verdicts if one.metric in told and one.value is not None]
-    assert {one.metric for one in found} == set(told)
-    for one in found:
-        study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
-        assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)
-    main(["scaling", two_nodes, "--format", "json"])
-    assert json.loads(capsys.readouterr().out) == with_verdicts
+    run = shutil.copytree(two_nodes, tmp_path / "judged")
+    (run / "verdicts.json").touch()
+    judged = judgement_with(replace(PASSED, workload="vit-b-16-fp16", world_size=16, value=0.123))
+    monkeypatch.setattr("pytest_ddpscale.report.scaling.read_judged", lambda *_: judged)
+    main(["scaling", str(run)])
+    assert " 12.3 %" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--images", "--fixed-s", "--deadline", "--gpu-hour-price", "--kwh-price"])
@@ -311,22 +257,12 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert main(["scaling", str(tmp_path)]) == USER_ERROR
 
 
-def test_the_report_has_the_table_in_gpu_hours_and_kwh(two_nodes: str, capsys: Printed) -> None:
+def test_the_page_has_the_table_in_gpu_hours_and_kwh(two_nodes: str) -> None:
     evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
-    (weak_study, weak, remarks), (strong_study, strong, _) = scaling_tables(evidence, ())
-    assert (weak_study, strong_study) == ("weak/vit-b-16-fp16", "strong/vit-b-16-fp16")
-    main(["scaling", two_nodes, "--gpu-hour-price", "1", "--kwh-price", "1"])
-    printed = capsys.readouterr().out.splitlines()
-    assert [" ".join(map(plain, row)).strip() for row in weak.rows] == [
-        " ".join(line.split()) for line in printed[3 : 3 + len(weak.rows)]
-    ]
-    head, *lines = printed[2 : 3 + len(weak.rows)]
-    for title in ("GPUs", "img/s", "speed-up", "efficiency", "gain"):
-        end = head.index(title) + len(title)
-        assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in lines)
-    assert (weak.titles[0], weak.titles[-3:]) == ("GPUs", ["GPU-hours", "kWh", "nodes"])
+    (study, weak, remarks), _ = scaling_tables(evidence, ())
+    assert (study, weak.titles[0], weak.titles[-3:]) == ("weak/vit-b-16-fp16", "GPUs", ["GPU-hours", "kWh", "nodes"])
     assert {"sweet spot for GPU-hours: 1 GPU", "sweet spot for efficiency of 90 %: 16 GPUs"} <= {*remarks}
     page = page_text(page_of(JUDGEMENT, RUN, evidence))
-    assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows, *strong.rows))
+    assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows))
     assert "\nScaling, as numbers\n" in page
     assert "\nScaling, as numbers\n" not in page_text(page_of(JUDGEMENT, RUN, evidence, goes_on=True))

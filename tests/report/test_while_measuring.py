@@ -24,6 +24,7 @@ from tests.approved import assert_approved
 from tests.builders.judgements import HOSTILE
 from tests.builders.records import gang_on, steady_block
 from tests.builders.whole_runs import epoch_of, plan_of, training_run
+from tests.report.page_text import page_text
 from tests.rows import rows
 
 WORKLOAD = Workload("r", ImageFamily("resnet18"), "fp32", 8, global_batch_size=8)
@@ -98,11 +99,9 @@ def test_a_session_shows_what_was_approved() -> None:
 def test_a_line_that_passes_fits_and_keeps_its_unit(width: int) -> None:
     study = replace(WEAK, rounds=6, workload=replace(WORKLOAD, name="resnet152-bf16-channels-last-b256"))
     clocked = Clocked(replace(PLAN, studies=(study,)), width=lambda: width)
-    arms = (block(arm, 0, study=study.id) for arm in ("alone", "no_sync@2"))
-    lines = [line for line, _ in clocked.hear([StudyStart(study=study.id, unix_s=1.7e9), *arms]).shown]
-    assert max(map(len, lines)) <= width
-    assert lines[-1].endswith("no_sync@2 20 img/s per rank")
-    assert lines[-1].startswith("[ ")
+    line = clocked.hear([StudyStart(study=study.id, unix_s=1.7e9), block("no_sync@2", 0, study=study.id)]).shown[-1][0]
+    assert len(line) <= width
+    assert re.fullmatch(r"\[ .* \] weak/.*no_sync@2 20 img/s per rank", line)
 
 
 @rows(
@@ -158,56 +157,40 @@ def test_the_time_left_is_from_the_fewest_rounds_to_all(clocked: Clocked, low_s:
 def test_probes_and_pairs_take_time_too() -> None:
     (low_s, high_s), (least_s, most_s) = (Clocked(one).progress.seconds() or (0, 0) for one in (ALL_PARTS, PLAN))
     times = study_times(ALL_PARTS)
-    assert low_s - least_s == pytest.approx(times["probes"].seconds(6) + times["pairs"].seconds(3))
-    assert high_s - most_s == pytest.approx(times["probes"].seconds(6) + times["pairs"].seconds(11))
+    probes_s, pairs = times["probes"].seconds(6), times["pairs"]
+    assert (low_s - least_s, high_s - most_s) == pytest.approx(
+        (probes_s + pairs.seconds(3), probes_s + pairs.seconds(11))
+    )
 
 
-def test_the_share_grows_to_99_per_cent() -> None:
-    shares = [rounds(number).progress.per_cent or 0 for number in (0, 1, 8)]
-    shares += [rounds(8).hear([StudyEnd(one, "decided") for one in PLAN.study_ids[:end]]).progress.per_cent or 0
-               for end in (1, 2)]  # fmt: skip
-    assert shares == sorted(set(shares))
-    assert (shares[0], shares[-1]) == (0, 99)
-
-
-def test_the_time_of_whole_training_runs_is_unknown() -> None:
-    progress = Clocked(plan_of([training_run(2)])).progress
-    assert (progress.seconds(), progress.per_cent, progress.how_far()) == (None, None, "")
-
-
-WHEN = "2026-03-01T10:00:00+00:00"
+def test_the_share_grows_to_99_per_cent_and_is_unknown_of_whole_training_runs() -> None:
+    clocked = rounds(0)
+    shares = [clocked.progress.how_far()[:2]]
+    for record in (block("alone", 0), block("alone", 7), StudyEnd("weak/r", "decided"), StudyEnd("strong/r", "rounds")):
+        clocked.now_s += 9.0
+        shares.append(clocked.hear([record]).progress.how_far()[:2])
+    assert shares == sorted({*shares})
+    assert (shares[0], shares[-1]) == (" 0", "99")
+    assert Clocked(plan_of([training_run(2)])).progress.how_far() == ""
 
 
 def shown(clocked: Clocked) -> str:
-    return html(*clocked.progress.section(WHEN))
+    return html(*clocked.progress.section("2026-03-01T10:00:00+00:00"))
 
 
-def cells(section: str, first: str) -> list[str]:
-    row = re.search(rf'<tr><th scope="row">{first}</th>(.*?)</tr>', section)
-    return re.findall("<td[^>]*>(.*?)</td>", row[1]) if row else []
-
-
-def test_the_page_has_a_line_for_each_rank_of_the_latest_block_of_most_ranks() -> None:
+def test_the_page_has_a_line_for_each_rank_of_the_latest_block_of_most_ranks_or_the_slowest() -> None:
     both = (steady_block("strong/r", Arm("ddp", 2, 4), number, (0, 1), 100.0 + number) for number in range(2))
     records = gang_on(["n1", "n2"], 1), BEGIN, block("alone", 0), StudyEnd("weak/r", "decided")
     clocked = Clocked().hear([*records, StudyStart(study="strong/r", unix_s=2.0), *both])
     clocked.hear([steady_block("strong/r", Arm("alone", 1, 4), 1, (0,), 999.0)])
-    section = shown(clocked)
-    assert re.search(r"\d+ % done, .* left .*</progress> strong/r: round 2/6", section)
-    assert f"Written at {WHEN}" in section
-    assert "<li>weak/r: decided after 1 rounds in 0:00</li>" in section
-    assert "Latest block of strong/r: ddp@2, round 2<" in section
-    assert cells(section, "1")[:3] == ["n2", "CPU rank 0", "101.0"]
+    assert_approved("live.txt", page_text(shown(clocked)))
     later = shown(clocked.hear([gang_on(["n1", "n2"], 1, number=1)]))
     assert "Latest block" not in later, "it is of an earlier gang"
-
-
-def test_of_many_ranks_the_page_has_the_slowest() -> None:
     seconds = tuple(1.0 + 0.01 * rank for rank in range(100))
     each = steady_block("weak/r", Arm("each", 100, 8), 0, tuple(range(100)), 100.0, seconds=seconds, series={})
-    section = shown(Clocked().hear([gang_on(["n1"], 100), BEGIN, each]))
-    assert re.findall(r'<th scope="row">(\d+)</th>', section) == [str(rank) for rank in range(84, 100)]
-    assert "the slowest of 100 ranks" in section
+    many = shown(Clocked().hear([gang_on(["n1"], 100), BEGIN, each]))
+    assert re.findall(r'<th scope="row">(\d+)</th>', many) == [str(rank) for rank in range(84, 100)]
+    assert "the slowest of 100 ranks" in many
 
 
 @rows("record", [StudyStart(study=HOSTILE, unix_s=1.0), StudyEnd(HOSTILE, "error", HOSTILE)])

@@ -32,6 +32,7 @@ CUT = changed(END, reason="interrupted", message="the job ended")
         (changed(END, reason="error", message="no memory"), {}, "no memory", ""),
         (changed(END, reason="budget"), {}, "", ""),
         (CUT, {}, "", "interrupted: the job ended; --ddp-resume="),
+        (after(CUT, without(f"study_start {STUDY.id}")), {}, "", "not started: the job ended; "),
     ],
 )
 def test_a_study_that_has_not_ended_well_says_why(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_ddpscale.cli import main
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import COLLECTIVES
@@ -189,7 +191,9 @@ SMALL = ("suite", "collectives", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--dd
 
 
 @pytest.mark.lab
-def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTold) -> None:
+def test_it_is_measured_reported_and_told_again(
+    measured_and_told: MeasuredAndTold, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Sizes without a bound: how fast this machine is decides nothing.
     run, told = measured_and_told(*SMALL, "--sizes=1KiB:256KiB:256", "--iteration-limit=1m")
     rows = json.loads(run.suite_json.read_text())["rows"]
@@ -203,6 +207,10 @@ def test_it_is_measured_reported_and_told_again(measured_and_told: MeasuredAndTo
     assert "# all-to-all over 2 ranks of " in told
     assert "The thresholds have no bound for any measured operation and size." in told
     assert (run.path / "report.html").read_text().count("<img") == 2
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", str(run.path)]) == 0
+    assert capsys.readouterr().out.count("\nfigures could not be drawn: ModuleNotFoundError: import of matplotlib") == 1
+    assert (run.path / "report.html").read_text().count("<figcaption>could not be drawn") == 2
 
 
 TO_1_MIB = (KIB, 32 * KIB, MIB)

@@ -6,11 +6,10 @@ import base64
 import csv
 import io
 import re
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +43,7 @@ from pytest_ddpscale.util.document import (
     table,
     text_lines,
 )
+from tests.approved import assert_approved
 from tests.builders.judgements import HOSTILE
 
 ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07|\n| --- |\n=1+1"
@@ -141,56 +141,22 @@ def test_a_hole_is_filled_once_and_no_text_is_one() -> None:
     assert filled(page, "live", Line("42 %")) == html(Line(html(Hole("live"))), Line("42 %"))
 
 
-def test_text_is_aligned_and_lines_have_no_trailing_spaces() -> None:
-    assert list(text_lines(SPEEDS)) == ["host     GB/s", "n0        9.1", "node-12    55"]
-    assert list(text_lines(table(("host", "why"), [("n0", ""), ("n1", "slow")]))) == ["host  why", "n0", "n1    slow"]
-    assert list(text_lines(table(("", ""), [("a", "1"), ("bb", "2")]))) == ["a   1", "bb  2"], "no titles"
-
-
-def test_only_columns_that_may_shrink_are_shortened_and_no_further_than_their_title() -> None:
-    long = Table([Column("host"), Column("reason", may_shrink=True)], [("node-12", "the whole interval misses it")])
-    assert list(text_lines(long, width=20)) == ["host     reason", "node-12  the whole…"]
-    assert list(text_lines(long, width=3)) == ["host     reason", "node-12  the w…"]
-    assert list(text_lines(SPEEDS, width=9)) == ["n0", "  GB/s: 9.1", "node-12", "  GB/s: 55"], "nothing is lost"
-
-
-def test_numbers_are_aligned_to_the_right_in_markdown_too() -> None:
-    assert markdown(SPEEDS) == "| host | GB/s |\n| --- | ---: |\n| n0 | 9.1 |\n| node-12 | 55 |"
-
-
-def test_a_table_with_a_name_can_be_sorted_and_is_a_named_region() -> None:
-    named = table(("host", "GB/s"), SPEEDS.rows, of_numbers=True, caption='Speeds, "GB/s"')
-    box = ElementTree.fromstring(html(named))
-    assert box.attrib["aria-label"] == box.findtext("table/caption") == 'Speeds, "GB/s"'
-    assert [part.attrib.get("class") for part in box.iter() if part.tag != "div"].count("n") == 3, "a title, two cells"
-    assert box[0].attrib == {"class": "sortable"}
-    assert "class" not in ElementTree.fromstring(html(SPEEDS))[0].attrib
-
-
-def test_notes_as_wide_as_the_table_stand_below_their_rows() -> None:
+def test_tables_are_written_as_approved() -> None:
+    """Numbers to the right, notes below their rows, columns that may shrink, no titles, and a named region to sort."""
+    reason = [Column("host"), Column("reason", may_shrink=True)]
     noted = Table(SPEEDS.columns, SPEEDS.rows, below={1: Note([(Word("why"), ": load")], ["GPU 3"]), 2: Note(["slow"])})
-    found = ElementTree.fromstring(html(noted))
-    bodies = [[cell.tag for cell in body.iter() if cell.tag in ("th", "td", "b")] for body in found.iter("tbody")]
-    assert bodies == [["th", "td", "td", "b"], ["th", "td", "td"]]
-    assert markdown(noted).endswith("\n\n- n0: **why**: load\n\n  - GPU 3\n\n- node-12: slow")
-
-
-@pytest.mark.parametrize(("most", "more"), [(1, ["1 more: verdicts.json lists all"]), (2, [])])
-def test_the_number_of_rows_left_out_is_told(most: int, more: list[str]) -> None:
-    assert list(text_lines(first_rows(SPEEDS, most)))[1 + most :] == more
+    tables = [
+        replace(SPEEDS, caption='Speeds, "GB/s"'), noted, table(("", ""), [("a", "1"), ("bb", "")]),
+        Table(reason, [("node-12", "the whole interval misses it")]), first_rows(SPEEDS, 1), first_rows(SPEEDS, 2),
+    ]  # fmt: skip
+    written = [f"{html(one)}\n\n{markdown(one)}" for one in tables]
+    written += ["\n".join(text_lines(one, width=width)) for one in tables for width in (None, 20, 9)]
+    assert_approved("tables.txt", "\n--\n".join(written) + "\n")
 
 
 def test_escaping() -> None:
-    for content, expected in [
-        ("a|b", r"a\|b"),
-        ("`code`", r"\`code\`"),
-        ("*bold* _it_ snake_case", r"\*bold\* \_it\_ snake_case"),
-        ("[a](b)", r"[a\](b)"),
-        ("<b>&amp;", "&lt;b&gt;&amp;amp;"),
-        ("back\\slash|", r"back\\slash\|"),
-        ("two\nlines", "two lines"),
-    ]:
-        assert escaped(content) == expected
+    plain = "a|b `code` *bold* _it_ snake_case [a](b) <b>&amp; back\\slash|\ntwo"
+    assert escaped(plain) == (r"a\|b \`code\` \*bold\* \_it\_ snake_case [a\](b) &lt;b&gt;&amp;amp; back\\slash\| two")
 
 
 @given(st.text())
