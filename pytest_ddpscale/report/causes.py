@@ -27,9 +27,18 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.plan.operation import KINDS, operation_of
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK, UNMET
+from pytest_ddpscale.report.words.outcome import changes_by_site, outcome_text, outcome_word
 from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.verdicts import (
+    culprit_name,
+    culprit_text,
+    despite_text,
+    headline_of,
+    reason_text,
+    verdict_word,
+)
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import (
@@ -45,7 +54,8 @@ from pytest_ddpscale.run.verdicts import (
     Verdict,
     VerdictOutcome,
 )
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import count_text, first_few
+from pytest_ddpscale.util.printable import one_line
 
 _LONGEST_HEADLINE = 300
 _LONGEST_REASON = 120  # in a sentence that names suspects after it
@@ -139,7 +149,7 @@ def warnings(judgement: Judgement) -> tuple[Cause, ...]:
 
 def warning_text(cause: Cause) -> str:
     """``warning: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (3 requirements that only warn)``."""
-    count = text.count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
+    count = count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
     return f"warning: {cause.sentence} ({count})"
 
 
@@ -172,11 +182,11 @@ def headline(judgement: Judgement) -> str:
     rest = [f"{left_out} of {of_all} requirements not selected"] if left_out else []
     warned = [warning_text(one) for one in warnings(judgement)[:1]]
     if not found or judgement.accepts or judgement.outcome == "partial":
-        told = text.outcome_text(judgement)
+        told = outcome_text(judgement)
     else:
-        told, changed = f"{text.outcome_word(judgement.outcome)}: ", text.changes_by_site(judgement)
+        told, changed = f"{outcome_word(judgement.outcome)}: ", changes_by_site(judgement)
         counts = [explained_text(found[0].explains, judgement, only_worst=True)] if judgement.blockers[1:] else []
-        counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if found[1:] else []
+        counts += [f"{count_text(len(found) - 1, 'more cause')} below"] if found[1:] else []
         counted = f" ({'; '.join(counts)})" if counts else ""
         room = _LONGEST_HEADLINE - len("; ".join([told + counted, *rest, *changed]))
         told += _up_to_a_clause(found[0].sentence, room) + counted
@@ -213,7 +223,7 @@ def counts_text(judgement: Judgement) -> str:
     unmeasured = sum(one.outcome == "not_measured" and one.blocks() for one in rest)
     warned = len(rest) - passed - waived - unmeasured
     tests = sum(blocker.kind == "test" for blocker in judgement.blockers)
-    total = text.count_text(len(judgement.verdicts), "requirement")
+    total = count_text(len(judgement.verdicts), "requirement")
     told = [f"{count} {word}" for count, word in kinds]
     what = f"not met ({', '.join(told)})" if kinds[1:] else "".join(word for _, word in kinds) or "passed"
     parts = [f"{unmet.total() or passed} of {total} {what}", *[f"{passed} passed"] * bool(kinds)]
@@ -236,7 +246,7 @@ def explained_text(explains: Collection[str], judgement: Judgement, *, only_wors
     for outcome, (_, *nouns) in UNMET.items():
         found = [name in explains for name, what in unmet if what == outcome]
         found += [name in explains for name in others if outcome == "failed"]
-        parts += [f"{sum(found)} of {text.count_text(len(found), *nouns)}"] * any(found)
+        parts += [f"{sum(found)} of {count_text(len(found), *nouns)}"] * any(found)
     return " and ".join(parts[:1] if only_worst else parts)
 
 
@@ -310,7 +320,7 @@ def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequenc
     suspects = tuple(dict.fromkeys(one for found in of_each.values() for one in found))
     if not suspects:
         return []
-    who = first_few([text.culprit_name(one) for one in suspects], 2)
+    who = first_few([culprit_name(one) for one in suspects], 2)
     explains = frozenset(name for name, found in of_each.items() if found)
     return [Cause("lost-gpu", f"{who}: {suspects[0].evidence}", explains, suspects)]
 
@@ -347,24 +357,22 @@ def _of_device(found: _Found) -> Cause:
     told = [culprit for _, culprit in worst]
     first, kind = told[0], min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     is_slow = first.slowdown is not None and not first.computed_wrong
-    sentence = _slow_text(first) if is_slow else text.culprit_text(first)
+    sentence = _slow_text(first) if is_slow else culprit_text(first)
     if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
         sentence += f" ({said(shown)})"
     if first.computed_wrong:
         sentence = f"wrong data: {sentence}"
     if told[1:]:
-        even = [f"{text.culprit_name(one)} even {one.slowdown:.2f}×" for one in told[1:]]
+        even = [f"{culprit_name(one)} even {one.slowdown:.2f}×" for one in told[1:]]
         sentence += f", {first_few(even, 2)}"
     return Cause(kind, sentence, _ids(found), tuple(told))
 
 
 def _slow_text(culprit: Culprit) -> str:
-    whom = "its peers" if culprit.peers is None else f"its {text.count_text(culprit.peers, 'peer')}"
+    whom = "its peers" if culprit.peers is None else f"its {count_text(culprit.peers, 'peer')}"
     slow, rounds = culprit.slow_rounds or 0, culprit.rounds or 0
     when = f" in {slow} of {rounds} rounds" if 0 < slow < rounds else ""
-    return (
-        f"{text.culprit_name(culprit)} is {culprit.slowdown:.2f}× slower than {whom} even without communication{when}"
-    )
+    return f"{culprit_name(culprit)} is {culprit.slowdown:.2f}× slower than {whom} even without communication{when}"
 
 
 def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
@@ -377,11 +385,11 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
             yield between
         else:
             kind = "interrupted" if judgement.unfinished else one.cause or "run-not-accepted"
-            yield Cause(kind, text.headline_of(one.reason), frozenset({one.name}))
+            yield Cause(kind, headline_of(one.reason), frozenset({one.name}))
     for reason, names in tests.items():
-        shown = first_few([text.one_line(name) for name in names], 2)
+        shown = first_few([one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
-        yield Cause("test-failed", f"{who} {text.headline_of(reason)}", frozenset(names))
+        yield Cause("test-failed", f"{who} {headline_of(reason)}", frozenset(names))
 
 
 def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | None:
@@ -396,7 +404,7 @@ def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | 
     culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
     kind = _id_of_device(culprit, verdict, is_any_slow=False)
     is_missed = "a bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
-    return Cause(kind, f"{text.culprit_text(culprit)} ({is_missed})", frozenset({blocker.name}), (culprit,))
+    return Cause(kind, f"{culprit_text(culprit)} ({is_missed})", frozenset({blocker.name}), (culprit,))
 
 
 def _of_nobody(verdicts: Sequence[Verdict], judgement: Judgement) -> list[Cause]:
@@ -455,33 +463,33 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
 
 def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
     """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
-    names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
+    names, first = first_few([one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
     suspects = _suspects(kind, verdicts, judgement)
     if kind == "interrupted" and len({one.reason for one in verdicts}) > 1:
         undecided = sum(one.outcome == "inconclusive" for one in verdicts)
-        counts = [f"{text.count_text(len(verdicts) - undecided, 'requirement')} not measured"]
+        counts = [f"{count_text(len(verdicts) - undecided, 'requirement')} not measured"]
         counts += [f"{undecided} undecided"] if undecided else []
         sentence = f"measuring was interrupted: {', '.join(counts)}"
     elif kind == "environment":
-        sentence = text.reason_text(first)
+        sentence = reason_text(first)
     elif first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
-        sentence = f"{text.one_line(worst.id)} is {digits.point_text(worst)}, bound {digits.bound_text(worst)}"
-        despite = _up_to_a_clause(text.despite_text(worst), _LONGEST_REASON)
+        sentence = f"{one_line(worst.id)} is {digits.point_text(worst)}, bound {digits.bound_text(worst)}"
+        despite = _up_to_a_clause(despite_text(worst), _LONGEST_REASON)
         sentence += f", but {despite}" if despite else ""
         sentence += f" ({len(verdicts) - 1} more like it)" if verdicts[1:] else ""
         # A verdict can name suspects without being certain: a link that is often slow, or two ranks that disagree.
-        whom = first_few([text.culprit_name(one) for one in suspects], 2)
+        whom = first_few([culprit_name(one) for one in suspects], 2)
         alike = "all are alike, so " * any(why.code == "most-fail-alike" for why in worst.remarks)
         told = f"look at {whom}: not certain to be the cause of it" if whom else f"{alike}no device is named for it"
-        sentence += f"; {text.culprit_text(worst.culprits[0]) if kind == 'host-bound' else told}"
+        sentence += f"; {culprit_text(worst.culprits[0]) if kind == 'host-bound' else told}"
         if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
-            sentence = f"{text.one_line(worst.id)}: {text.reason_text(worst)}"
+            sentence = f"{one_line(worst.id)}: {reason_text(worst)}"
         if WRONG_DATA in worst.flags:
-            sentence = f"wrong data: {text.reason_text(worst)}"
+            sentence = f"wrong data: {reason_text(worst)}"
     else:
         spent = "; --ddp-budget ran out" if first.was_left_for_time else ""
-        sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}{spent}"
+        sentence = f"{verdict_word(first).lower()}: {names}: {reason_text(first)}{spent}"
     return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
 
 
@@ -616,7 +624,7 @@ def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) ->
         return NextStep("a simulation accepts no machine; --ddp-rehearse shows what a measured one would get")
     action = CAUSES[cause.id].action
     named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]
-    hosts = dict.fromkeys(text.one_line(host) for one in named for host in one.hosts)
+    hosts = dict.fromkeys(one_line(host) for one in named for host in one.hosts)
     where = first_few([*hosts], 2)
     if not hosts:
         return NextStep(action)
@@ -660,4 +668,4 @@ def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -
 
 
 def _shell(words: Sequence[str]) -> str:
-    return shlex.join([text.one_line(word) for word in words])
+    return shlex.join([one_line(word) for word in words])

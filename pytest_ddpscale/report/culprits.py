@@ -16,8 +16,10 @@ from msgspec import structs
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import causes, missing_gpus
+from pytest_ddpscale.report.words.outcome import outcome_text
+from pytest_ddpscale.report.words.verdicts import culprit_text, despite_text, short_name, verdict_word, waiver_text
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, SURVEY, TRAINING, Coverage
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Lost
@@ -25,6 +27,7 @@ from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line
 
 Use = Literal["drain", "accepted", "look", "none"]
 REASON_PREFIX = "ddpscale: "  # drain_failed.sh recognizes the nodes that it drained by this
@@ -130,7 +133,7 @@ def read_findings(path: Path, *, rehearses: bool = False) -> HostFindings:
         found = [*_rejected(judgement, [*tested]), *lost]
     else:
         named = [*lost, *_accused(judgement)]
-        found = [HostFinding("look" if named else "none", NOBODY, text.outcome_text(judgement)), *named]
+        found = [HostFinding("look" if named else "none", NOBODY, outcome_text(judgement)), *named]
     if judgement.accepts or judgement.outcome == "partial":
         kept = {host: _kept(judgement.verdicts, by) for host, by in tested.items()}
     return HostFindings(tuple(replace(one, run=path, started_unix_s=began) for one in found), began, kept)
@@ -151,8 +154,8 @@ def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
         if finding.use == "drain":
             others = (one.evidence for one in findings if one.use == "look" and (one.host, one.run) == where)
             evidence = "; also ".join([evidence, *others])
-        host = "" if finding.host == NOBODY else f"{text.one_line(finding.host)}: "
-        yield f"{host}{_WORDS[finding.use]}: {text.one_line(evidence)} [{text.one_line(str(finding.run))}]"
+        host = "" if finding.host == NOBODY else f"{one_line(finding.host)}: "
+        yield f"{host}{_WORDS[finding.use]}: {one_line(evidence)} [{one_line(str(finding.run))}]"
 
 
 def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
@@ -160,7 +163,7 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     yield "\t".join(TSV_HEADER)
     for finding in findings:
         fields = (finding.use, finding.host, str(finding.started_unix_s), str(finding.run), finding.reason)
-        yield "\t".join(text.one_line(field) or NOBODY for field in fields)
+        yield "\t".join(one_line(field) or NOBODY for field in fields)
 
 
 def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]:
@@ -171,10 +174,10 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
     named = list(_accused(replace(judgement, verdicts=tuple(judgement.waived))))
     unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
     if unnamed:
-        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
+        why = f"{outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
     failing = {host for verdict in judgement.waived for one in verdict.culprits for host in one.hosts}
-    fit = [HostFinding("accepted", host, text.one_line(judgement.reason)) for host in trained if host not in failing]
+    fit = [HostFinding("accepted", host, one_line(judgement.reason)) for host in trained if host not in failing]
     return [*fit, *named]
 
 
@@ -183,10 +186,10 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
     accused = list(_accused(judgement))
     if any(finding.use == "drain" for finding in accused):
         return accused
-    failed, evidence = [one for one in judgement.verdicts if _rejects(one)], text.one_line(judgement.reason)
+    failed, evidence = [one for one in judgement.verdicts if _rejects(one)], one_line(judgement.reason)
     if failed:
         first, more = failed[0], len(failed) - 1
-        name, despite = f"{first.metric} {text.short_name(first)}", text.despite_text(first)
+        name, despite = f"{first.metric} {short_name(first)}", despite_text(first)
         evidence = f"{name} {digits.point_text(first)}, bound {digits.bound_text(first)}"
         evidence += f": {despite}" if despite else ""
         evidence += f" and {more} more failed" if more else ""
@@ -207,8 +210,8 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
         for culprit in (*verdict.accused, *others):
             is_its_own = culprit.kind != "link" and culprit.is_certain and culprit.host in isolated
             use: Use = "drain" if is_its_own and _rejects(verdict) else "look"
-            host = text.one_line(culprit.host) or NOBODY
-            accused.setdefault((host, use), {}).setdefault(text.culprit_text(culprit), []).append(verdict)
+            host = one_line(culprit.host) or NOBODY
+            accused.setdefault((host, use), {}).setdefault(culprit_text(culprit), []).append(verdict)
     for (host, use), evidence in accused.items():
         if use == "drain":
             rejected_for = frozenset(verdict.id for verdicts in evidence.values() for verdict in verdicts)
@@ -225,11 +228,11 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
 
 def _listed(verdicts: Sequence[Verdict]) -> str:
     """What a culprit is named for: the first of many, and every waived one."""
-    parts = [f"{text.one_line(one.id)}, {text.waiver_text(one)}" for one in verdicts if one.is_waived]
+    parts = [f"{one_line(one.id)}, {waiver_text(one)}" for one in verdicts if one.is_waived]
     others = [one for one in verdicts if not one.is_waived]
     if others:
         more = f" and {len(others) - 1} more" if others[1:] else ""
-        parts.append(f"{text.verdict_word(others[0])} {text.one_line(others[0].id)}{more}")
+        parts.append(f"{verdict_word(others[0])} {one_line(others[0].id)}{more}")
     return "; ".join(parts)
 
 
@@ -252,7 +255,7 @@ def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[Host
         named = (held_up[1] or held_up[2]).replace(",", " ").split() if held_up else ()
         why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
-        yield HostFinding("look", host, text.one_line(message))
+        yield HostFinding("look", host, one_line(message))
 
 
 def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFinding:
@@ -273,5 +276,5 @@ def _held_against(finding: HostFinding, runs: Sequence[HostFindings]) -> HostFin
 
 def _plain(evidence: str) -> str:
     """Printable ASCII in one line, without what a shell or scontrol may read as syntax."""
-    known = (one for one in text.one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
+    known = (one for one in one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
     return "".join(one if one.isascii() else "?" for one in known)

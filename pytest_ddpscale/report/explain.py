@@ -6,23 +6,34 @@ import math
 from collections.abc import Iterator
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
+from pytest_ddpscale.report.words.verdicts import (
+    basis_text,
+    bound_in_words,
+    culprit_text,
+    details_of,
+    reason_text,
+    remarks,
+    verdict_word,
+)
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
     """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
-    lines = [f"{text.verdict_word(verdict)}  {text.one_line(verdict.id)}: {text.reason_text(verdict)}"]
+    lines = [f"{verdict_word(verdict)}  {one_line(verdict.id)}: {reason_text(verdict)}"]
     if verdict.value is not None:
         lines.append(f"  value     {digits.point_text(verdict)}")
     if digits.limits_text(verdict) != digits.ABSENT:
-        basis = f"{percent(verdict.confidence)} confidence, {text.basis_text(verdict)}"
+        basis = f"{percent(verdict.confidence)} confidence, {basis_text(verdict)}"
         lines.append(f"  limits    {digits.limits_text(verdict)}  ({basis})")
-    lines.append(f"  bound     {digits.bound_text(verdict)}  (severity {verdict.severity}, {where})")
+    lines.append(f"  bound     {bound_in_words(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:
         lines.append(f"  margin    {digits.margin_text(verdict)}")
-    lines += [f"  {line}" for line in text.remarks(verdict, in_full=True)]
+    lines += [f"  {line}" for line in remarks(verdict, in_full=True)]
     return "\n".join([*lines, f"  rerun     {rerun}"])
 
 
@@ -36,8 +47,8 @@ def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:
 
 def _properties(verdict: Verdict) -> Iterator[tuple[str, str | float | None]]:
     low, high = verdict.interval if verdict.interval is not None else (None, None)
-    yield "requirement", text.one_line(verdict.id)
-    yield "verdict", text.verdict_word(verdict)
+    yield "requirement", one_line(verdict.id)
+    yield "verdict", verdict_word(verdict)
     yield "value", verdict.value
     yield "unit", verdict.unit
     yield "interval_low", low
@@ -48,9 +59,9 @@ def _properties(verdict: Verdict) -> Iterator[tuple[str, str | float | None]]:
         yield "bound_is", side
     yield "margin", verdict.margin
     is_of_ranks = METRICS[verdict.metric].subject not in ("check", "node")
-    yield "place", text.one_line(verdict.place) or (text.count_text(verdict.world_size, "rank") if is_of_ranks else "")
-    yield "culprits", "; ".join(text.culprit_text(culprit, full_uuid=True) for culprit in verdict.accused)
-    yield "reason", " ".join(text.details_of(verdict)) or text.reason_text(verdict)
+    yield "place", one_line(verdict.place) or (count_text(verdict.world_size, "rank") if is_of_ranks else "")
+    yield "culprits", "; ".join(culprit_text(culprit, full_uuid=True) for culprit in verdict.accused)
+    yield "reason", " ".join(details_of(verdict)) or reason_text(verdict)
 
 
 def _for_json(value: str | float | None) -> object:

@@ -10,9 +10,11 @@ from pytest_ddpscale.history.key_values import KeyValue
 from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
 from pytest_ddpscale.history.prediction import FEWEST_VALUES
 from pytest_ddpscale.history.reading import HostRun
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.util.document import table, text_lines
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 _RUNS_SHOWN = 5
 
@@ -27,17 +29,17 @@ def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
 
 def node_lines(node: NodeHistory) -> Iterator[str]:
     """One node: its last runs, and every value beside its own past."""
-    yield f"{text.one_line(node.host)}, {text.one_line(node.sku)}: {text.count_text(len(node.runs), 'run')}"
+    yield f"{one_line(node.host)}, {one_line(node.sku)}: {count_text(len(node.runs), 'run')}"
     yield ""
     for run in reversed(node.runs[-_RUNS_SHOWN:]):
-        failed = f", failed: {', '.join(map(text.one_line, run.failed))}" if run.failed else ""
-        fell = f"  {text.count_text(len(run.worse), 'value')} regressed, not used as baseline" if run.worse else ""
-        yield f"  {run.started_at}  {text.one_line(_outcome(run))}{failed}  [{text.one_line(run.path)}]{fell}"
+        failed = f", failed: {', '.join(map(one_line, run.failed))}" if run.failed else ""
+        fell = f"  {count_text(len(run.worse), 'value')} regressed, not used as baseline" if run.worse else ""
+        yield f"  {run.started_at}  {one_line(_outcome(run))}{failed}  [{one_line(run.path)}]{fell}"
     yield ""
     if node.changes:
-        yield f"Software changed since the earlier runs: {text.one_line('; '.join(node.changes))}."
+        yield f"Software changed since the earlier runs: {one_line('; '.join(node.changes))}."
     worse = [drift for drift in node.drifts if drift.is_worse]
-    values = text.count_text(len(node.drifts), "value")
+    values = count_text(len(node.drifts), "value")
     if not node.drifts:
         yield "The last run has no value to compare."
         return
@@ -78,14 +80,14 @@ def _worst(node: NodeHistory) -> str:
 def _named(value: KeyValue) -> tuple[str, str]:
     """The measured quantity and its place."""
     what = value.what
-    return what, "node" if value.gpu_uuid is None else text.one_line(value.place.short)
+    return what, "node" if value.gpu_uuid is None else one_line(value.place.short)
 
 
 def _beside(one: ValueComparison | None) -> str:
     if one is None:
         return "none"
     spread = digits.number_text(one.reference.spread, "fraction")
-    others = f"{one.reference.median:.4g} ± {spread} of {text.count_text(one.reference.number, 'run')}"
+    others = f"{one.reference.median:.4g} ± {spread} of {count_text(one.reference.number, 'run')}"
     return f"{_percent(one)} from {others}{_word(one)}"
 
 

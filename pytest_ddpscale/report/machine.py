@@ -6,11 +6,10 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.words.verdicts import culprit_name, culprit_text, verdict_word
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING, Coverage, NodeCoverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
@@ -19,10 +18,10 @@ from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.util.document import Block, Closed, Line, Listing, Note, Table, first_rows, table
-from pytest_ddpscale.util.listing import by_number, first_few
+from pytest_ddpscale.util.listing import by_number, count_text, first_few
 
-MOST_ROWS, ALL_ROWS_UP_TO = 50, 64
-MOST_REMARKS = _MOST_NAMED = 5
+ALL_ROWS_UP_TO = 64
+_MOST_NAMED = 5
 _MOST_PATHS, _MOST_TOPOLOGIES = 40, 10
 _SUSPECTED = "maybe"  # short like the other words
 _WORDS = ("FAIL", "ERROR", _SUSPECTED, "WAIVED")  # the worst first
@@ -68,24 +67,19 @@ def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]
                 named.setdefault(host, []).append((verdict, culprit))
     known = {*(tested if coverage else hosts), *named}
     troubled = sorted(named, key=lambda host: (-_failures(named[host]), by_number(host)))
-    shown = troubled if len(known) <= ALL_ROWS_UP_TO else troubled[:MOST_ROWS]
-    below = {}
-    for number, host in enumerate(shown, 1):
-        remarks = [tested.get(host, _UNKNOWN)[0], *_remarks(named[host])]
-        below[number] = Note(remarks)
-    hidden = len(troubled) - len(shown)
-    more = f"{text.count_text(hidden, 'more node')} with problems: verdicts.json lists all" if hidden else ""
-    rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in shown]
-    yield replace(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), below=below, more=more)
+    rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
+    shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
+    notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
+    yield replace(shown, below={number: Note(lines) for number, lines in enumerate(notes, 1)})
     sound = sorted(known - named.keys(), key=by_number)
     if sound:
-        who = text.count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
+        who = count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
         them = "them" if sound[1:] else "it"
         said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
         others = table(_TITLES, [(host, ABSENT, *tested.get(host, _UNKNOWN)[1:]) for host in sound])
         yield Closed(said, [first_rows(others, ALL_ROWS_UP_TO)]) if coverage else Line(f"{said}.")
     silent = coverage.unnamed_nodes if coverage else 0
-    left = _without_a_name(missed), f"{text.count_text(silent, 'further node')} never answered" if silent else ""
+    left = _without_a_name(missed), f"{count_text(silent, 'further node')} never answered" if silent else ""
     yield from (Line(f"{one}.") for one in left if one)
 
 
@@ -108,7 +102,7 @@ def _found_text(found: _Found) -> str:
     """``Rank uniformity FAIL 7``: the worst verdict of each metric that names the node, and how many requirements."""
     by_metric: dict[str, dict[str, set[str]]] = {}
     for verdict, culprit in found:
-        word = text.verdict_word(verdict)
+        word = verdict_word(verdict)
         word = word if culprit.is_certain and word in {"FAIL", "ERROR", "WAIVED"} else _SUSPECTED
         by_metric.setdefault(verdict.metric, {}).setdefault(word, set()).add(verdict.id)
     worst = {metric: min(words, key=_WORDS.index) for metric, words in by_metric.items()}
@@ -116,16 +110,15 @@ def _found_text(found: _Found) -> str:
     return ", ".join(counts) or ABSENT
 
 
-def _remarks(found: _Found) -> Iterator[str]:
+def _remarks(found: _Found) -> list[str]:
     """One line for each named GPU, link or node, the certain ones first."""
     seen: dict[str, str] = {}
     for _, culprit in sorted(found, key=lambda one: not one[1].is_certain):
         doubt = "" if culprit.is_certain else "suspected: "
-        seen.setdefault(text.culprit_name(culprit, full_uuid=True), doubt + text.culprit_text(culprit))
-    remarks = list(seen.values())
-    yield from remarks[:MOST_REMARKS]
-    if remarks[MOST_REMARKS:]:
-        yield f"{len(remarks) - MOST_REMARKS} more: culprits.csv lists all"
+        seen.setdefault(culprit_name(culprit, full_uuid=True), doubt + culprit_text(culprit))
+    remarks = [*seen.values()]
+    more = [f"{len(remarks) - _MOST_NAMED} more: culprits.csv lists all"]
+    return remarks[:_MOST_NAMED] + more * bool(remarks[_MOST_NAMED:])
 
 
 def _without_a_name(missed: Sequence[Verdict]) -> str:
@@ -133,9 +126,9 @@ def _without_a_name(missed: Sequence[Verdict]) -> str:
     counts = Counter(one.outcome for one in missed if not one.accused)
     if not counts:
         return ""
-    (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())
-    more = "".join(f", {number} {outcome}" for outcome, number in rest)
-    return f"{text.count_text(number, 'requirement')} {first}{more}, without naming a node"
+    told = [f"{number} {_IN_WORDS.get(outcome, outcome)}" for outcome, number in counts.items()]
+    number, first = told[0].split(" ", 1)
+    return ", ".join([f"{count_text(int(number), 'requirement')} {first}", *told[1:], "without naming a node"])
 
 
 def path_rows(coverage: Coverage) -> list[list[str]]:
@@ -166,10 +159,12 @@ def hosts_table(evidence: Evidence) -> Table:
 
 
 def tested_text(coverage: Coverage) -> str:
-    """``8 of 8 nodes, 64 of 64 GPUs``."""
-    tested, gpus = sum(1 for node in coverage.nodes if node.tested_by), len(coverage.gpus)
-    gpus_text = f", {gpus - len(coverage.idle_gpus)} of {text.count_text(gpus, 'GPU')}" if gpus else ""
-    return f"{tested} of {text.count_text(coverage.node_count, 'node')}{gpus_text}"
+    """``8 of 8 nodes, 64 of 64 GPUs, 28 of 28 node pairs``."""
+    tested, gpus = sum(bool(node.tested_by) for node in coverage.nodes), len(coverage.gpus)
+    found = [(tested, coverage.node_count, "node")]
+    found += [(gpus - len(coverage.idle_gpus), gpus, "GPU")] * bool(gpus)
+    found += [(len(coverage.paths), coverage.paths_there_are, "node pair")] * coverage.is_on_several_nodes
+    return ", ".join(f"{some} of {count_text(all_, noun)}" for some, all_, noun in found)
 
 
 def took_text(run: RunRecord, coverage: Coverage | None) -> str:
@@ -183,29 +178,6 @@ def took_text(run: RunRecord, coverage: Coverage | None) -> str:
     return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
 
 
-def coverage_text(coverage: Coverage) -> str:
-    """Sentences about nodes, GPUs and paths."""
-    sentences = [f"Tested: {tested_text(coverage)}."]
-    if not coverage.is_on_several_nodes:
-        return sentences[0]
-    if coverage.unnamed_nodes:
-        sentences.append(f"{text.count_text(coverage.unnamed_nodes, 'node')} never answered.")
-    decided = len(coverage.over_all_nodes)
-    number = text.count_text(decided, "requirement") if decided else "No requirement was"
-    sentences.append(f"{number} decided by all nodes together.")
-    measured, there_are = len(coverage.paths), text.count_text(coverage.paths_there_are, "path")
-    sentences.append(f"{measured} of {there_are} between nodes measured directly.")
-    missing = coverage.paths_there_are - measured
-    if missing:
-        within = "within the requirements of all nodes together" if decided else "not at all"
-        tested = {(path.node, path.other) for path in coverage.paths}
-        untested = (pair for pair in combinations(range(len(coverage.nodes)), 2) if pair not in tested)
-        paths = [" – ".join(coverage.nodes[at].host for at in pair) for pair in islice(untested, _MOST_NAMED)]
-        named = first_few(paths, _MOST_NAMED, count=missing)
-        sentences.append(f"The others were tested {within}: {named}." if named else f"The others: {within}.")
-    return " ".join(sentences)
-
-
 def software_versions(run: RunRecord, evidence: Evidence) -> dict[str, str]:
     """Version by name, ``570.1``; where nodes differ, ``570.1 (14 nodes), 565.3 (2 nodes)``.
 
@@ -217,7 +189,7 @@ def software_versions(run: RunRecord, evidence: Evidence) -> dict[str, str]:
     for name in names:
         of_nodes = Counter(version for survey in surveys if (version := survey.versions.get(name)))
         if len(of_nodes) > 1:
-            counted = (f"{version} ({text.count_text(count, 'node')})" for version, count in of_nodes.most_common())
+            counted = (f"{version} ({count_text(count, 'node')})" for version, count in of_nodes.most_common())
             found[name] = ", ".join(counted)
         else:
             found.setdefault(name, next(iter(of_nodes)))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_times
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.util.document import table, text_lines
+from pytest_ddpscale.util.listing import count_text
 
 
 def plan_lines(

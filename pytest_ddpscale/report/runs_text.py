@@ -8,12 +8,12 @@ from pathlib import Path
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import read_judgement
 from pytest_ddpscale.util.document import Column, Line, Table, text_lines
+from pytest_ddpscale.util.printable import one_line
 
 _COLUMNS = (
     Column("run"), Column("began, UTC"), Column("SKU"), Column("nodes", is_number=True), Column("GPUs", is_number=True),

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from decimal import ROUND_FLOOR
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
-from pytest_ddpscale.report.digits import has_interval, number_text
+from pytest_ddpscale.report.digits import has_interval
+from pytest_ddpscale.report.words.verdicts import reason_text
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss, Verdict
 from pytest_ddpscale.util.digits import rounded
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import count_text, first_few
 
 MARK = "†"  # marks an interval that is known to be too narrow
 TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more; measure again on another day"
@@ -33,7 +33,7 @@ def uniform_loss_text(judgement: Judgement) -> str:
         return "" if says_little or any(map(interval_mark, judgement.verdicts)) else _at_least(loss)
     shown = [one for one in judgement.verdicts if one.shows_uniform_loss]
     if lost := sum(one.is_uniform_loss for one in judgement.verdicts):
-        fail = text.count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
+        fail = count_text(lost, "requirement on throughput fails", "requirements on throughput fail")
         return f"All devices alike slow: {fail} for which no device is named."
     trained = [one for one in judgement.verdicts if METRICS[one.metric].subject == "workload" and one.value is not None]
     if trained and not shown and not judgement.notes_of("unseen-loss"):  # which says the same
@@ -63,19 +63,12 @@ def launches_sentence(verdicts: Sequence[Verdict]) -> str:
     return TOO_NARROW if any(map(interval_mark, trained)) else _UNKNOWN
 
 
-def launch_sd_text(verdict: Verdict) -> str:
-    """``standard deviation of earlier launches 1.2 % of the value``; empty if unknown."""
-    if verdict.launch_sd is None:
-        return ""
-    return f"standard deviation of earlier launches {number_text(verdict.launch_sd, 'fraction')} of the value"
-
-
 def not_tested_lines(judgement: Judgement) -> list[str]:
     """What no bound of the run shows, one line for each reason and each kind of untested device."""
-    reasons = Counter(text.reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
-    said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
+    reasons = Counter(reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
+    said = [f"{count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
     if further := len(reasons) - len(said):
-        said.append(f"{text.count_text(further, 'more reason')}: verdicts.json lists all")
+        said.append(f"{count_text(further, 'more reason')}: verdicts.json lists all")
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
         idle = [f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus[:5]]

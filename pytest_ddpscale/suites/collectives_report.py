@@ -10,8 +10,8 @@ from pytest_ddpscale.plan.operation import size_text
 from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import bound_text, value_text
 from pytest_ddpscale.report.figures import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
-from pytest_ddpscale.report.text import one_line, verdict_word
 from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.verdicts import verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
@@ -20,6 +20,7 @@ from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.util.printable import one_line
 
 Judged = Sequence[tuple[NodeCase, Verdict]]
 

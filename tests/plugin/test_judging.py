@@ -15,10 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.suites.paik_import import import_paik
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.listing import count_text
 from tests.plugin.prepared import DRAWS
 from tests.plugin.site import (
     MEASURED_RUN,

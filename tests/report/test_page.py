@@ -253,7 +253,7 @@ def test_a_node_has_each_gpu_once_those_at_fault_first_and_suspects_as_suspects(
         "  - suspected: GPU 1 (GPU-1) on node7: odd",
     ]
     ticket = ticket_of(judgement_with(first)).split("## Nodes")[0]
-    assert "  - at fault: GPU 2 (GPU-2) on node7: slow" in ticket
+    assert "  - GPU 2 (GPU-2) on node7: slow" in ticket
     assert "  - suspected: GPU 1 (GPU-1) on node7: odd" in ticket
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.report.causes import headline
-from pytest_ddpscale.report.page import reservations
 from pytest_ddpscale.report.terminal import Line, brief_lines, quiet_lines, table_lines
+from pytest_ddpscale.report.words.outcome import reservations
 from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.run_json import WATERMARK

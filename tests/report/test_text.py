@@ -13,10 +13,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
+from pytest_ddpscale.report.words.verdicts import headline_of, reason_text, rerun_command, verdict_style, verdict_word
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Severity
+from pytest_ddpscale.util.listing import shorten
+from pytest_ddpscale.util.printable import one_line
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
 
 
@@ -151,39 +154,39 @@ def test_verdict_has_one_word_and_one_style() -> None:
     ]
     for outcome, severity, word, style in rows:
         verdict = replace(PASSED, outcome=outcome, severity=severity)
-        assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
+        assert (verdict_word(verdict), verdict_style(verdict)) == (word, style)
     wrong = replace(PASSED, outcome="failed", severity="warn", flags=("wrong-data",))
-    assert text.verdict_word(wrong) == "FAIL"
+    assert verdict_word(wrong) == "FAIL"
 
 
 def test_reason_is_never_empty() -> None:
     for verdict in ALL:
-        assert text.reason_text(replace(verdict, reason=""))
+        assert reason_text(replace(verdict, reason=""))
 
 
 def test_rerun_command_quotes_what_a_shell_would_read() -> None:
-    assert text.rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
+    assert rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
         "pytest --gpu-sku=a100 -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
     )
 
 
 @given(st.text(), st.integers(1, 40))
 def test_shortened_text_fits(content: str, width: int) -> None:
-    assert len(text.shorten(content, width)) <= width
+    assert len(shorten(content, width)) <= width
 
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_one_line_is_one_harmless_line(content: str) -> None:
-    line = text.one_line(content)
+    line = one_line(content)
     line.encode("utf-8")
     assert len(line.splitlines()) <= 1
     assert not {unicodedata.category(c) for c in line} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    assert text.one_line(line) == line
+    assert one_line(line) == line
 
 
 def test_one_line_keeps_what_a_person_wrote() -> None:
-    assert text.one_line("  2.36× faster,\n than <node7> ") == "2.36× faster, than <node7>"
-    assert "\x1b" not in text.one_line(HOSTILE)
+    assert one_line("  2.36× faster,\n than <node7> ") == "2.36× faster, than <node7>"
+    assert "\x1b" not in one_line(HOSTILE)
 
 
 def test_what_did_not_vary_has_no_limits() -> None:
@@ -204,11 +207,11 @@ def test_a_headline_ends_with_a_sentence_of_a_very_long_error() -> None:
         + "Of the allocated memory much is allocated. "
         * 12
     )
-    headline = text.headline_of(f"{said}\nlast lines of its NCCL log: …")
+    headline = headline_of(f"{said}\nlast lines of its NCCL log: …")
     assert headline.startswith(
         "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory. Tried to allocate"
     )
     assert headline.endswith(". …")
     assert len(headline) <= 302
-    assert text.headline_of("short\nmore") == "short"
-    assert len(text.headline_of("x" * 1000)) == 302
+    assert headline_of("short\nmore") == "short"
+    assert len(headline_of("x" * 1000)) == 302

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.plan_text import plan_lines
+from pytest_ddpscale.report.words.verdicts import check_text
 from tests.builders.untrained import (
     CHECK,
     PLAN,
@@ -25,7 +26,7 @@ class TestSubject:
     def test_every_check_says_what_a_node_needs_to_pass(self) -> None:
         for name in sorted(NODE_CHECKS):
             one = replace(CHECK, id=f"node_check[{name}]", workload=name)
-            assert text.check_text(one) == f"{NODE_CHECKS[name].title}: a node passes if {NODE_CHECKS[name].meaning}"
+            assert check_text(one) == f"{NODE_CHECKS[name].title}: a node passes if {NODE_CHECKS[name].meaning}"
 
 
 class TestPlan:
