@@ -14,7 +14,7 @@ from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.csv_tables import render_culprits, render_values
 from pytest_ddpscale.report.explain import explain
-from pytest_ddpscale.report.plan_text import plan_lines
+from pytest_ddpscale.report.listings import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage

@@ -12,7 +12,7 @@ from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.plan_text import plan_lines, shortened
+from pytest_ddpscale.report.listings import plan_lines, shortened
 
 WORKLOAD = Workload("r152", ImageFamily("resnet152"), "fp16", 512, global_batch_size=256)
 WEAK = Study("weak", WORKLOAD, (Arm("alone", 1, 512), Arm("ddp", 8, 512)), rounds=9, block_s=3.0, warmup_s=10.0)

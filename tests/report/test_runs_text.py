@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.report.runs_text import run_lines
+from pytest_ddpscale.report.listings import run_lines
 from pytest_ddpscale.run import run_directory
 from pytest_ddpscale.util.regular_file import MOST_BYTES
 from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run

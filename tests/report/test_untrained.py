@@ -7,7 +7,7 @@ from dataclasses import replace
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report import digits
-from pytest_ddpscale.report.plan_text import plan_lines
+from pytest_ddpscale.report.listings import plan_lines
 from pytest_ddpscale.report.words.verdicts import check_text
 from tests.builders.untrained import (
     CHECK,
