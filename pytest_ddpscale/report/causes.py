@@ -29,7 +29,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK, UNMET
-from pytest_ddpscale.report.words.outcome import changes_by_site, outcome_text, outcome_word
+from pytest_ddpscale.report.words.outcome import changes_by_site, imported_text, outcome_text, outcome_word
 from pytest_ddpscale.report.words.reasons import said
 from pytest_ddpscale.report.words.verdicts import (
     culprit_name,
@@ -171,12 +171,15 @@ def _weight(cause: Cause) -> tuple[int, int, float]:
     return cause.severity, -len(cause.explains), -slowdown
 
 
-def headline(judgement: Judgement) -> str:
+def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
     It has at most 300 characters unless the site changed very much. If nothing blocks acceptance, it says how much is
-    met. If no cause names a device, it adds one that certainly misses a warning bound.
+    met. If no cause names a device, it adds one that certainly misses a warning bound. With its run.json, of a run that
+    was imported it says what was.
     """
+    if imported := imported_text(judgement, run):
+        return imported
     found, left_out = causes(judgement), judgement.not_selected
     of_all = len(judgement.verdicts) + left_out
     rest = [f"{left_out} of {of_all} requirements not selected"] if left_out else []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
     from pytest_ddpscale.history.reading import HostRun
 
-_RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("GPUs", is_number=True),
+_RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("devices", is_number=True),
          Column("outcome", may_shrink=True))  # fmt: skip
 _RUNS_SHOWN = 5  # of a node
 
@@ -115,7 +115,7 @@ def _came_to(run: RunDirectory, record: RunRecord) -> str:
         said = run.read_suite()
         return one_line(f"suite {said.get('suite')}: {said.get('headline') or record.status}")
     judged = run.verdicts_json.exists()
-    return headline(read_judgement(run.verdicts_json)) if judged else f"{record.status}, not judged"
+    return headline(read_judgement(run.verdicts_json), record) if judged else f"{record.status}, not judged"
 
 
 def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:

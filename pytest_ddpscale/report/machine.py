@@ -27,7 +27,7 @@ _SUSPECTED = "maybe"  # short like the other words
 _WORDS = ("FAIL", "ERROR", _SUSPECTED, "WAIVED")  # the worst first
 _Found = list[tuple[Verdict, Culprit]]
 _UNKNOWN = ("", ABSENT, ABSENT)  # what a node was tested by
-_TITLES = ("Node", "Requirements", "Tested by", "GPUs tested")
+_TITLES = ("Node", "Requirements", "Tested by", "Devices tested")
 _OF_NODES = (
     "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
     "counts those that only suspect the node"

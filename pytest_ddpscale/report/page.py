@@ -23,7 +23,7 @@ from pytest_ddpscale.report.sentences import (
 from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
 from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
-from pytest_ddpscale.report.words.outcome import OUTCOMES, notes, outcome_word, reservations
+from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes, outcome_word, reservations
 from pytest_ddpscale.report.words.verdicts import (
     VERDICTS,
     bound_in_words,
@@ -76,7 +76,7 @@ _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput
 _MOST_SHOWN = 3  # causes, warnings and untested parts at once
 _MOST_CAUSES = 100
 _MOST_LISTED = 50  # of what is short
-_MOST_LOWERED = 64
+_MOST_LOWERED, _MOST_IMPORTED = 64, 8
 _ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STYLES = {word: style for word, style, _ in VERDICTS.values()}
 _OPEN = ("not met", "waived")  # kinds of requirements
@@ -151,7 +151,7 @@ def _first(
 ) -> Iterator[Block]:  # fmt: skip
     """What a reader sees first: the answer, causes with what to do, numbers, facts, reservations, and who signs."""
     is_simulated = judgement.simulated or run.is_simulated()
-    headline = _headline_so_far(judgement) if goes_on else cause.headline(judgement)
+    headline = _headline_so_far(judgement) if goes_on else cause.headline(judgement, run)
     style, means = OUTCOMES[judgement.outcome]
     why = f"{judgement.reason}. " * (judgement.outcome == "incomplete" and judgement.reason not in headline)
     yield Line([Link("Skip to the requirements", "#requirements")], "skip")
@@ -162,6 +162,8 @@ def _first(
         yield Hole(LIVE)
     yield Headline(headline, style)
     yield Line(f"{'' if goes_on else means} {why}Judged for {judgement.sku}: {counts_text(judgement)}.")
+    rows = [_cells(one, {})[:5] for one in imported(judgement, run)[:_MOST_IMPORTED]]
+    yield Section("What was imported, the nearest to its bound first", [Table(_COLUMNS[:5], rows)])
     yield Section("Failures so far, by cause" if goes_on else "Causes, and what to do",
                   [*_causes(causes, headline, judgement, run)])  # fmt: skip
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.

@@ -10,7 +10,7 @@ from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, next_steps, warning_text, warnings
 from pytest_ddpscale.report.machine import tested_text, took_text
 from pytest_ddpscale.report.sentences import TOO_NARROW, interval_mark, launches_sentence, uniform_loss_text
-from pytest_ddpscale.report.words.outcome import OUTCOMES, notes
+from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes
 from pytest_ddpscale.report.words.reasons import said as said_of
 from pytest_ddpscale.report.words.verdicts import (
     Style,
@@ -54,10 +54,11 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome(judgement, columns), *_plain(map(one_line, judgement.notes_of("variable")), columns)]
-    lines += _cause_lines(judgement, columns, run, _MOST_CAUSE_LINES)
+    lines = [*_outcome(judgement, columns, run), *_plain(map(one_line, judgement.notes_of("variable")), columns)]
+    valued = imported(judgement, run)
+    lines += _cause_lines(judgement, columns, run, 0 if valued else _MOST_CAUSE_LINES)
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
-    shown = sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0))[:_MOST_ROWS]
+    shown = (valued or sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0)))[:_MOST_ROWS]
     lines += _table(shown, columns, lambda one: [*_indented(despite_text(one), columns)][:2])
     lines += _plain(_signs(shown), columns)
     if not judgement.accepts:
@@ -68,7 +69,7 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
 def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
     """The outcome, and what fits into 4 lines: what to do or, if it accepts, remarks. pytest adds its own counts."""
     columns = max(columns, _LEAST_COLUMNS)
-    lines = _outcome(judgement, columns)
+    lines = _outcome(judgement, columns, run)
     if judgement.accepts:
         return [*lines, *_as_fit(judgement, _MOST_QUIET_LINES, lines, columns)]
     steps = _cause_lines(judgement, columns, run, 0)
@@ -141,7 +142,7 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
         lines += _plain([said], columns, style)
     if verdicts:
         lines += _plain([counts_text(judgement)], columns)
-    lines += [*_watermark(judgement), *_outcome(judgement, columns)]
+    lines += [*_watermark(judgement), *_outcome(judgement, columns, run)]
     return [*lines, *_cause_lines(judgement, columns, run, _MOST_LINES)]
 
 
@@ -197,13 +198,13 @@ def _cells(verdict: Verdict, is_narrow: bool, unmarked: Sequence[str]) -> tuple[
     return digits.point_text(verdict), limit, bound, verdict_word(verdict)
 
 
-def _outcome(judgement: Judgement, columns: int) -> list[Line]:
+def _outcome(judgement: Judgement, columns: int, run: RunRecord | None) -> list[Line]:
     """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
     # Without blockers, incomplete was allowed.
     is_red = judgement.outcome == "incomplete" and judgement.blockers and not judgement.rehearsed
     style = "failed" if is_red else OUTCOMES[judgement.outcome][0]
     following = " " * len("REJECTED: ")
-    return [(line, style) for line in _wrapped(headline(judgement), columns, "", following, most=None)]
+    return [(line, style) for line in _wrapped(headline(judgement, run), columns, "", following, most=None)]
 
 
 def _watermark(judgement: Judgement) -> list[Line]:

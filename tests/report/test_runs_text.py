@@ -28,7 +28,7 @@ def test_each_run_has_a_line_with_what_it_came_to_the_latest_last(tmp_path: Path
     answer, report, _, heads, *lines = run_lines(tmp_path, 300)
     assert answer == f"{tmp_path / 'd'}: finished, not judged"
     assert report == f"report: {tmp_path / 'd' / 'report.html'}"
-    assert heads.split() == ["run", "began,", "UTC", "SKU", "nodes", "GPUs", "outcome"]
+    assert heads.split() == ["run", "began,", "UTC", "SKU", "nodes", "devices", "outcome"]
     assert [line.split()[0] for line in lines] == ["b", "a", "c", "d"]
     assert [line.split()[4:6] for line in lines[:2]] == [["1", "1"], ["2", "2"]]
     assert "ACCEPTED" in lines[0]

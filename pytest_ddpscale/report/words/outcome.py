@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpscale.report.words.verdicts import Style, is_provisional, waiver_text
-from pytest_ddpscale.run.verdicts import Judgement, RunOutcome
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
 from pytest_ddpscale.util.listing import count_text, first_few
 from pytest_ddpscale.util.printable import one_line
 
@@ -32,6 +33,25 @@ def outcome_text(judgement: Judgement) -> str:
     word = "REHEARSED" if judgement.rehearsed else outcome_word(judgement.outcome)
     why = one_line(judgement.rehearsed or judgement.reason)
     return f"{word}: {'; '.join(filter(None, (why, *changes_by_site(judgement))))}".removesuffix(": ")
+
+
+def imported(judgement: Judgement, run: RunRecord | None) -> list[Verdict]:
+    """What an imported run has values of, the nearest to its bound first.
+
+    Empty for a run that was measured here, and if anything that was imported blocks acceptance: then a cause leads.
+    """
+    blocks = (one for one in judgement.verdicts if judgement.is_blocked_by(one) and one.outcome != "not_measured")
+    if run is None or not run.is_imported or judgement.outcome != "incomplete" or any(blocks):
+        return []
+    return sorted((one for one in judgement.verdicts if one.margin is not None), key=lambda one: one.margin or 0.0)
+
+
+def imported_text(judgement: Judgement, run: RunRecord | None) -> str:
+    """``INCOMPLETE: imported from …: 20 of 22 requirements that have a value passed; 60 of 82 have none``."""
+    valued, there = imported(judgement, run), len(judgement.verdicts)
+    passed, source = sum(one.passed for one in valued), one_line(run.source if run else "") or "elsewhere"
+    what = f"{passed} of {count_text(len(valued), 'requirement')} that have a value passed"
+    return f"INCOMPLETE: imported from {source}: {what}; {there - len(valued)} of {there} have none" if valued else ""
 
 
 def outcome_word(outcome: RunOutcome) -> str:

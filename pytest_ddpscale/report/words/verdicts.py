@@ -151,10 +151,10 @@ def basis_text(verdict: Verdict) -> str:
 
 
 def compared_text(compared: GenerationComparison) -> str:
-    """``1190 img/s per GPU here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
+    """``1190 img/s per device here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
     rate, there = THROUGHPUT_PER_GPU.unit_of(), f"{compared.reference_samples_per_s:.4g}"
     source = f" ({compared.source})" if compared.source else ""
-    return one_line(f"{compared.samples_per_s:.4g} {rate} per GPU here, {there} of {compared.reference}{source}")
+    return one_line(f"{compared.samples_per_s:.4g} {rate} per device here, {there} of {compared.reference}{source}")
 
 
 def check_text(verdict: Verdict) -> str:
