@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.words.verdicts import (
-    basis_text,
     bound_in_words,
     culprit_text,
     details_of,
@@ -28,7 +27,7 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
     if verdict.value is not None:
         lines.append(f"  value     {digits.point_text(verdict)}")
     if digits.limits_text(verdict) != digits.ABSENT:
-        basis = f"{percent(verdict.confidence)} confidence, {basis_text(verdict)}"
+        basis = f"{percent(verdict.confidence)} confidence, {count_text(verdict.rounds, 'round')}"
         lines.append(f"  limits    {digits.limits_text(verdict)}  ({basis})")
     lines.append(f"  bound     {bound_in_words(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:

@@ -13,7 +13,6 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import counts_text, headline
 from pytest_ddpscale.report.words.verdicts import (
-    basis_text,
     bound_in_words,
     reason_text,
     remarks,
@@ -22,6 +21,7 @@ from pytest_ddpscale.report.words.verdicts import (
 )
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line
 
 
@@ -86,5 +86,5 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
         message = f"{waiver_text(verdict) or kind}: {message}"
     element = SubElement(testcase, tag, type=kind, message=message)
     is_counted_once = METRICS[verdict.metric].subject == "check"  # and has no error
-    basis = "" if is_counted_once else f", {basis_text(verdict)}"
+    basis = "" if is_counted_once else f", {count_text(verdict.rounds, 'round')}"
     element.text = "\n".join([f"value {value}{basis}", *remarks(verdict, in_full=True)])

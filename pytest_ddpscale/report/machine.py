@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import culprit_name, culprit_text, verdict_word
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING, Coverage, NodeCoverage
@@ -23,19 +22,11 @@ from pytest_ddpscale.util.listing import by_number, count_text, first_few
 ALL_ROWS_UP_TO = 64
 _MOST_NAMED = 5
 _MOST_PATHS, _MOST_TOPOLOGIES = 40, 10
-_SUSPECTED = "maybe"  # short like the other words
-_WORDS = ("FAIL", "ERROR", _SUSPECTED, "WAIVED")  # the worst first
 _Found = list[tuple[Verdict, Culprit]]
 _UNKNOWN = ("", ABSENT, ABSENT)  # what a node was tested by
 _TITLES = ("Node", "Requirements", "Tested by", "Devices tested")
-_OF_NODES = (
-    "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
-    "counts those that only suspect the node"
-)
+_OF_NODES = "Nodes with a failure, a suspicion or an untested part, the worst first, with their requirements"
 _OF_PATHS = "Pairs of nodes, each measured by itself with an all-reduce of two ranks, the slowest first"
-_IN_WORDS = {
-    "not_measured": "not measured", "inconclusive": "undecided", "error": "ended in an error", "pairs": "node pairs",
-}  # fmt: skip
 # Packages on the first page, with their titles there.
 _FOREMOST = {
     "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "pytest_ddpscale": "pytest-ddpscale",
@@ -78,16 +69,15 @@ def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]
         said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
         others = table(_TITLES, [(host, ABSENT, *tested.get(host, _UNKNOWN)[1:]) for host in sound])
         yield Closed(said, [first_rows(others, ALL_ROWS_UP_TO)]) if coverage else Line(f"{said}.")
-    silent = coverage.unnamed_nodes if coverage else 0
-    left = _without_a_name(missed), f"{count_text(silent, 'further node')} never answered" if silent else ""
-    yield from (Line(f"{one}.") for one in left if one)
+    if coverage and coverage.unnamed_nodes:
+        yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
 
 
 def _tested(node: NodeCoverage, idle: Collection[Place]) -> tuple[str, str, str]:
     """What was not tested on a node, what it was tested by, and how many of its GPUs were."""
     untested = [gpu for gpu in node.gpus if gpu.place in idle]
     gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
-    tested_by = ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
+    tested_by = ", ".join(node.tested_by).replace("pairs", "node pairs") or "nothing"
     names = first_few([f"{gpu.place.name}: {gpu.problem or 'took no part'}" for gpu in untested], _MOST_NAMED)
     lacks = f"left out: {node.left_out}" if node.left_out else f"not tested: {names}" if names else ""
     measured = {PROBES, TRAINING, INFERENCE} & set(node.tested_by)
@@ -99,15 +89,12 @@ def _failures(found: _Found) -> int:
 
 
 def _found_text(found: _Found) -> str:
-    """``Rank uniformity FAIL 7``: the worst verdict of each metric that names the node, and how many requirements."""
-    by_metric: dict[str, dict[str, set[str]]] = {}
-    for verdict, culprit in found:
-        word = verdict_word(verdict)
-        word = word if culprit.is_certain and word in {"FAIL", "ERROR", "WAIVED"} else _SUSPECTED
-        by_metric.setdefault(verdict.metric, {}).setdefault(word, set()).add(verdict.id)
-    worst = {metric: min(words, key=_WORDS.index) for metric, words in by_metric.items()}
-    counts = (f"{METRICS[one].title} {word} {len(by_metric[one][word])}" for one, word in worst.items())
-    return ", ".join(counts) or ABSENT
+    """``7 failed, 2 suspected``: requirements that name the node, each by the worst that is said."""
+    words: dict[str, str] = {}
+    for verdict, culprit in sorted(found, key=lambda one: not one[1].is_certain):
+        is_fault = culprit.is_certain and verdict.outcome in ("failed", "error")
+        words.setdefault(verdict.id, verdict_word(verdict) if is_fault else "suspected")
+    return ", ".join(f"{number} {word}" for word, number in Counter(words.values()).items()) or ABSENT
 
 
 def _remarks(found: _Found) -> list[str]:
@@ -119,16 +106,6 @@ def _remarks(found: _Found) -> list[str]:
     remarks = [*seen.values()]
     more = [f"{len(remarks) - _MOST_NAMED} more: culprits.csv lists all"]
     return remarks[:_MOST_NAMED] + more * bool(remarks[_MOST_NAMED:])
-
-
-def _without_a_name(missed: Sequence[Verdict]) -> str:
-    """``2 requirements failed, 1 not measured, without naming a node``."""
-    counts = Counter(one.outcome for one in missed if not one.accused)
-    if not counts:
-        return ""
-    told = [f"{number} {_IN_WORDS.get(outcome, outcome)}" for outcome, number in counts.items()]
-    number, first = told[0].split(" ", 1)
-    return ", ".join([f"{count_text(int(number), 'requirement')} {first}", *told[1:], "without naming a node"])
 
 
 def path_rows(coverage: Coverage) -> list[list[str]]:

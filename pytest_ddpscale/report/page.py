@@ -92,8 +92,8 @@ _WAIVED = (
     "for each, up to and including the given day."
 )
 _PROVISIONAL = (
-    "A provisional bound is an expectation without a published figure for this SKU. It cannot accept a cluster on its "
-    "own. Replace it by a figure measured on a machine that is known to be sound."
+    "* A provisional bound is an expectation without a published figure for this SKU. It cannot accept a cluster on "
+    "its own. Replace it by a figure measured on a machine that is known to be sound."
 )
 
 
@@ -165,7 +165,7 @@ def _first(
     rows = [_cells(one, {})[:5] for one in imported(judgement, run)[:_MOST_IMPORTED]]
     yield Section("What was imported, the nearest to its bound first", [Table(_COLUMNS[:5], rows)])
     yield Section("Failures so far, by cause" if goes_on else "Causes, and what to do",
-                  [*_causes(causes, headline, judgement, run)])  # fmt: skip
+                  [*_causes(causes, judgement, run)])  # fmt: skip
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
         yield Line(["Measure everything again: ", Code(shlex.join(map(one_line, run.command_again)))], "step")
@@ -177,7 +177,7 @@ def _first(
     yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
     yield Facts(facts(judgement, run, versions, evidence.gangs))
     lacks = not_tested_lines(judgement)
-    told: list[tuple[Text, Text]] = [(Link("Reservations", "#reservations"), one) for one in reservations(judgement)]
+    told = [("Reservations", one) for one in reservations(judgement)]
     yield Facts([*told, *(("Not tested", one) for one in lacks[:_MOST_SHOWN])], "lines")
     further = "else was not tested, and what " * bool(lacks[_MOST_SHOWN:])
     not_covered = bullets([*lacks[_MOST_SHOWN:], *NOT_COVERED])
@@ -201,13 +201,11 @@ def _headline_so_far(judgement: Judgement) -> str:
     return f"MEASURING: {said}, {failed} failed, {every - passed - failed} open"
 
 
-def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: RunRecord) -> Iterator[Block]:
+def _causes(causes: Sequence[Cause], judgement: Judgement, run: RunRecord) -> Iterator[Block]:
     """The first at once, the others to be opened; a command that was told before is not repeated."""
     told, commands = list[list[Block]](), {""}
     for one in causes[:_MOST_CAUSES]:
-        explains = f"explains {explained_text(one.explains, judgement)}"
-        is_told = one.sentence in headline and not causes[1:]
-        lines: list[Block] = [Line(f"This {explains}" if is_told else [Word(one.sentence), f"; {explains}"])]
+        lines: list[Block] = [Line([Word(one.sentence), f"; explains {explained_text(one.explains, judgement)}"])]
         tag: list[Span] = [Word(one.category, "tag"), f" {one.id}: "]
         for step in next_steps(one, judgement, run):
             is_new = step.command not in commands
@@ -216,13 +214,12 @@ def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: R
                 lines.append(Line([*tag, f"{step.action[:1].upper()}{step.action[1:]}", *command], "step"))
             commands, tag = commands | {step.command}, []
         told.append(lines)
-    style = "causes" if causes[1:] else "causes-one"
     if causes:
-        yield Items(told[:_MOST_SHOWN], 1, "cause", style)
+        yield Items(told[:_MOST_SHOWN], 1, "cause", "causes")
         paragraphs = [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)]
         yield Closed("What each id means, how sure it is, and what to do: ddpscale explain ID", [Facts(paragraphs)])
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
-    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", style)
+    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", "causes")
     yield Closed(count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
 
 
@@ -254,27 +251,19 @@ def _worst_of(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[str, s
 
 
 def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
-    """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
-    title, coverage = "Nodes at fault", judgement.coverage or Coverage()
-    blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
-    warned = [one for one in judgement.verdicts if only_warns(one)]
-    failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
-    named, untested = failing, sum(not node.tested_by for node in coverage.nodes) + coverage.unnamed_nodes
-    if failing:
-        word, why = "FAIL", ""
-    elif suspected:
-        word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_few_of(suspected)}"
-    elif not coverage.node_count:
-        return title, digits.ABSENT, "nodes are not known", "0", "NOT MEASURED"
-    elif untested:
-        word, why = "NOT MEASURED", f"{count_text(untested, 'node')} not tested"
-    elif blocking or judgement.outcome == "rejected":
-        word, why = "INCONCLUSIVE", "no failure names a node"
-    else:
-        named = _hosts(judgement.waived) or _hosts(warned)
-        word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
+    """Nodes that a failure certainly names, of all; it passes only if the machine is accepted and all were tested."""
+    coverage, verdicts = judgement.coverage or Coverage(), judgement.verdicts
+    blocking = [one for one in verdicts if judgement.is_blocked_by(one)]
+    kinds = [("FAIL", blocking)]
+    if judgement.accepts:
+        kinds += [("WAIVED", judgement.waived), ("WARN", [*filter(only_warns, verdicts)])]
+    is_whole = coverage.node_count and all(node.tested_by for node in coverage.nodes) and not coverage.unnamed_nodes
+    found = [(word, hosts) for word, some in kinds if (hosts := _hosts(some))]
+    word, named = found[0] if found else ("PASS" if judgement.accepts and is_whole else "INCONCLUSIVE", set[str]())
+    suspected = _hosts(blocking, is_certain=False)
+    why = f"{len(suspected)} suspected: {_few_of(suspected)}" if suspected and not named else _few_of(named)
     of_all = f" of {coverage.node_count}" if coverage.node_count else ""
-    return title, f"{len(named)}{of_all}", why or _few_of(named), "0", word
+    return "Nodes at fault", f"{len(named)}{of_all}", why, "0", word
 
 
 def _few_of(hosts: Iterable[str]) -> str:
@@ -300,10 +289,8 @@ def facts(
         ("Software", machine.software_line(versions)),
         ("When", _when(run, judgement)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
-        ("Site", run.noted.get(SITE) or digits.ABSENT),
-        ("By", ", ".join(run.operators) or digits.ABSENT),
-        ("Judged by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
-        ("Ticket", run.noted.get(TICKET) or digits.ABSENT),
+        ("Site", run.noted.get(SITE, "")),
+        ("Ticket", run.noted.get(TICKET, "")),
         *run.further_notes.items(),
     ]
     return [(name, said) for name, said in found if said]
@@ -337,14 +324,14 @@ def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
         kinds["not met" if judgement.is_blocked_by(one) else kept].append(one)
     numbers = _sources(judgement.verdicts)
     of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
-    provisional = "; * marks a provisional bound" * any(map(is_provisional, judgement.verdicts))
     launches = launches_sentence(judgement.verdicts)
     return [
         *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
           for kind, some in kinds.items()),
         Line("" if found else "No requirement was judged."),
-        Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source"
-             f"{provisional}.", "legend"),
+        Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source.",
+             "legend"),
+        Line(_PROVISIONAL if any(map(is_provisional, found)) else "", "legend"),
         Line(f"{launches[:1].upper()}{launches[1:]}." if launches else "", "legend"),
     ]  # fmt: skip
 
@@ -419,12 +406,6 @@ def _reservations(judgement: Judgement) -> Iterator[Block]:
         for one in judgement.verdicts if spread_text(one)
     ]  # fmt: skip
     yield Closed("Passed by the spread of their GPUs", [bullets(by_spread, _MOST_LISTED)], is_short=True)
-    numbers = _sources(judgement.verdicts)
-    provisional = [
-        [f"{one.id}, {digits.bound_text(one)}", *_source(one, numbers)]
-        for one in judgement.verdicts if is_provisional(one)
-    ]  # fmt: skip
-    yield Closed("Provisional bounds", [Line(_PROVISIONAL), bullets(provisional)] if provisional else [])
 
 
 def _method(judgement: Judgement) -> Iterator[Block]:

@@ -34,7 +34,6 @@ Line = tuple[str, Style]
 _LEAST_COLUMNS = 40
 _MOST_LINES_OF_A_REASON = 4
 _MOST_CAUSE_LINES = 8  # on the screen, without -v
-_MOST_LOWERED = 5
 _MOST_WARNINGS = _MOST_ROWS = 3
 # Codes of notes that only the page and -v tell.
 _ON_THE_PAGE = ("low-utilization", "judged-from", "host-bound", "power-unknown")
@@ -98,13 +97,10 @@ def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, most
 
 
 def _steps(steps: Sequence[NextStep], label: str, columns: int) -> Iterator[str]:
-    """Each action with its command, on a line of its own if both do not fit into one."""
+    """Each action, with its command on a line of its own."""
     for step in steps:
-        said, label = f"  {label}{step.action}", ""
-        if step.command and len(said) + len(step.command) + 2 <= columns:
-            yield f"{said}: {step.command}"
-            continue
-        yield from _wrapped(said, columns, "", "    ", 2)
+        yield from _wrapped(f"{label}{step.action}{':' * bool(step.command)}", columns, "  ", "    ", 2)
+        label = ""
         if step.command:
             yield f"    {step.command}"
 
@@ -227,10 +223,7 @@ def _remarks(judgement: Judgement, *, is_brief: bool = False) -> Iterator[Line]:
         what = f"{one_line(one.id)} ({digits.point_text(one)}, bound {digits.bound_text(one)})"
         yield f"{what} is {waiver_text(one)}", "warned"
     lowered = [(one_line(one.requirement), *digits.lowered_bounds(one)) for one in judgement.lowered]
-    for name, was, now in lowered[:_MOST_LOWERED]:
-        yield f"lowered by the site: {name}: {was} → {now}", "warned"
-    if lowered[_MOST_LOWERED:]:
-        yield f"lowered by the site: {len(lowered) - _MOST_LOWERED} more, see report.html", "warned"
+    yield from ((f"lowered by the site: {name}: {was} → {now}", "warned") for name, was, now in lowered)
     if not is_brief:
         yield from ((f"changed by the site: {one_line(one)}", "") for one in judgement.altered if one not in told)
     if (loss := uniform_loss_text(judgement)) and (judgement.accepts or not is_brief):

@@ -10,8 +10,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.digits import bound_text
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.verdicts import Culprit, GenerationComparison, Verdict
-from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.printable import one_line
 
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
@@ -92,7 +91,13 @@ def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
             said.append(who if one.is_certain else f"suspected: {who}")
         hidden = len(verdict.accused) - _MOST_CULPRITS
         said.append(f"{hidden} more: culprits.csv lists all" if hidden > 0 else "")
-    said.append(f"ratio of {compared_text(verdict.compared)}" if verdict.compared else "")
+    if (ratio := verdict.compared) is not None:
+        source = f" ({ratio.source})" if ratio.source else ""
+        here, there = (
+            f"{ratio.samples_per_s:.4g} {THROUGHPUT_PER_GPU.unit_of()}",
+            f"{ratio.reference_samples_per_s:.4g}",
+        )
+        said.append(one_line(f"ratio of {here} per device here, {there} of {ratio.reference}{source}"))
     return [*filter(None, said), *(f"note: {one_line(note)}" for note in verdict.notes)]
 
 
@@ -140,21 +145,6 @@ def is_provisional(verdict: Verdict) -> bool:
 def bound_in_words(verdict: Verdict) -> str:
     """``≥ 96.0 %, provisional``: the bound where no sign beside it has a legend."""
     return bound_text(verdict) + ", provisional" * is_provisional(verdict)
-
-
-def basis_text(verdict: Verdict) -> str:
-    """``12 rounds, correlation 0.2``: the basis of an interval."""
-    rounds = count_text(verdict.rounds, "round")
-    if verdict.correlation is None:
-        return rounds
-    return f"{rounds}, correlation {round(verdict.correlation, 1) + 0.0:.1f}"  # never -0.0
-
-
-def compared_text(compared: GenerationComparison) -> str:
-    """``1190 img/s per device here, 503.2 of v100-sxm2-16gb (willgpaik/…)``."""
-    rate, there = THROUGHPUT_PER_GPU.unit_of(), f"{compared.reference_samples_per_s:.4g}"
-    source = f" ({compared.source})" if compared.source else ""
-    return one_line(f"{compared.samples_per_s:.4g} {rate} per device here, {there} of {compared.reference}{source}")
 
 
 def check_text(verdict: Verdict) -> str:
