@@ -9,7 +9,6 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import counts_text, headline
 from pytest_ddpscale.report.words.verdicts import (
@@ -85,6 +84,5 @@ def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
         kind = "waived" if verdict.is_waived else "warn" if verdict.severity == "warn" else "allowed"
         message = f"{waiver_text(verdict) or kind}: {message}"
     element = SubElement(testcase, tag, type=kind, message=message)
-    is_counted_once = METRICS[verdict.metric].subject == "check"  # and has no error
-    basis = "" if is_counted_once else f", {count_text(verdict.rounds, 'round')}"
+    basis = f", {count_text(verdict.rounds, 'round')}" * digits.has_interval(verdict)
     element.text = "\n".join([f"value {value}{basis}", *remarks(verdict, in_full=True)])

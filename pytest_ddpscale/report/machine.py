@@ -40,10 +40,20 @@ def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
     if coverage and coverage.over_all_nodes:
         yield Line(f"Decided by all nodes together: {', '.join(coverage.over_all_nodes)}.")
     if coverage and coverage.paths:
+        hosts, median = [node.host for node in coverage.nodes], statistics.median(one.gbps for one in coverage.paths)
+        rows = [
+            (
+                f"{hosts[one.node]} – {hosts[one.other]}",
+                f"{one.gbps:.3g} GB/s",
+                f"{one.gbps / median:.2f}×",
+                f"{one.rounds}",
+            )
+            for one in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other))
+        ]
         titles = ("Path", "Bandwidth", "Relative to the median", "Rounds")
-        yield Closed(_OF_PATHS, [first_rows(table(titles, path_rows(coverage), of_numbers=True), _MOST_PATHS)])
-    for number, (hosts, matrix) in enumerate(topologies(evidence.surveys.values())):
-        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {hosts}", [Listing(matrix)])
+        yield Closed(_OF_PATHS, [first_rows(table(titles, rows, of_numbers=True), _MOST_PATHS)])
+    for number, (names, matrix) in enumerate(topologies(evidence.surveys.values())):
+        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {names}", [Listing(matrix)])
 
 
 def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]:
@@ -106,16 +116,6 @@ def _remarks(found: _Found) -> list[str]:
     remarks = [*seen.values()]
     more = [f"{len(remarks) - _MOST_NAMED} more: culprits.csv lists all"]
     return remarks[:_MOST_NAMED] + more * bool(remarks[_MOST_NAMED:])
-
-
-def path_rows(coverage: Coverage) -> list[list[str]]:
-    """Both nodes, their bandwidth, its ratio to the median of all paths, and the number of rounds; slowest first."""
-    hosts = [node.host for node in coverage.nodes]
-    rows, median = [], statistics.median([path.gbps for path in coverage.paths] or [0.0])
-    for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other)):
-        ends = f"{hosts[path.node]} – {hosts[path.other]}"
-        rows.append([ends, f"{path.gbps:.3g} GB/s", f"{path.gbps / median:.2f}×", str(path.rounds)])
-    return rows
 
 
 def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:

@@ -77,7 +77,6 @@ _MOST_SHOWN = 3  # causes, warnings and untested parts at once
 _MOST_CAUSES = 100
 _MOST_LISTED = 50  # of what is short
 _MOST_LOWERED, _MOST_IMPORTED = 64, 8
-_ENDINGS = {"running": "killed"}  # how a session ended that left this status
 _STYLES = {word: style for word, style, _ in VERDICTS.values()}
 _OPEN = ("not met", "waived")  # kinds of requirements
 _WORST_FIRST = [*VERDICTS]
@@ -86,7 +85,6 @@ _COLUMNS = (
     *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin", "Rounds")),
 )  # fmt: skip
 _SCALING = "Time and cost are those of one epoch of ImageNet (1.28 million images); a gain is per doubling."
-_SIGNED_LATER = "To be signed once measuring is over."
 _WAIVED = (
     "These requirements are not met; without a waiver they would reject the machine. The person named is responsible "
     "for each, up to and including the given day."
@@ -183,7 +181,8 @@ def _first(
     not_covered = bullets([*lacks[_MOST_SHOWN:], *NOT_COVERED])
     yield Closed(f"What {further}a pass does not cover", [not_covered], is_short=True)
     if is_simulated or goes_on:
-        yield Line("Not to be signed: no machine was measured." if is_simulated else _SIGNED_LATER)
+        later = "To be signed once measuring is over."
+        yield Line("Not to be signed: no machine was measured." if is_simulated else later)
         return
     waivers = " and waivers" * bool(judgement.waived)
     yield Line(["The signatures confirm that this report was read, including provisional bounds" + waivers,
@@ -260,14 +259,10 @@ def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
     is_whole = coverage.node_count and all(node.tested_by for node in coverage.nodes) and not coverage.unnamed_nodes
     found = [(word, hosts) for word, some in kinds if (hosts := _hosts(some))]
     word, named = found[0] if found else ("PASS" if judgement.accepts and is_whole else "INCONCLUSIVE", set[str]())
-    suspected = _hosts(blocking, is_certain=False)
-    why = f"{len(suspected)} suspected: {_few_of(suspected)}" if suspected and not named else _few_of(named)
+    suspected = set[str]() if named else _hosts(blocking, is_certain=False)
+    why = f"{len(suspected)} suspected: " * bool(suspected) + first_few(sorted(suspected or named, key=by_number))
     of_all = f" of {coverage.node_count}" if coverage.node_count else ""
     return "Nodes at fault", f"{len(named)}{of_all}", why, "0", word
-
-
-def _few_of(hosts: Iterable[str]) -> str:
-    return first_few(sorted(hosts, key=by_number), 3)
 
 
 def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
@@ -298,10 +293,8 @@ def facts(
 
 def _when(run: RunRecord, judgement: Judgement) -> str:
     began = f"{run.began:%Y-%m-%d %H:%M}"
-    if run.is_imported:
-        return f"{began} UTC, imported from {run.source or 'elsewhere'}"
     if not run.finished_at:
-        return f"{began} UTC, {run.status}"
+        return f"{began} UTC, {run.status}" + f" from {run.source}" * bool(run.source)
     more = [machine.took_text(run, judgement.coverage), "" if run.status == "finished" else run.status]
     return ", ".join([f"{began} to {in_utc(run.finished_at):%Y-%m-%d %H:%M} UTC", *filter(None, more)])
 
@@ -311,7 +304,7 @@ def _resumed_text(resumed: Resumed) -> str:
     at = in_utc(resumed.at)
     who = f" by {resumed.noted[OPERATOR]}" if OPERATOR in resumed.noted else ""
     again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
-    before = _ENDINGS.get(resumed.status_before, resumed.status_before)
+    before = resumed.status_before.replace("running", "killed")
     return f"{at:%Y-%m-%d %H:%M} UTC{who}; the session before was {before}{again}"
 
 
