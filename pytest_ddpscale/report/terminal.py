@@ -99,7 +99,7 @@ def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, most
 def _steps(steps: Sequence[NextStep], label: str, columns: int) -> Iterator[str]:
     """Each action, with its command on a line of its own."""
     for step in steps:
-        yield from _wrapped(f"{label}{step.action}{':' * bool(step.command)}", columns, "  ", "    ", 2)
+        yield from _wrapped(f"{label}{step.action}", columns, "  ", "    ", 2)
         label = ""
         if step.command:
             yield f"    {step.command}"
