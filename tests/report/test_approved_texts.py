@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import date
 
 import pytest
 from msgspec.structs import replace as with_fields
@@ -24,6 +25,7 @@ from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, AgainstSlowest, Judgement, UniformLoss
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.approved import assert_approved, masked
 from tests.builders import untrained
 from tests.builders.culprits import gpu, node
@@ -32,6 +34,7 @@ from tests.builders.judgements import (
     EVIDENCE,
     FAILED,
     GANG,
+    INCONCLUSIVE,
     JUDGEMENT,
     NOT_MEASURED,
     PASSED,
@@ -92,6 +95,7 @@ MIXED = replace(
         *ALIKE,
         replace(ALIKE[0], id="throughput_per_gpu[w9-8gpu]", culprits=(OTHER, node("n8", "perhaps", is_certain=False))),
         replace(WARNED, culprits=(OTHER,)),
+        replace(ALIKE[0], id="throughput_per_gpu[w8]", waiver=Waiver("A. Name", "a fan is ordered", date(2099, 1, 1))),
         replace(PASSED, value=0.9455, reason="98.1 % against the slowest GPU keeps the bound", provisional=True,
                 against_slowest=AgainstSlowest(0.981, (0.977, 0.984), "GPU 5 on n1", 0.037)),
         worded(replace(RATIO, flags=(THIS_LAUNCH_ONLY,), remarks=(because("host-bound"), because("text", "hot")))),
@@ -159,7 +163,8 @@ def test_an_import_that_lacks_measurements_leads_with_what_was_imported() -> Non
         "imported-first.txt", masked("\n".join([page, *(line for line, _ in brief_lines(IMPORTED, 80, run))]))
     )
     assert "imported" not in headline(IMPORTED, RUN)
-    assert headline(JUDGEMENT, run) == headline(JUDGEMENT), "a failure of what was imported leads"
+    undecided = replace(IMPORTED, verdicts=(*IMPORTED.verdicts, INCONCLUSIVE))
+    assert headline(undecided, run) == headline(undecided), "what was imported and blocks acceptance leads"
 
 
 def test_files_for_programs_are_as_they_were_approved() -> None:
