@@ -222,7 +222,7 @@ def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.report.runs_text import run_lines
+    from pytest_ddpscale.report.listings import run_lines
     from pytest_ddpscale.run.run_directory import RUNS_FOLDER
 
     for line in run_lines(arguments.folder or RUNS_FOLDER, _columns()):
@@ -358,7 +358,7 @@ def _scaling(arguments: argparse.Namespace) -> None:
 def _history(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.history.database import DEFAULT_HISTORY
     from pytest_ddpscale.history.overview import read_histories
-    from pytest_ddpscale.report.history_text import json_text, node_lines, overview_lines
+    from pytest_ddpscale.report.listings import json_text, node_lines, overview_lines
 
     file: Path = arguments.history or DEFAULT_HISTORY
     if arguments.add:

@@ -10,9 +10,12 @@ from typing import Any
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
+from pytest_ddpscale.report.words.outcome import outcome_word
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Column, Table, text_lines
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 COLUMNS = 100  # of a line
 _ALIKE = "no difference shown"
@@ -26,7 +29,7 @@ def compared_lines(found: ComparedRuns) -> Iterator[str]:
     """The answer, the runs, differences of configuration, and each requirement."""
     yield counts_line(found.requirements)
     for letter, run in (("A", found.a), ("B", found.b)):
-        yield f"{letter}  {text.one_line(run.path)}: {_run_text(run)}"
+        yield f"{letter}  {one_line(run.path)}: {_run_text(run)}"
     yield ""
     yield from _configuration(found)
     yield ""
@@ -50,8 +53,8 @@ def compared_json(found: ComparedRuns) -> dict[str, Any]:
 
 def _run_text(run: ComparedRun) -> str:
     what = (
-        text.outcome_word(run.judgement.outcome),
-        text.one_line(run.record.sku),
+        outcome_word(run.judgement.outcome),
+        one_line(run.record.sku),
         run.record.began.strftime("%Y-%m-%d %H:%M UTC"),
         "SIMULATED: no machine was measured" if run.is_simulated else "",
         "imported" if run.record.is_imported else "",
@@ -95,17 +98,17 @@ def _requirements(found: ComparedRuns) -> Iterator[str]:
     if rows:
         yield from table_lines_of([header, *rows], shrinking=())
     if alike:
-        yield f"{text.count_text(len(alike), 'requirement')} without a difference: --format=json has each"
+        yield f"{count_text(len(alike), 'requirement')} without a difference: --format=json has each"
     yield ""
     why_not: dict[str, list[str]] = {}
     for one in found.requirements:
         if one.change is None:
-            why_not.setdefault(text.one_line(one.why_not), []).append(text.one_line(one.id))
+            why_not.setdefault(one_line(one.why_not), []).append(one_line(one.id))
     for why, ids in why_not.items():
         yield from wrapped(f"not compared: {', '.join(ids)}: {why}")
     for letter, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
-            yield from wrapped(f"only in {letter}: {text.one_line(', '.join(names))}")
+            yield from wrapped(f"only in {letter}: {one_line(', '.join(names))}")
     for sentence in _proviso_sentences(found, told):
         yield from wrapped(sentence)
 
@@ -151,7 +154,7 @@ def _ceil(number: float) -> float:
 
 
 def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:
-    count = text.count_text(len(told), "interval")
+    count = count_text(len(told), "interval")
     share = 1 - found.confidence
     yield (
         f"{count}, each at {percent(found.confidence)} confidence: noise of rounds alone shows a difference in at most "
@@ -169,7 +172,7 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
     if places:
         yield "Where places are judged by themselves, the worst of each run is compared:"
     for (of_a, of_b), ids in places.items():
-        yield text.one_line(f"{of_a} in A, {of_b} in B: {', '.join(ids)}")
+        yield one_line(f"{of_a} in A, {of_b} in B: {', '.join(ids)}")
     if found.a.is_simulated != found.b.is_simulated:
         yield "One run was simulated: the difference says nothing about a machine."
 

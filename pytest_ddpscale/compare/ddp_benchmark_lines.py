@@ -12,8 +12,9 @@ from pytest_ddpscale.compare.ddp_benchmark_diff import (
     ComparedReports,
     ComparedSize,
 )
-from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 
 def diff_lines(found: ComparedReports) -> Iterator[str]:

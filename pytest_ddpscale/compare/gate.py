@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pytest_ddpscale.report import text
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line
 
 _MOST_NAMES = 20
 
@@ -65,4 +65,4 @@ class Gate:
 
 
 def _names(names: Sequence[str]) -> str:
-    return first_few([text.one_line(name) for name in names], _MOST_NAMES)
+    return first_few([one_line(name) for name in names], _MOST_NAMES)

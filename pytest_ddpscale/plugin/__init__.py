@@ -169,7 +169,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.plugin.console import wrapped
-    from pytest_ddpscale.report.plan_text import plan_lines, shortened
+    from pytest_ddpscale.report.listings import plan_lines, shortened
 
     thresholds = source.subject.thresholds
     extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)

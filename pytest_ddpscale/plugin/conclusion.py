@@ -15,8 +15,9 @@ from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.plugin.selection import may_measure
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.files import write_reports
-from pytest_ddpscale.report.text import one_line, rerun_command
+from pytest_ddpscale.report.words.verdicts import rerun_command
 from pytest_ddpscale.run.verdicts import Blocker
+from pytest_ddpscale.util.printable import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Judgement

@@ -115,7 +115,7 @@ class JudgeableRequirement:
     @property
     def rerun(self) -> str:
         """The command that measures only this requirement again."""
-        from pytest_ddpscale.report.text import rerun_command
+        from pytest_ddpscale.report.words.verdicts import rerun_command
 
         return rerun_command(self.source.again, self.case.id)
 

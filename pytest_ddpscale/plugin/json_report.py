@@ -96,7 +96,7 @@ class _Concluded:
 
 
 def _values(verdict: Verdict) -> dict[str, object]:
-    from pytest_ddpscale.report.text import culprit_text
+    from pytest_ddpscale.report.words.verdicts import culprit_text
 
     return {
         "id": verdict.id,

@@ -25,10 +25,21 @@ from pytest_ddpscale.plan.metric_catalogue import (
     THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.plan.operation import KINDS, operation_of
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK, UNMET
+from pytest_ddpscale.report.words.outcome import changes_by_site, imported_text, outcome_text, outcome_word
 from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.verdicts import (
+    culprit_name,
+    culprit_text,
+    despite_text,
+    headline_of,
+    only_warns,
+    reason_text,
+    verdict_word,
+)
 from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import (
     BY_VARIABLE,
     WRONG_DATA,
@@ -40,7 +51,8 @@ from pytest_ddpscale.run.verdicts import (
     Verdict,
     VerdictOutcome,
 )
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import count_text, first_few
+from pytest_ddpscale.util.printable import one_line
 
 _LONGEST_HEADLINE = 300
 _LONGEST_REASON = 120  # in a sentence that names suspects after it
@@ -124,7 +136,7 @@ def _causes(judgement: Judgement) -> tuple[Cause, ...]:
 
 def warnings(judgement: Judgement) -> tuple[Cause, ...]:
     """Devices that certainly miss bounds that only warn and cause nothing else; those with most misses first."""
-    missed = [one for one in judgement.verdicts if text.only_warns(one) and one.outcome == "failed"]
+    missed = [one for one in judgement.verdicts if only_warns(one) and one.outcome == "failed"]
     told = {culprit.identity for cause in causes(judgement) for culprit in cause.culprits if culprit.is_certain}
     found = [
         replace(one, category="MONITOR") for one in _of_devices(missed, {}, judgement)
@@ -135,7 +147,7 @@ def warnings(judgement: Judgement) -> tuple[Cause, ...]:
 
 def warning_text(cause: Cause) -> str:
     """``warning: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (3 requirements that only warn)``."""
-    count = text.count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
+    count = count_text(len(cause.explains), "requirement that only warns", "requirements that only warn")
     return f"warning: {cause.sentence} ({count})"
 
 
@@ -145,24 +157,27 @@ def _weight(cause: Cause) -> tuple[int, int, float]:
     return cause.severity, -len(cause.explains), -slowdown
 
 
-def headline(judgement: Judgement) -> str:
+def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
     """``REJECTED: GPU 3 (GPU-4f1c…) on node7 is 1.20× slower … (21 of 22 failures; 1 more cause below)``.
 
     With a cause it has at most 300 characters unless the site changed very much. If nothing blocks acceptance, it says
-    how much is met. If no cause names a device, it adds one that certainly misses a warning bound.
+    how much is met. If no cause names a device, it adds one that certainly misses a warning bound. With its run.json,
+    of a run that was imported it says what was.
     """
+    if imported := imported_text(judgement, run):
+        return imported
     found, left_out = causes(judgement), judgement.not_selected
     is_caused = bool(found) and not judgement.accepts and judgement.outcome != "partial"
-    told, rest = text.outcome_text(judgement), list[str]()
+    told, rest = outcome_text(judgement), list[str]()
     if is_caused:
-        told, rest = f"{text.outcome_word(judgement.outcome)}: {found[0].sentence}", text.changes_by_site(judgement)
+        told, rest = f"{outcome_word(judgement.outcome)}: {found[0].sentence}", changes_by_site(judgement)
     if left_out and judgement.outcome != "partial" and f"{left_out} not selected" not in told:
         rest.insert(0, f"{left_out} of {len(judgement.verdicts) + left_out} requirements not selected")
     if not is_caused or not any(cause.culprits for cause in found):
         rest = [*map(warning_text, warnings(judgement)[:1]), *rest]
     if is_caused:
         counts = [explained_text(found[0].explains, judgement, only_worst=True)] if judgement.blockers[1:] else []
-        counts += [f"{text.count_text(len(found) - 1, 'more cause')} below"] if found[1:] else []
+        counts += [f"{count_text(len(found) - 1, 'more cause')} below"] if found[1:] else []
         counted = f" ({'; '.join(counts)})" if counts else ""
         told = _shortened(told, _LONGEST_HEADLINE - len("; ".join([counted, *rest]))) + counted
     return "; ".join([told, *rest])
@@ -170,7 +185,7 @@ def headline(judgement: Judgement) -> str:
 
 def _shortened(sentence: str, room: int) -> str:
     """Its first words, among them who is named."""
-    return textwrap.shorten(sentence, room, placeholder=" …")
+    return textwrap.shorten(sentence, max(room, _LONGEST_REASON), placeholder=" …")
 
 
 def counts_text(judgement: Judgement) -> str:
@@ -183,7 +198,7 @@ def counts_text(judgement: Judgement) -> str:
     unmet = {word: count[word] for word, *_ in UNMET.values() if count[word]}
     told = ", ".join(f"{number} {word}" for word, number in unmet.items())
     what = f"not met ({told})" if len(unmet) > 1 else "".join(unmet) or "passed"
-    total = text.count_text(len(judgement.verdicts), "requirement")
+    total = count_text(len(judgement.verdicts), "requirement")
     parts = [f"{sum(unmet.values()) or count['passed']} of {total} {what}"]
     parts += [f"{count['passed']} passed"] if unmet else []
     is_whole = any(one.kind == "run" for one in judgement.blockers) and not judgement.rehearsed
@@ -195,7 +210,7 @@ def counts_text(judgement: Judgement) -> str:
         (int(is_whole), "failure: the run as a whole", ""),
         (judgement.not_selected, "not selected", "not selected"),
     )
-    return ", ".join([*parts, *(text.count_text(*one) for one in further if one[0])])
+    return ", ".join([*parts, *(count_text(*one) for one in further if one[0])])
 
 
 def _standing(verdict: Verdict, judgement: Judgement) -> str:
@@ -215,7 +230,7 @@ def explained_text(explains: Collection[str], judgement: Judgement, *, only_wors
     count = Counter(outcomes.values())
     found = Counter(outcomes[name] for name in outcomes.keys() & explains)
     parts = [
-        f"{found[one]} of {text.count_text(count[one], *nouns)}"
+        f"{found[one]} of {count_text(count[one], *nouns)}"
         for one, (_, *nouns) in UNMET.items() if found[one]
     ]  # fmt: skip
     return " and ".join(parts[:1] if only_worst else parts)
@@ -292,7 +307,7 @@ def _of_missing_gpus(missing: Mapping[str, Sequence[Culprit]], blocking: Sequenc
     named = {one.identity for verdict in blocking for one in verdict.culprits if one.is_certain}
     left = [(one, v.id) for v in blocking for one in missing.get(v.id, ()) if one.identity not in named]
     suspects = tuple(dict.fromkeys(one for one, _ in left))
-    who = first_few([text.culprit_name(one) for one in suspects], 2)
+    who = first_few([culprit_name(one) for one in suspects], 2)
     explains = frozenset(name for _, name in left)
     return [Cause("lost-gpu", f"{who}: {suspects[0].evidence}", explains, suspects)] if suspects else []
 
@@ -327,18 +342,18 @@ def _of_device(found: _Found, pace: _Pace) -> Cause:
     ]
     kind = min((kind for kind, _ in worst), key=lambda kind: CAUSES[kind].severity)
     first, *others = (culprit for _, culprit in worst)
-    sentence = text.culprit_text(first)
+    sentence = culprit_text(first)
     if first.computed_wrong:
         sentence = f"wrong data: {sentence}"
     elif first.slowdown is not None:
-        whom = "its peers" if first.peers is None else f"its {text.count_text(first.peers, 'peer')}"
-        sentence = f"{text.culprit_name(first)} is {first.slowdown:.2f}× slower than {whom} even without communication"
+        whom = "its peers" if first.peers is None else f"its {count_text(first.peers, 'peer')}"
+        sentence = f"{culprit_name(first)} is {first.slowdown:.2f}× slower than {whom} even without communication"
         if 0 < (first.slow_rounds or 0) < (first.rounds or 0):
             sentence += f" in {first.slow_rounds} of {first.rounds} rounds"
     if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
         sentence += f" ({said(shown)})"
     if others:
-        sentence += f", {first_few([f'{text.culprit_name(one)} even {one.slowdown:.2f}×' for one in others], 2)}"
+        sentence += f", {first_few([f'{culprit_name(one)} even {one.slowdown:.2f}×' for one in others], 2)}"
     return Cause(kind, sentence, _ids(found), (first, *others))
 
 
@@ -352,11 +367,11 @@ def _of_other_blockers(judgement: Judgement) -> Iterator[Cause]:
             yield between
         else:
             kind = "interrupted" if judgement.unfinished else one.cause or "run-not-accepted"
-            yield Cause(kind, text.headline_of(one.reason), frozenset({one.name}))
+            yield Cause(kind, headline_of(one.reason), frozenset({one.name}))
     for reason, names in tests.items():
-        shown = first_few([text.one_line(name) for name in names], 2)
+        shown = first_few([one_line(name) for name in names], 2)
         who = f"test {shown}" if len(names) == 1 else f"tests {shown}:"
-        yield Cause("test-failed", f"{who} {text.headline_of(reason)}", frozenset(names))
+        yield Cause("test-failed", f"{who} {headline_of(reason)}", frozenset(names))
 
 
 def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | None:
@@ -368,7 +383,7 @@ def _of_bounds_between_nodes(blocker: Blocker, judgement: Judgement) -> Cause | 
         return None
     culprit, verdict = min(named, key=lambda one: (one[1].outcome != "failed", not one[0].is_certain))
     is_missed = "a bound between nodes is missed" if verdict.outcome == "failed" else "undecided"
-    sentence, kind = f"{text.culprit_text(culprit)} ({is_missed})", _id_of_device(culprit, verdict, _Pace(judgement))
+    sentence, kind = f"{culprit_text(culprit)} ({is_missed})", _id_of_device(culprit, verdict, _Pace(judgement))
     return Cause(kind, sentence, frozenset({blocker.name}), (culprit,))
 
 
@@ -425,37 +440,37 @@ def _uniform_loss(verdicts: Sequence[Verdict], explains: frozenset[str], judgeme
 
 def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) -> Cause:
     """The cause of verdicts that share an outcome and a subject, or a reason why they were not measured."""
-    names, first = first_few([text.one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
+    names, first = first_few([one_line(verdict.id) for verdict in verdicts], 2), verdicts[0]
     suspects = _suspects(kind, verdicts, judgement)
     if kind == "interrupted":
-        count = text.count_text(len(verdicts), "requirement was", "requirements were")
+        count = count_text(len(verdicts), "requirement was", "requirements were")
         sentence = f"measuring was interrupted before {count} decided"
     elif kind == "environment":
-        sentence = text.reason_text(first)
+        sentence = reason_text(first)
     elif first.outcome == "failed":
         worst = min(verdicts, key=lambda verdict: verdict.margin or 0.0)
         sentence = _failure_text(kind, worst, len(verdicts) - 1, suspects)
     else:
         spent = "; --ddp-budget ran out" if first.was_left_for_time else ""
-        sentence = f"{text.verdict_word(first).lower()}: {names}: {text.reason_text(first)}{spent}"
+        sentence = f"{verdict_word(first).lower()}: {names}: {reason_text(first)}{spent}"
     return Cause(kind, sentence, frozenset(verdict.id for verdict in verdicts), suspects)
 
 
 def _failure_text(kind: CauseId, worst: Verdict, others: int, suspects: Sequence[Culprit]) -> str:
     """The worst of some failures; a verdict names suspects if a link is often slow, or two ranks disagree."""
-    name = text.one_line(worst.id)
+    name = one_line(worst.id)
     if WRONG_DATA in worst.flags:
-        return f"wrong data: {text.reason_text(worst)}"
+        return f"wrong data: {reason_text(worst)}"
     if METRICS[worst.metric].subject == "check":  # names nodes and GPUs, with what was found and expected
-        return f"{name}: {text.reason_text(worst)}"
+        return f"{name}: {reason_text(worst)}"
     parts = [f"{name} is {digits.point_text(worst)}, bound {digits.bound_text(worst)}"]
-    if despite := text.despite_text(worst):
+    if despite := despite_text(worst):
         parts.append(f", but {_shortened(despite, _LONGEST_REASON)}")
     parts.append(f" ({others} more like it)" if others else "")
     if kind == "host-bound":
-        parts.append(f"; {text.culprit_text(worst.culprits[0])}")
+        parts.append(f"; {culprit_text(worst.culprits[0])}")
     elif suspects:
-        whom = first_few([text.culprit_name(one) for one in suspects], 2)
+        whom = first_few([culprit_name(one) for one in suspects], 2)
         parts.append(f"; look at {whom}: not certain to be the cause of it")
     else:
         is_alike = any(why.code == "most-fail-alike" for why in worst.remarks)

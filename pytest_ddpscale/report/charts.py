@@ -20,10 +20,10 @@ import numpy as np
 
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
-from pytest_ddpscale.report.text import one_line, shorten
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture, Table, plain, table
-from pytest_ddpscale.util.listing import by_number
+from pytest_ddpscale.util.listing import by_number, shorten
+from pytest_ddpscale.util.printable import one_line
 
 INK, PAPER, FAINT, BAD = "#1b1f24", "#ffffff", "#6e7781", "#b3261e"
 SERIES = ("#0072b2", "#c4500a", "#00805e", "#a8418a", "#7a6100", "#5b55c9")

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import causes, missing_gpus
+from pytest_ddpscale.report.words.outcome import outcome_text
+from pytest_ddpscale.report.words.verdicts import culprit_text, despite_text, short_name, verdict_word, waiver_text
 from pytest_ddpscale.run.coverage import INFERENCE, TRAINING, Coverage
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Lost
@@ -22,6 +24,7 @@ from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line
 
 Use = Literal["drain", "accepted", "look", "none"]
 REASON_PREFIX = "ddpscale: "  # drain_failed.sh recognizes the nodes that it drained by this
@@ -106,7 +109,7 @@ def read_findings(path: Path, *, rehearses: bool = False) -> list[HostFinding]:
             why = f"its status is {record.status}: an unfinished run neither rejects nor accepts a host"
             undated = [HostFinding(use, NOBODY, why, path)]
         else:
-            found.insert(0, HostFinding(use, NOBODY, text.outcome_text(judgement)))
+            found.insert(0, HostFinding(use, NOBODY, outcome_text(judgement)))
     return undated + [replace(one, run=path, started_unix_s=began) for one in found]
 
 
@@ -131,9 +134,9 @@ def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
         if one.use == "look" and (one.host, one.run) in drained:
             continue
         evidence = [one.evidence, *(more.evidence for more in also if (more.host, more.run) == (one.host, one.run))]
-        host = "" if one.host == NOBODY else f"{text.one_line(one.host)}: "
-        where = text.one_line(str(one.run))
-        yield f"{host}{_WORDS[one.use]}: {text.one_line('; also '.join(evidence))} [{where}]"
+        host = "" if one.host == NOBODY else f"{one_line(one.host)}: "
+        where = one_line(str(one.run))
+        yield f"{host}{_WORDS[one.use]}: {one_line('; also '.join(evidence))} [{where}]"
 
 
 def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
@@ -141,7 +144,7 @@ def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     yield "\t".join(TSV_HEADER)
     for finding in findings:
         fields = (finding.use, finding.host, str(finding.started_unix_s), str(finding.run), finding.reason)
-        yield "\t".join(text.one_line(field) or NOBODY for field in fields)
+        yield "\t".join(one_line(field) or NOBODY for field in fields)
 
 
 def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]:
@@ -152,10 +155,10 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
     named = [*_accused(replace(judgement, verdicts=tuple(judgement.waived)))]
     unnamed = [verdict.id for verdict in judgement.waived if not verdict.culprits]
     if unnamed:
-        why = f"{text.outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
+        why = f"{outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
     failing = {host for verdict in judgement.waived for one in verdict.culprits for host in one.hosts}
-    fit = [HostFinding("accepted", host, text.one_line(judgement.reason)) for host in trained if host not in failing]
+    fit = [HostFinding("accepted", host, one_line(judgement.reason)) for host in trained if host not in failing]
     return [*fit, *named]
 
 
@@ -164,10 +167,10 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
     accused = [*_accused(judgement)]
     if any(finding.use == "drain" for finding in accused):
         return accused
-    failed, evidence = [one for one in judgement.verdicts if _rejects(one)], text.one_line(judgement.reason)
+    failed, evidence = [one for one in judgement.verdicts if _rejects(one)], one_line(judgement.reason)
     if failed:
         first, more = failed[0], len(failed) - 1
-        name, despite = f"{first.metric} {text.short_name(first)}", text.despite_text(first)
+        name, despite = f"{first.metric} {short_name(first)}", despite_text(first)
         evidence = f"{name} {digits.point_text(first)}, bound {digits.bound_text(first)}"
         evidence += f": {despite}" if despite else ""
         evidence += f" and {more} more failed" if more else ""
@@ -188,8 +191,8 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
         for culprit in (*verdict.accused, *others):
             is_its_own = culprit.kind != "link" and culprit.is_certain and culprit.host in isolated
             use: Use = "drain" if is_its_own and _rejects(verdict) else "look"
-            host = text.one_line(culprit.host) or NOBODY
-            accused.setdefault((host, use), {}).setdefault(text.culprit_text(culprit), []).append(verdict)
+            host = one_line(culprit.host) or NOBODY
+            accused.setdefault((host, use), {}).setdefault(culprit_text(culprit), []).append(verdict)
     for (host, use), evidence in accused.items():
         pieces = [*evidence]
         if use == "look":
@@ -204,8 +207,8 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
 
 def _listed(verdicts: Sequence[Verdict]) -> str:
     """What a culprit is named for: the first of many, and every waived one."""
-    parts = [f"{text.one_line(one.id)}, {text.waiver_text(one)}" for one in verdicts if one.is_waived]
-    others = [f"{text.verdict_word(one)} {text.one_line(one.id)}" for one in verdicts if not one.is_waived]
+    parts = [f"{one_line(one.id)}, {waiver_text(one)}" for one in verdicts if one.is_waived]
+    others = [f"{verdict_word(one)} {one_line(one.id)}" for one in verdicts if not one.is_waived]
     return "; ".join([*parts, *filter(None, [first_few(others, 1)])])
 
 
@@ -222,10 +225,10 @@ def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[Host
         named = (held_up[1] or held_up[2]).replace(",", " ").split() if held_up else ()
         why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
-        yield HostFinding("look", host, text.one_line(message))
+        yield HostFinding("look", host, one_line(message))
 
 
 def _plain(evidence: str) -> str:
     """Printable ASCII in one line, without what a shell or scontrol may read as syntax."""
-    known = (one for one in text.one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
+    known = (one for one in one_line(evidence).translate(_ASCII) if one not in _UNSAFE)
     return "".join(one if one.isascii() else "?" for one in known)

@@ -6,7 +6,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from pytest_ddpscale.judge.stats import FAR
-from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.run.verdicts import (
     LoweredBound,
     Verdict,
@@ -26,16 +26,11 @@ _EXTRA_DECIMALS_OF_AN_INTERVAL = 3
 def lowered_bounds(lowered: LoweredBound) -> tuple[str, str]:
     """The bound before and now: ``≥ 96.0 %``, ``≥ 90.0 %``; ``not asked``."""
     metric = METRICS[lowered.metric]
-    was, now = (_bound_alone(bound, metric) for bound in (lowered.was, lowered.now))
+    was, now = (
+        "not asked" if bound is None else _bound(bound, metric.unit_of(), metric.upper_bound)
+        for bound in (lowered.was, lowered.now)
+    )
     return was, f"{now}, only warns" if lowered.only_warns else now
-
-
-def _bound_alone(bound: float | None, metric: Metric) -> str:
-    if bound is None:
-        return "not asked"
-    least = 1 if metric.unit == "fraction" else 0
-    number = number_text(bound, metric.unit_of(), max(_places(bound, metric.unit), least))
-    return f"{'≤' if metric.upper_bound else '≥'} {number}"
 
 
 def number_text(value: float, unit: str, decimals: int | None = None) -> str:
@@ -49,17 +44,6 @@ def number_text(value: float, unit: str, decimals: int | None = None) -> str:
 def bare_number(value: float, unit: str) -> str:
     """A number as in `number_text`, without its unit."""
     return number_text(value, unit).removesuffix(suffix(unit))
-
-
-def value_text(verdict: Verdict) -> str:
-    """The value with its limits, as in `limits_text` but shorter: ``97.4 (≥ 97.1) %``, ``97.4 ± 0.3 %``."""
-    if verdict.value is None:
-        return ABSENT
-    text, limits = _digits(verdict.value, verdict.unit, _decimals(verdict)), _limits(verdict)
-    if limits:
-        short = limits.replace("at least", "≥").replace("at most", "≤")
-        text += f" {limits}" if limits.startswith("±") else f" ({short})"
-    return text + suffix(verdict.unit)
 
 
 def point_text(verdict: Verdict) -> str:
@@ -88,34 +72,33 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
     """`limits_text` without the unit; empty if nothing varied or there is no interval."""
     if verdict.interval is None or not has_interval(verdict) or {*verdict.interval} == {verdict.value}:
         return ""
-    unit, decimals = verdict.unit, _decimals(verdict)
-    low, high = verdict.interval
-    is_lower_bound = "at_least" in verdict.bound
-    is_kept = low >= verdict.bound_value if is_lower_bound else high <= verdict.bound_value
-    is_missed = high < verdict.bound_value if is_lower_bound else low > verdict.bound_value
+    unit, decimals, bound = verdict.unit, _decimals(verdict), verdict.bound_value
+    (low, high), is_lower_bound = verdict.interval, "at_least" in verdict.bound
+    is_kept = low >= bound if is_lower_bound else high <= bound
+    is_missed = high < bound if is_lower_bound else low > bound
     is_decided = (verdict.passed and is_kept) or (verdict.outcome == "failed" and is_missed)
     if not is_decided and verdict.because is not None and verdict.because.main.code == "far":
         is_above = verdict.passed == is_lower_bound
-        far = verdict.bound_value * (FAR if is_above else 1 / FAR)
+        far = bound * (FAR if is_above else 1 / FAR)
         return f"each round {'≥' if is_above else '≤'} {_digits(far, unit, _default_decimals(far, unit))}"
-    if not is_decided and nearer_end:
-        is_kept, is_missed = True, False  # choose the end that would have to meet the bound
-    elif not is_decided:
+    if not (is_decided or nearer_end):
         return f"{_digits(low, unit, decimals, ROUND_FLOOR)} … {_digits(high, unit, decimals, ROUND_CEILING)}"
-    end, word, rounding = (
-        (low, "at least", ROUND_FLOOR) if is_lower_bound == is_kept else (high, "at most", ROUND_CEILING)
-    )
-    while is_missed and _digits(end, unit, decimals, rounding) == _digits(verdict.bound_value, unit, decimals):
+    # The end that decides; of an undecided one that which would have to meet the bound.
+    is_low = is_lower_bound == (is_kept or not is_decided)
+    end, rounding = (low, ROUND_FLOOR) if is_low else (high, ROUND_CEILING)
+    while is_decided and is_missed and _digits(end, unit, decimals, rounding) == _digits(bound, unit, decimals):
         decimals += 1
-    return f"{word} {_digits(end, unit, decimals, rounding)}"
+    return f"{'at least' if is_low else 'at most'} {_digits(end, unit, decimals, rounding)}"
 
 
 def bound_text(verdict: Verdict) -> str:
     """The bound, ``≥ 96.0 %`` or ``≤ 70 GiB``, with enough digits to differ from a value that misses it."""
-    sign = "≤" if "at_most" in verdict.bound else "≥"
-    least = 1 if verdict.unit == "fraction" else 0
-    decimals = min(max(_places(verdict.bound_value, verdict.unit), least), _decimals(verdict))
-    return f"{sign} {number_text(verdict.bound_value, verdict.unit, decimals)}"
+    return _bound(verdict.bound_value, verdict.unit, "at_most" in verdict.bound, _decimals(verdict))
+
+
+def _bound(bound: float, unit: str, is_upper: bool, most: int = 99) -> str:
+    decimals = min(max(_places(bound, unit), int(unit == "fraction")), most)
+    return f"{'≤' if is_upper else '≥'} {number_text(bound, unit, decimals)}"
 
 
 def margin_text(verdict: Verdict) -> str:
@@ -130,11 +113,10 @@ def margin_text(verdict: Verdict) -> str:
     if margin < -1:
         return f"{number_text(1 - margin, 'x', 1)} the bound"
     decimals = 1
-    if margin < 0:
-        while _looks_zero(margin, "fraction", decimals):
-            decimals += 1
-    text = _digits(margin, "fraction", decimals)
-    return f"{'' if text.startswith('−') else '+'}{text} %"
+    while margin < 0 and _looks_zero(margin, "fraction", decimals):
+        decimals += 1
+    text = number_text(margin, "fraction", decimals)
+    return text if text.startswith("−") else f"+{text}"
 
 
 def has_interval(verdict: Verdict) -> bool:
@@ -145,23 +127,17 @@ def has_interval(verdict: Verdict) -> bool:
 def _decimals(verdict: Verdict) -> int:
     """Digits after the point for value, interval and bound, enough to show their order."""
     value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
-    decimals = default = _default_decimals(bound if value is None else value, unit)
-    if value is not None and verdict.interval is not None:
-        half_width = max(abs(end - value) for end in verdict.interval)
-        while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
-            decimals += 1
-    all_of_bound = min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND)
-    decimals = max(decimals, min(all_of_bound, max(default, _places_of_significant(bound, unit))))
-    while decimals < all_of_bound and _looks_missed(verdict, decimals):
+    default = _default_decimals(bound if value is None else value, unit)
+    of_bound = min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND)
+    decimals = max(default, min(of_bound, _places_of_significant(bound, unit)))
+    if value is None:
+        return decimals
+    half_width = max(abs(end - value) for end in verdict.interval or (value,))
+    while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
         decimals += 1
-    if value is not None and (verdict.margin or 0) < 0:
-        decimals = _decimals_to_tell(value, bound, unit, decimals)
-    return decimals
-
-
-def _decimals_to_tell(one: float, other: float, unit: str, decimals: int) -> int:
-    """At least `decimals`, and enough for two different numbers to look different."""
-    while one != other and _digits(one, unit, decimals) == _digits(other, unit, decimals):
+    while decimals < of_bound and _looks_missed(verdict, decimals):
+        decimals += 1
+    while (verdict.margin or 0) < 0 and _digits(value, unit, decimals) == _digits(bound, unit, decimals):
         decimals += 1
     return decimals
 
@@ -174,14 +150,11 @@ def _looks_missed(verdict: Verdict, decimals: int) -> bool:
     """Whether the limit of a verdict that passed, rounded outwards, is on the wrong side of the rounded bound."""
     if not verdict.passed or verdict.interval is None or not all(map(math.isfinite, verdict.interval)):
         return False
-    (low, high), unit, bound = verdict.interval, verdict.unit, verdict.bound_value
-    is_lower_bound = "at_least" in verdict.bound
-    end, rounding = (low, ROUND_FLOOR) if is_lower_bound else (high, ROUND_CEILING)
-    shown, of = (
-        Decimal(_digits(*one).replace("−", "-")) for one in ((end, unit, decimals, rounding), (bound, unit, decimals))
-    )
-    is_kept, looks_kept = (end >= bound, shown >= of) if is_lower_bound else (end <= bound, shown <= of)
-    return is_kept and not looks_kept
+    (low, high), bound, unit = verdict.interval, verdict.bound_value, verdict.unit
+    end, rounding, sign = (low, ROUND_FLOOR, 1) if "at_least" in verdict.bound else (high, ROUND_CEILING, -1)
+    both = (_digits(end, unit, decimals, rounding), _digits(bound, unit, decimals))
+    shown, of = (sign * Decimal(one.replace("−", "-")) for one in both)
+    return sign * end >= sign * bound and shown < of
 
 
 def _looks_zero(value: float, unit: str, decimals: int) -> bool:
@@ -190,11 +163,7 @@ def _looks_zero(value: float, unit: str, decimals: int) -> bool:
 
 
 def _default_decimals(value: float, unit: str) -> int:
-    if unit == "fraction":
-        return 1
-    if unit == "x":
-        return 2
-    return 1 if abs(value) >= 10 else 2
+    return 1 if unit == "fraction" or (unit != "x" and abs(value) >= 10) else 2
 
 
 def _places(value: float, unit: str) -> int:

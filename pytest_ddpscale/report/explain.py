@@ -5,23 +5,33 @@ from __future__ import annotations
 import math
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
+from pytest_ddpscale.report.words.verdicts import (
+    bound_in_words,
+    culprit_text,
+    details_of,
+    reason_text,
+    remarks,
+    verdict_word,
+)
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 
 def explain(verdict: Verdict, where: str, rerun: str) -> str:
     """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
-    lines = [f"{text.verdict_word(verdict)}  {text.one_line(verdict.id)}: {text.reason_text(verdict)}"]
+    lines = [f"{verdict_word(verdict)}  {one_line(verdict.id)}: {reason_text(verdict)}"]
     if verdict.value is not None:
         lines.append(f"  value     {digits.point_text(verdict)}")
     if digits.limits_text(verdict) != digits.ABSENT:
-        basis = f"{percent(verdict.confidence)} confidence, {text.basis_text(verdict)}"
+        basis = f"{percent(verdict.confidence)} confidence, {count_text(verdict.rounds, 'round')}"
         lines.append(f"  limits    {digits.limits_text(verdict)}  ({basis})")
-    lines.append(f"  bound     {digits.bound_text(verdict)}  (severity {verdict.severity}, {where})")
+    lines.append(f"  bound     {bound_in_words(verdict)}  (severity {verdict.severity}, {where})")
     if verdict.value is not None:
         lines.append(f"  margin    {digits.margin_text(verdict)}")
-    lines += [f"  {line}" for line in text.remarks(verdict, in_full=True)]
+    lines += [f"  {line}" for line in remarks(verdict, in_full=True)]
     return "\n".join([*lines, f"  rerun     {rerun}"])
 
 
@@ -34,8 +44,8 @@ def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:
     is_of_ranks = METRICS[verdict.metric].subject not in ("check", "node")
     [(side, bound)] = verdict.bound.items()
     found: dict[str, str | float | None] = {
-        "requirement": text.one_line(verdict.id),
-        "verdict": text.verdict_word(verdict),
+        "requirement": one_line(verdict.id),
+        "verdict": verdict_word(verdict),
         "value": verdict.value,
         "unit": verdict.unit,
         "interval_low": low,
@@ -44,9 +54,9 @@ def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:
         "bound": bound,
         "bound_is": side,
         "margin": verdict.margin,
-        "place": text.one_line(verdict.place) or text.count_text(verdict.world_size, "rank") * is_of_ranks,
-        "culprits": "; ".join(text.culprit_text(culprit, full_uuid=True) for culprit in verdict.accused),
-        "reason": " ".join(text.details_of(verdict)) or text.reason_text(verdict),
+        "place": one_line(verdict.place) or count_text(verdict.world_size, "rank") * is_of_ranks,
+        "culprits": "; ".join(culprit_text(culprit, full_uuid=True) for culprit in verdict.accused),
+        "reason": " ".join(details_of(verdict)) or reason_text(verdict),
     }
     return [
         (name, str(value) if isinstance(value, float) and not math.isfinite(value) else value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -38,32 +38,29 @@ def write_reports(
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
     if is_final:
-        from pytest_ddpscale.report import csv_tables, junit
-        from pytest_ddpscale.report.prometheus import render_prometheus
+        from pytest_ddpscale.report import csv_tables, junit, prometheus
 
         views: dict[str, Callable[[], str]] = {
             "junit.xml": lambda: junit.render_junit(judgement),
             "values.csv": lambda: csv_tables.render_values(judgement, evidence),
             "culprits.csv": lambda: csv_tables.render_culprits(judgement),
-            "metrics.prom": lambda: render_prometheus(judgement, record, evidence.gangs),
+            "metrics.prom": lambda: prometheus.render_prometheus(judgement, record, evidence.gangs),
         }
-        for name, render in views.items():
-            problems.append(_attempt(name, partial(_write, run.path / name, render)))
+        problems += [_written(run.path / name, render) for name, render in views.items()]
         problems.append(_attempt("plots", lambda: drawn.extend(_drawn(kept, judgement, record))))
         problems.append(_attempt("plots", lambda: _write_pngs(drawn, run.plots)))
     document = cache(lambda: report(judgement, record, kept, drawn))
-    pages: dict[str, Callable[[], str]] = {"report.md": lambda: markdown_page(document())}
+    problems.append(_written(run.path / "report.md", lambda: markdown_page(document())))
     if is_final:
-        pages["report.html"] = lambda: html_page(title_of(judgement), document())
-    for name, render in pages.items():
-        problems.append(_attempt(name, partial(_write, run.path / name, render)))
+        page = run.path / "report.html"
+        problems.append(_written(page, lambda: html_page(title_of(judgement), document())))
     return [problem for problem in problems if problem]
 
 
 def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
     """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
-    kept, path = _with_kept_traces(run, evidence), run.path / "report.html"
-    return _attempt("report.html", partial(_write, path, lambda: page_of(judgement, record, kept)))
+    kept = _with_kept_traces(run, evidence)
+    return _written(run.path / "report.html", lambda: page_of(judgement, record, kept))
 
 
 def write_live_page(run: RunDirectory, page: str, progress: Sequence[Block]) -> None:
@@ -102,10 +99,7 @@ def _write_pngs(drawn: list[Picture], plots: Path) -> None:
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:
     """The evidence without traces of profiles that are not in the run directory, so that no report names them."""
-    lost = [one.trace for one in evidence.profiles if one.trace and not (run.path / one.trace).is_file()]
-    if not lost:
-        return evidence
-    kept = [replace(one, trace="") if one.trace in lost else one for one in evidence.profiles]
+    kept = [one if (run.path / one.trace).is_file() else replace(one, trace="") for one in evidence.profiles]
     return replaced(evidence, profiles=kept)
 
 
@@ -122,8 +116,8 @@ def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:
     )
 
 
-def _write(path: Path, render: Callable[[], str]) -> None:
-    write_atomically(path, render())
+def _written(path: Path, render: Callable[[], str]) -> str:
+    return _attempt(path.name, lambda: write_atomically(path, render()))
 
 
 def _attempt(what: str, write: Callable[[], object]) -> str:

@@ -6,15 +6,22 @@ case, so its numbers are lines of ``system-out``, and no count of skipped tests 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import counts_text, headline
+from pytest_ddpscale.report.words.verdicts import (
+    bound_in_words,
+    reason_text,
+    remarks,
+    verdict_word,
+    waiver_text,
+)
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 
 def render_junit(judgement: Judgement) -> str:
@@ -25,93 +32,57 @@ def render_junit(judgement: Judgement) -> str:
     as green. Anything else that did not pass is ``skipped``: it only warns, is waived, or may be missing.
     """
     suites = Element("testsuites", name="ddpscale")
-    suite = SubElement(suites, "testsuite", name=f"ddpscale.{text.one_line(judgement.sku)}")
-    properties = SubElement(suite, "properties")
-    _property(properties, "headline", headline(judgement))
-    _property(properties, "requirements", counts_text(judgement))
-    _property(properties, "sku", judgement.sku)
-    _property(properties, "outcome", judgement.outcome)
-    _property(properties, "reason", text.headline(judgement))
+    suite = SubElement(suites, "testsuite", name=f"ddpscale.{one_line(judgement.sku)}")
+    told = [("headline", headline(judgement)), ("requirements", counts_text(judgement)), ("sku", judgement.sku)]
+    told += [("outcome", judgement.outcome), ("reason", judgement.reason)]
     for one in judgement.lowered:
         was, now = digits.lowered_bounds(one)
-        _property(properties, "lowered", f"{one.requirement}: {was} → {now}")
-    for note in (*([WATERMARK] if judgement.simulated else []), *judgement.notes):
-        _property(properties, "note", note)
+        told.append(("lowered", f"{one.requirement}: {was} → {now}"))
+    told += [("note", note) for note in ([WATERMARK] * judgement.simulated + [*judgement.notes])]
+    properties = SubElement(suite, "properties")
+    for name, value in told:
+        SubElement(properties, "property", name=name, value=one_line(value))
     for verdict in judgement.verdicts:
         _testcase(suite, verdict, blocks=judgement.is_blocked_by(verdict))
     for blocker in judgement.other_blockers:
-        name, reason = text.one_line(blocker.name), text.one_line(blocker.reason)
+        name, reason = one_line(blocker.name), one_line(blocker.reason)
         testcase = SubElement(suite, "testcase", classname=f"ddpscale.{blocker.kind}", name=name)
         SubElement(testcase, "failure", type=judgement.outcome, message=reason)
     first = next((one for one in suite.iterfind("testcase/*") if one.tag in ("failure", "error")), None)
     if first is not None:
         first.text = "\n".join(filter(None, (headline(judgement), first.text)))
-    counts = {
-        "tests": len(suite.findall("testcase")),
-        "failures": len(suite.findall("testcase/failure")),
-        "errors": len(suite.findall("testcase/error")),
-        "skipped": len(suite.findall("testcase/skipped")),
-    }
-    for name, count in counts.items():
-        suite.set(name, str(count))
+    for name, kind in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
+        count = str(len(suite.findall(f"testcase{kind}")))
+        suite.set(name, count)
         if name != "skipped":
-            suites.set(name, str(count))
+            suites.set(name, count)
     ElementTree.indent(suites)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suites, encoding="unicode")}\n'
 
 
 def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
-    classname = f"ddpscale.{verdict.metric}"
-    testcase = SubElement(suite, "testcase", classname=classname, name=text.one_line(verdict.id))
+    testcase = SubElement(suite, "testcase", classname=f"ddpscale.{verdict.metric}", name=one_line(verdict.id))
     if not verdict.passed:
         _not_passed(testcase, verdict, blocks=blocks)
-    SubElement(testcase, "system-out").text = "\n".join(_numbers(verdict))
-
-
-def _numbers(verdict: Verdict) -> Iterator[str]:
-    """``name: value``, unrounded."""
-    if verdict.value is not None:
-        yield f"value: {float(verdict.value)!r}"
-    if verdict.interval is not None:
-        low, high = verdict.interval
-        yield f"interval: [{float(low)!r}, {float(high)!r}]"
-    for key, number in verdict.bound.items():
-        yield f"bound: {key} {float(number)!r}"
-    yield f"unit: {verdict.unit}"
-    if verdict.launch_sd is not None:
-        yield f"launch_sd: {verdict.launch_sd!r}"
-    yield f"outcome: {verdict.outcome}"
+    limits = [*map(float, verdict.interval)] if verdict.interval else None
+    numbers: list[tuple[str, object]] = [("value", verdict.value), ("interval", limits)]
+    numbers += [("bound", f"{key} {float(number)}") for key, number in verdict.bound.items()]
+    numbers += [("unit", verdict.unit), ("launch_sd", verdict.launch_sd), ("outcome", verdict.outcome)]
+    SubElement(testcase, "system-out").text = "\n".join(f"{name}: {one}" for name, one in numbers if one is not None)
 
 
 def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
-    message = _message(verdict)
-    if verdict.is_waived:
-        element = SubElement(testcase, "skipped", type="waived", message=f"{text.waiver_text(verdict)}: {message}")
-    elif not blocks:
-        word = "warn" if verdict.severity == "warn" else "allowed"
-        element = SubElement(testcase, "skipped", type=word, message=f"{word}: {message}")
-    elif verdict.outcome == "error":
-        element = SubElement(testcase, "error", type="error", message=message)
-    else:
-        kind = "failed" if verdict.outcome == "failed" else "inconclusive"
-        element = SubElement(testcase, "failure", type=kind, message=message)
-    is_counted_once = METRICS[verdict.metric].subject == "check"  # and has no error
-    basis = "" if is_counted_once else f", {text.basis_text(verdict)}"
-    value = f"value {_value_and_limits(verdict)}{basis}"
-    element.text = "\n".join([value, *text.remarks(verdict, in_full=True)])
-
-
-def _value_and_limits(verdict: Verdict) -> str:
-    limits = digits.limits_text(verdict)
-    return digits.point_text(verdict) + (f", {limits}" if limits != digits.ABSENT else "")
-
-
-def _message(verdict: Verdict) -> str:
-    measured = f"{_value_and_limits(verdict)}, bound {digits.bound_text(verdict)}" if verdict.value is not None else ""
-    word = text.verdict_word(verdict)
-    start = text.reason_text(verdict) if word in ("WARN", "WAIVED") else f"{word}: {text.reason_text(verdict)}"
-    return f"{start} ({measured})" if measured else start
-
-
-def _property(properties: Element, name: str, value: str) -> None:
-    SubElement(properties, "property", name=name, value=text.one_line(value))
+    """A failure or an error if it blocks acceptance; else skipped."""
+    limits, word, message = digits.limits_text(verdict), verdict_word(verdict), reason_text(verdict)
+    value = digits.point_text(verdict) + (f", {limits}" if limits != digits.ABSENT else "")
+    message = message if word in ("WARN", "WAIVED") else f"{word}: {message}"
+    if verdict.value is not None:
+        message += f" ({value}, bound {bound_in_words(verdict)})"
+    tag = "skipped" if not blocks else "error" if verdict.outcome == "error" else "failure"
+    kind = str(verdict.outcome).replace("not_measured", "inconclusive")
+    if not blocks:
+        kind = "waived" if verdict.is_waived else "warn" if verdict.severity == "warn" else "allowed"
+        message = f"{waiver_text(verdict) or kind}: {message}"
+    element = SubElement(testcase, tag, type=kind, message=message)
+    basis = f", {count_text(verdict.rounds, 'round')}" * digits.has_interval(verdict)
+    element.text = "\n".join([f"value {value}{basis}", *remarks(verdict, in_full=True)])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
 from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.words.verdicts import culprit_name, culprit_text, verdict_word
 from pytest_ddpscale.run.coverage import INFERENCE, PROBES, TRAINING, Coverage, NodeCoverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
@@ -19,24 +17,16 @@ from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.util.document import Block, Closed, Line, Listing, Note, Table, first_rows, table
-from pytest_ddpscale.util.listing import by_number, first_few
+from pytest_ddpscale.util.listing import by_number, count_text, first_few
 
-MOST_ROWS, ALL_ROWS_UP_TO = 50, 64
-MOST_REMARKS = _MOST_NAMED = 5
+ALL_ROWS_UP_TO = 64
+_MOST_NAMED = 5
 _MOST_PATHS, _MOST_TOPOLOGIES = 40, 10
-_SUSPECTED = "maybe"  # short like the other words
-_WORDS = ("FAIL", "ERROR", _SUSPECTED, "WAIVED")  # the worst first
 _Found = list[tuple[Verdict, Culprit]]
 _UNKNOWN = ("", ABSENT, ABSENT)  # what a node was tested by
-_TITLES = ("Node", "Requirements", "Tested by", "GPUs tested")
-_OF_NODES = (
-    "Nodes with a failure, a suspicion or an untested part, the worst first; numbers count requirements, “maybe” "
-    "counts those that only suspect the node"
-)
+_TITLES = ("Node", "Requirements", "Tested by", "Devices tested")
+_OF_NODES = "Nodes with a failure, a suspicion or an untested part, the worst first, with their requirements"
 _OF_PATHS = "Pairs of nodes, each measured by itself with an all-reduce of two ranks, the slowest first"
-_IN_WORDS = {
-    "not_measured": "not measured", "inconclusive": "undecided", "error": "ended in an error", "pairs": "node pairs",
-}  # fmt: skip
 # Packages on the first page, with their titles there.
 _FOREMOST = {
     "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "pytest_ddpscale": "pytest-ddpscale",
@@ -50,10 +40,20 @@ def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
     if coverage and coverage.over_all_nodes:
         yield Line(f"Decided by all nodes together: {', '.join(coverage.over_all_nodes)}.")
     if coverage and coverage.paths:
+        hosts, median = [node.host for node in coverage.nodes], statistics.median(one.gbps for one in coverage.paths)
+        rows = [
+            (
+                f"{hosts[one.node]} – {hosts[one.other]}",
+                f"{one.gbps:.3g} GB/s",
+                f"{one.gbps / median:.2f}×",
+                f"{one.rounds}",
+            )
+            for one in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other))
+        ]
         titles = ("Path", "Bandwidth", "Relative to the median", "Rounds")
-        yield Closed(_OF_PATHS, [first_rows(table(titles, path_rows(coverage), of_numbers=True), _MOST_PATHS)])
-    for number, (hosts, matrix) in enumerate(topologies(evidence.surveys.values())):
-        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {hosts}", [Listing(matrix)])
+        yield Closed(_OF_PATHS, [first_rows(table(titles, rows, of_numbers=True), _MOST_PATHS)])
+    for number, (names, matrix) in enumerate(topologies(evidence.surveys.values())):
+        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {names}", [Listing(matrix)])
 
 
 def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]:
@@ -68,32 +68,26 @@ def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]
                 named.setdefault(host, []).append((verdict, culprit))
     known = {*(tested if coverage else hosts), *named}
     troubled = sorted(named, key=lambda host: (-_failures(named[host]), by_number(host)))
-    shown = troubled if len(known) <= ALL_ROWS_UP_TO else troubled[:MOST_ROWS]
-    below = {}
-    for number, host in enumerate(shown, 1):
-        remarks = [tested.get(host, _UNKNOWN)[0], *_remarks(named[host])]
-        below[number] = Note(remarks)
-    hidden = len(troubled) - len(shown)
-    more = f"{text.count_text(hidden, 'more node')} with problems: verdicts.json lists all" if hidden else ""
-    rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in shown]
-    yield replace(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), below=below, more=more)
+    rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
+    shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
+    notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
+    yield replace(shown, below={number: Note(lines) for number, lines in enumerate(notes, 1)})
     sound = sorted(known - named.keys(), key=by_number)
     if sound:
-        who = text.count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
+        who = count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
         them = "them" if sound[1:] else "it"
         said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
         others = table(_TITLES, [(host, ABSENT, *tested.get(host, _UNKNOWN)[1:]) for host in sound])
         yield Closed(said, [first_rows(others, ALL_ROWS_UP_TO)]) if coverage else Line(f"{said}.")
-    silent = coverage.unnamed_nodes if coverage else 0
-    left = _without_a_name(missed), f"{text.count_text(silent, 'further node')} never answered" if silent else ""
-    yield from (Line(f"{one}.") for one in left if one)
+    if coverage and coverage.unnamed_nodes:
+        yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
 
 
 def _tested(node: NodeCoverage, idle: Collection[Place]) -> tuple[str, str, str]:
     """What was not tested on a node, what it was tested by, and how many of its GPUs were."""
     untested = [gpu for gpu in node.gpus if gpu.place in idle]
     gpus = f"{len(node.gpus) - len(untested)} of {len(node.gpus)}" if node.gpus else ABSENT
-    tested_by = ", ".join(_IN_WORDS.get(kind, kind) for kind in node.tested_by) or "nothing"
+    tested_by = ", ".join(node.tested_by).replace("pairs", "node pairs") or "nothing"
     names = first_few([f"{gpu.place.name}: {gpu.problem or 'took no part'}" for gpu in untested], _MOST_NAMED)
     lacks = f"left out: {node.left_out}" if node.left_out else f"not tested: {names}" if names else ""
     measured = {PROBES, TRAINING, INFERENCE} & set(node.tested_by)
@@ -105,47 +99,23 @@ def _failures(found: _Found) -> int:
 
 
 def _found_text(found: _Found) -> str:
-    """``Rank uniformity FAIL 7``: the worst verdict of each metric that names the node, and how many requirements."""
-    by_metric: dict[str, dict[str, set[str]]] = {}
-    for verdict, culprit in found:
-        word = text.verdict_word(verdict)
-        word = word if culprit.is_certain and word in {"FAIL", "ERROR", "WAIVED"} else _SUSPECTED
-        by_metric.setdefault(verdict.metric, {}).setdefault(word, set()).add(verdict.id)
-    worst = {metric: min(words, key=_WORDS.index) for metric, words in by_metric.items()}
-    counts = (f"{METRICS[one].title} {word} {len(by_metric[one][word])}" for one, word in worst.items())
-    return ", ".join(counts) or ABSENT
+    """``7 failed, 2 suspected``: requirements that name the node, each by the worst that is said."""
+    words: dict[str, str] = {}
+    for verdict, culprit in sorted(found, key=lambda one: not one[1].is_certain):
+        is_fault = culprit.is_certain and verdict.outcome in ("failed", "error")
+        words.setdefault(verdict.id, verdict_word(verdict) if is_fault else "suspected")
+    return ", ".join(f"{number} {word}" for word, number in Counter(words.values()).items()) or ABSENT
 
 
-def _remarks(found: _Found) -> Iterator[str]:
+def _remarks(found: _Found) -> list[str]:
     """One line for each named GPU, link or node, the certain ones first."""
     seen: dict[str, str] = {}
     for _, culprit in sorted(found, key=lambda one: not one[1].is_certain):
         doubt = "" if culprit.is_certain else "suspected: "
-        seen.setdefault(text.culprit_name(culprit, full_uuid=True), doubt + text.culprit_text(culprit))
-    remarks = list(seen.values())
-    yield from remarks[:MOST_REMARKS]
-    if remarks[MOST_REMARKS:]:
-        yield f"{len(remarks) - MOST_REMARKS} more: culprits.csv lists all"
-
-
-def _without_a_name(missed: Sequence[Verdict]) -> str:
-    """``2 requirements failed, 1 not measured, without naming a node``."""
-    counts = Counter(one.outcome for one in missed if not one.accused)
-    if not counts:
-        return ""
-    (first, number), *rest = ((_IN_WORDS.get(outcome, outcome), number) for outcome, number in counts.items())
-    more = "".join(f", {number} {outcome}" for outcome, number in rest)
-    return f"{text.count_text(number, 'requirement')} {first}{more}, without naming a node"
-
-
-def path_rows(coverage: Coverage) -> list[list[str]]:
-    """Both nodes, their bandwidth, its ratio to the median of all paths, and the number of rounds; slowest first."""
-    hosts = [node.host for node in coverage.nodes]
-    rows, median = [], statistics.median([path.gbps for path in coverage.paths] or [0.0])
-    for path in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other)):
-        ends = f"{hosts[path.node]} – {hosts[path.other]}"
-        rows.append([ends, f"{path.gbps:.3g} GB/s", f"{path.gbps / median:.2f}×", str(path.rounds)])
-    return rows
+        seen.setdefault(culprit_name(culprit, full_uuid=True), doubt + culprit_text(culprit))
+    remarks = [*seen.values()]
+    more = [f"{len(remarks) - _MOST_NAMED} more: culprits.csv lists all"]
+    return remarks[:_MOST_NAMED] + more * bool(remarks[_MOST_NAMED:])
 
 
 def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:
@@ -166,10 +136,12 @@ def hosts_table(evidence: Evidence) -> Table:
 
 
 def tested_text(coverage: Coverage) -> str:
-    """``8 of 8 nodes, 64 of 64 GPUs``."""
-    tested, gpus = sum(1 for node in coverage.nodes if node.tested_by), len(coverage.gpus)
-    gpus_text = f", {gpus - len(coverage.idle_gpus)} of {text.count_text(gpus, 'GPU')}" if gpus else ""
-    return f"{tested} of {text.count_text(coverage.node_count, 'node')}{gpus_text}"
+    """``8 of 8 nodes, 64 of 64 GPUs, 28 of 28 node pairs``."""
+    tested, gpus = sum(bool(node.tested_by) for node in coverage.nodes), len(coverage.gpus)
+    found = [(tested, coverage.node_count, "node")]
+    found += [(gpus - len(coverage.idle_gpus), gpus, "GPU")] * bool(gpus)
+    found += [(len(coverage.paths), coverage.paths_there_are, "node pair")] * coverage.is_on_several_nodes
+    return ", ".join(f"{some} of {count_text(all_, noun)}" for some, all_, noun in found)
 
 
 def took_text(run: RunRecord, coverage: Coverage | None) -> str:
@@ -183,29 +155,6 @@ def took_text(run: RunRecord, coverage: Coverage | None) -> str:
     return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
 
 
-def coverage_text(coverage: Coverage) -> str:
-    """Sentences about nodes, GPUs and paths."""
-    sentences = [f"Tested: {tested_text(coverage)}."]
-    if not coverage.is_on_several_nodes:
-        return sentences[0]
-    if coverage.unnamed_nodes:
-        sentences.append(f"{text.count_text(coverage.unnamed_nodes, 'node')} never answered.")
-    decided = len(coverage.over_all_nodes)
-    number = text.count_text(decided, "requirement") if decided else "No requirement was"
-    sentences.append(f"{number} decided by all nodes together.")
-    measured, there_are = len(coverage.paths), text.count_text(coverage.paths_there_are, "path")
-    sentences.append(f"{measured} of {there_are} between nodes measured directly.")
-    missing = coverage.paths_there_are - measured
-    if missing:
-        within = "within the requirements of all nodes together" if decided else "not at all"
-        tested = {(path.node, path.other) for path in coverage.paths}
-        untested = (pair for pair in combinations(range(len(coverage.nodes)), 2) if pair not in tested)
-        paths = [" – ".join(coverage.nodes[at].host for at in pair) for pair in islice(untested, _MOST_NAMED)]
-        named = first_few(paths, _MOST_NAMED, count=missing)
-        sentences.append(f"The others were tested {within}: {named}." if named else f"The others: {within}.")
-    return " ".join(sentences)
-
-
 def software_versions(run: RunRecord, evidence: Evidence) -> dict[str, str]:
     """Version by name, ``570.1``; where nodes differ, ``570.1 (14 nodes), 565.3 (2 nodes)``.
 
@@ -217,7 +166,7 @@ def software_versions(run: RunRecord, evidence: Evidence) -> dict[str, str]:
     for name in names:
         of_nodes = Counter(version for survey in surveys if (version := survey.versions.get(name)))
         if len(of_nodes) > 1:
-            counted = (f"{version} ({text.count_text(count, 'node')})" for version, count in of_nodes.most_common())
+            counted = (f"{version} ({count_text(count, 'node')})" for version, count in of_nodes.most_common())
             found[name] = ", ".join(counted)
         else:
             found.setdefault(name, next(iter(of_nodes)))

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_ddpscale.report import text
 from pytest_ddpscale.report.causes import Cause, causes, warnings
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import CauseRecord, Judgement, NextStep
 from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line
 
 _MOST_NAMED = 3  # requirements, metrics or workloads in one -k
 _SELECTING = ("-k", "-m", "--ddp-world-sizes")  # options of one run that `RunRecord.again` leaves out
@@ -65,7 +65,7 @@ def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) ->
         return NextStep("a simulation accepts no machine; --ddp-rehearse shows what a measured one would get")
     action = CAUSES[cause.id].action
     named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]
-    hosts = dict.fromkeys(text.one_line(host) for one in named for host in one.hosts)
+    hosts = dict.fromkeys(one_line(host) for one in named for host in one.hosts)
     if not hosts:
         return NextStep(action)
     where = first_few([*hosts], 2)
@@ -101,4 +101,4 @@ def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -
 
 
 def _shell(words: Sequence[str]) -> str:
-    return shlex.join([text.one_line(word) for word in words])
+    return shlex.join([one_line(word) for word in words])

@@ -6,10 +6,11 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.report import causes as cause
-from pytest_ddpscale.report import digits, machine, text
+from pytest_ddpscale.report import digits, machine
 from pytest_ddpscale.report.causes import Cause, counts_text, explained_text
 from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.scaling import scaling_tables
@@ -23,12 +24,27 @@ from pytest_ddpscale.report.sentences import (
 from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
 from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
+from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes, outcome_word, reservations
+from pytest_ddpscale.report.words.verdicts import (
+    VERDICTS,
+    bound_in_words,
+    check_text,
+    is_provisional,
+    only_warns,
+    reason_text,
+    remarks,
+    short_name,
+    spread_text,
+    verdict_style,
+    verdict_word,
+    waiver_text,
+)
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.run_record import ranks_by_host
-from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.document import (
     Block,
     Closed,
@@ -54,49 +70,37 @@ from pytest_ddpscale.util.document import (
     holds,
     table,
 )
-from pytest_ddpscale.util.listing import by_number, first_few
+from pytest_ddpscale.util.listing import by_number, count_text, first_few
+from pytest_ddpscale.util.printable import one_line
 
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
 _MOST_SHOWN = 3  # causes, warnings and untested parts at once
 _MOST_CAUSES = 100
 _MOST_LISTED = 50  # of what is short
-_MOST_CULPRITS = 5  # of a requirement; culprits.csv lists all
-_MOST_ERRORS, _MOST_LOWERED = 10, 64
-_ENDINGS = {"running": "killed"}  # how a session ended that left this status
-_STYLES = {"PASS": "passed", "FAIL": "failed", "ERROR": "failed", "WARN": "warned", "WAIVED": "warned"}
+_MOST_LOWERED, _MOST_IMPORTED = 64, 8
+_STYLES = {word: style for word, style, _ in VERDICTS.values()}
 _OPEN = ("not met", "waived")  # kinds of requirements
-_ORDER = ("failed", "error", "undecided", "warned", "passed")
-_WORST_FIRST = ("failed", "error", "not_measured", "inconclusive", "passed")
+_WORST_FIRST = [*VERDICTS]
 _COLUMNS = (
     Column("Requirement"), Column("Verdict"),
     *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin", "Rounds")),
 )  # fmt: skip
-_MEANINGS: dict[RunOutcome, str] = {
-    "accepted": "Every requirement that can reject this machine was measured and met.",
-    "accepted_with_waivers": "Every requirement that can reject this machine was measured, and met except those "
-    "that are waived: see Waivers.",
-    "rejected": "At least one requirement is not met: this machine is not fit to open.",
-    "incomplete": "Fitness was not demonstrated; the machine is not accepted.",
-    "partial": "Only some of the requirements were selected: this report says nothing about the others "
-    "and does not accept the machine.",
-}
-
 _SCALING = "Time and cost are those of one epoch of ImageNet (1.28 million images); a gain is per doubling."
-_SIGNED_LATER = "To be signed once measuring is over."
 _WAIVED = (
     "These requirements are not met; without a waiver they would reject the machine. The person named is responsible "
     "for each, up to and including the given day."
 )
 _PROVISIONAL = (
-    "A provisional bound is an expectation without a published figure for this SKU. It cannot accept a cluster on its "
-    "own. Replace it by a figure measured on a machine that is known to be sound."
+    "* A provisional bound is an expectation without a published figure for this SKU. It cannot accept a cluster on "
+    "its own. Replace it by a figure measured on a machine that is known to be sound."
 )
 
 
 def title_of(judgement: Judgement, *, goes_on: bool = False) -> str:
-    """``REJECTED: b200``."""
-    word = "REHEARSED" if judgement.rehearsed else text.outcome_word(judgement.outcome)
-    return f"{'MEASURING' if goes_on else word}: {judgement.sku}"
+    """``REJECTED: b200, run 2026-03-01-b200``, which stands below each printed page."""
+    word = "REHEARSED" if judgement.rehearsed else outcome_word(judgement.outcome)
+    run = Path(judgement.basis.get("measurements_path", "")).parent.name
+    return f"{'MEASURING' if goes_on else word}: {judgement.sku}" + f", run {run}" * bool(run)
 
 
 def report(
@@ -146,10 +150,9 @@ def _first(
 ) -> Iterator[Block]:  # fmt: skip
     """What a reader sees first: the answer, causes with what to do, numbers, facts, reservations, and who signs."""
     is_simulated = judgement.simulated or run.is_simulated()
-    headline = _headline_so_far(judgement) if goes_on else cause.headline(judgement)
-    style = "passed" if judgement.accepts else "failed" if judgement.outcome == "rejected" else "undecided"
+    headline = _headline_so_far(judgement) if goes_on else cause.headline(judgement, run)
+    style, means = OUTCOMES[judgement.outcome]
     why = f"{judgement.reason}. " * (judgement.outcome == "incomplete" and judgement.reason not in headline)
-    meaning = "" if goes_on else f"{_MEANINGS[judgement.outcome]} "
     yield Line([Link("Skip to the requirements", "#requirements")], "skip")
     if is_simulated:
         watermark = Word(f"{WATERMARK}."), " This report judges a model of a machine; it accepts no machine."
@@ -157,31 +160,34 @@ def _first(
     if goes_on:
         yield Hole(LIVE)
     yield Headline(headline, style)
-    yield Line(f"{meaning}{why}Judged for {judgement.sku}: {counts_text(judgement)}.")
+    yield Line(f"{'' if goes_on else means} {why}Judged for {judgement.sku}: {counts_text(judgement)}.")
+    rows = [_cells(one, {})[:5] for one in imported(judgement, run)[:_MOST_IMPORTED]]
+    yield Section("What was imported, the nearest to its bound first", [Table(_COLUMNS[:5], rows)])
     yield Section("Failures so far, by cause" if goes_on else "Causes, and what to do",
-                  [*_causes(causes, headline, judgement, run)])  # fmt: skip
+                  [*_causes(causes, judgement, run)])  # fmt: skip
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
-        yield Line(["Measure everything again: ", Code(shlex.join(map(text.one_line, run.command_again)))], "step")
+        yield Line(["Measure everything again: ", Code(shlex.join(map(one_line, run.command_again)))], "step")
     warned = [cause.warning_text(one) for one in cause.warnings(judgement)]
-    more = text.count_text(len(warned) - _MOST_SHOWN, "more warning")
+    more = count_text(len(warned) - _MOST_SHOWN, "more warning")
     yield bullets(warned[:_MOST_SHOWN])
     yield Closed(more, [bullets(warned[_MOST_SHOWN:], _MOST_LISTED)], is_short=True)
     numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
     yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
     yield Facts(facts(judgement, run, versions, evidence.gangs))
     lacks = not_tested_lines(judgement)
-    told: list[tuple[Text, Text]] = [(Link("Reservations", "#reservations"), one) for one in reservations(judgement)]
+    told = [("Reservations", one) for one in reservations(judgement)]
     yield Facts([*told, *(("Not tested", one) for one in lacks[:_MOST_SHOWN])], "lines")
     further = "else was not tested, and what " * bool(lacks[_MOST_SHOWN:])
     not_covered = bullets([*lacks[_MOST_SHOWN:], *NOT_COVERED])
     yield Closed(f"What {further}a pass does not cover", [not_covered], is_short=True)
     if is_simulated or goes_on:
-        yield Line("Not to be signed: no machine was measured." if is_simulated else _SIGNED_LATER)
+        later = "To be signed once measuring is over."
+        yield Line("Not to be signed: no machine was measured." if is_simulated else later)
         return
     waivers = " and waivers" * bool(judgement.waived)
     yield Line(["The signatures confirm that this report was read, including provisional bounds" + waivers,
-                ", and that its outcome is ", Word(text.outcome_word(judgement.outcome)), "."])  # fmt: skip
+                ", and that its outcome is ", Word(outcome_word(judgement.outcome)), "."])  # fmt: skip
     roles = [("Measured by", ", ".join(run.operators)), ("Checked by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
              ("Accepted by" if judgement.accepts else "Decided by", "")]  # fmt: skip
     yield bullets([f"{role} {name}".rstrip() + ", date, signature" for role, name in roles], style="signatures")
@@ -191,36 +197,30 @@ def _headline_so_far(judgement: Judgement) -> str:
     """``MEASURING: 3 of 29 requirements passed so far, 1 failed, 25 open``; unmeasured ones are not failures yet."""
     every, failed = len(judgement.verdicts), len(failed_so_far(judgement))
     passed = sum(one.passed for one in judgement.verdicts)
-    said = f"{passed} of {text.count_text(every, 'requirement')} passed so far"
+    said = f"{passed} of {count_text(every, 'requirement')} passed so far"
     return f"MEASURING: {said}, {failed} failed, {every - passed - failed} open"
 
 
-def _causes(causes: Sequence[Cause], headline: str, judgement: Judgement, run: RunRecord) -> Iterator[Block]:
+def _causes(causes: Sequence[Cause], judgement: Judgement, run: RunRecord) -> Iterator[Block]:
     """The first at once, the others to be opened; a command that was told before is not repeated."""
     told, commands = list[list[Block]](), {""}
     for one in causes[:_MOST_CAUSES]:
-        explains = f"explains {explained_text(one.explains, judgement)}"
-        is_told = one.sentence in headline and not causes[1:]
-        lines: list[Block] = [Line(f"This {explains}" if is_told else [Word(one.sentence), f"; {explains}"])]
-        steps = next_steps(one, judgement, run)
+        lines: list[Block] = [Line([Word(one.sentence), f"; explains {explained_text(one.explains, judgement)}"])]
         tag: list[Span] = [Word(one.category, "tag"), f" {one.id}: "]
-        for step in steps:
-            said = [*tag, f"{step.action[:1].upper()}{step.action[1:]}"]
-            if step.command not in commands:
-                lines.append(Line([*said, ": ", Code(step.command)], "step"))
-            elif tag:
-                lines.append(Line(said, "step"))
-            tag = []
-        commands.update(step.command for step in steps)
+        for step in next_steps(one, judgement, run):
+            is_new = step.command not in commands
+            if is_new or tag:
+                command: list[Span] = [": ", Code(step.command)] if is_new else []
+                lines.append(Line([*tag, f"{step.action[:1].upper()}{step.action[1:]}", *command], "step"))
+            commands, tag = commands | {step.command}, []
         told.append(lines)
-    style = "causes" if causes[1:] else "causes-one"
     if causes:
-        yield Items(told[:_MOST_SHOWN], 1, "cause", style)
+        yield Items(told[:_MOST_SHOWN], 1, "cause", "causes")
         paragraphs = [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)]
         yield Closed("What each id means, how sure it is, and what to do: ddpscale explain ID", [Facts(paragraphs)])
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
-    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", style)
-    yield Closed(text.count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
+    more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", "causes")
+    yield Closed(count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
 
 
 def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
@@ -243,40 +243,27 @@ def _worst_of(verdicts: Sequence[Verdict], judgement: Judgement) -> tuple[str, s
 
     worst = min(verdicts, key=how_good)
     value, limits = digits.point_text(worst), digits.limits_text(worst)
-    subject = text.short_name(worst) + (f", {limits}" if limits != digits.ABSENT else "")
+    subject = short_name(worst) + (f", {limits}" if limits != digits.ABSENT else "")
     if worst.metric == THROUGHPUT_PER_GPU.name and worst.published and worst.value is not None:
         subject = f"{value}, {subject}"
         value = f"{digits.number_text(worst.value / worst.published, 'fraction')} of published"
-    bound = digits.bound_text(worst) + ", provisional" * text.is_provisional(worst)
-    return METRICS[worst.metric].title, value, subject, bound, text.verdict_word(worst)
+    return METRICS[worst.metric].title, value, subject, bound_in_words(worst), verdict_word(worst)
 
 
 def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
-    """Nodes that a failure certainly names, of all; it passes only if nothing blocks acceptance and all were tested."""
-    title, coverage = "Nodes at fault", judgement.coverage or Coverage()
-    blocking = [one for one in judgement.verdicts if judgement.is_blocked_by(one)]
-    warned = [one for one in judgement.verdicts if text.only_warns(one)]
-    failing, suspected = _hosts(blocking), _hosts(blocking, is_certain=False)
-    named, untested = failing, sum(not node.tested_by for node in coverage.nodes) + coverage.unnamed_nodes
-    if failing:
-        word, why = "FAIL", ""
-    elif suspected:
-        word, why = "INCONCLUSIVE", f"{len(suspected)} suspected: {_few_of(suspected)}"
-    elif not coverage.node_count:
-        return title, digits.ABSENT, "nodes are not known", "0", "NOT MEASURED"
-    elif untested:
-        word, why = "NOT MEASURED", f"{text.count_text(untested, 'node')} not tested"
-    elif blocking or judgement.outcome == "rejected":
-        word, why = "INCONCLUSIVE", "no failure names a node"
-    else:
-        named = _hosts(judgement.waived) or _hosts(warned)
-        word, why = ("WAIVED" if _hosts(judgement.waived) else "WARN") if named else "PASS", ""
+    """Nodes that a failure certainly names, of all; it passes only if the machine is accepted and all were tested."""
+    coverage, verdicts = judgement.coverage or Coverage(), judgement.verdicts
+    blocking = [one for one in verdicts if judgement.is_blocked_by(one)]
+    kinds = [("FAIL", blocking)]
+    if judgement.accepts:
+        kinds += [("WAIVED", judgement.waived), ("WARN", [*filter(only_warns, verdicts)])]
+    is_whole = coverage.node_count and all(node.tested_by for node in coverage.nodes) and not coverage.unnamed_nodes
+    found = [(word, hosts) for word, some in kinds if (hosts := _hosts(some))]
+    word, named = found[0] if found else ("PASS" if judgement.accepts and is_whole else "INCONCLUSIVE", set[str]())
+    suspected = set[str]() if named else _hosts(blocking, is_certain=False)
+    why = f"{len(suspected)} suspected: " * bool(suspected) + first_few(sorted(suspected or named, key=by_number))
     of_all = f" of {coverage.node_count}" if coverage.node_count else ""
-    return title, f"{len(named)}{of_all}", why or _few_of(named), "0", word
-
-
-def _few_of(hosts: Iterable[str]) -> str:
-    return first_few(sorted(hosts, key=by_number), 3)
+    return "Nodes at fault", f"{len(named)}{of_all}", why, "0", word
 
 
 def _hosts(verdicts: Iterable[Verdict], *, is_certain: bool = True) -> set[str]:
@@ -294,14 +281,12 @@ def facts(
     found = [
         ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
         ("Nodes", f"{len(hosts)}: {first_few(hosts, 4)}" if hosts else ""),
-        ("Coverage", machine.coverage_text(judgement.coverage) if judgement.coverage else ""),
+        ("Tested", machine.tested_text(judgement.coverage) if judgement.coverage else ""),
         ("Software", machine.software_line(versions)),
         ("When", _when(run, judgement)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
-        ("Site", run.noted.get(SITE) or digits.ABSENT),
-        ("By", ", ".join(run.operators) or digits.ABSENT),
-        ("Judged by", judgement.basis.get(JUDGED_NOTE + OPERATOR, "")),
-        ("Ticket", run.noted.get(TICKET) or digits.ABSENT),
+        ("Site", run.noted.get(SITE, "")),
+        ("Ticket", run.noted.get(TICKET, "")),
         *run.further_notes.items(),
     ]
     return [(name, said) for name, said in found if said]
@@ -309,10 +294,8 @@ def facts(
 
 def _when(run: RunRecord, judgement: Judgement) -> str:
     began = f"{run.began:%Y-%m-%d %H:%M}"
-    if run.is_imported:
-        return f"{began} UTC, imported from {run.source or 'elsewhere'}"
     if not run.finished_at:
-        return f"{began} UTC, {run.status}"
+        return f"{began} UTC, {run.status}" + f" from {run.source}" * bool(run.source)
     more = [machine.took_text(run, judgement.coverage), "" if run.status == "finished" else run.status]
     return ", ".join([f"{began} to {in_utc(run.finished_at):%Y-%m-%d %H:%M} UTC", *filter(None, more)])
 
@@ -322,51 +305,28 @@ def _resumed_text(resumed: Resumed) -> str:
     at = in_utc(resumed.at)
     who = f" by {resumed.noted[OPERATOR]}" if OPERATOR in resumed.noted else ""
     again = f"; measured again: {first_few(list(resumed.measured_anew))}" if resumed.measured_anew else ""
-    before = _ENDINGS.get(resumed.status_before, resumed.status_before)
+    before = resumed.status_before.replace("running", "killed")
     return f"{at:%Y-%m-%d %H:%M} UTC{who}; the session before was {before}{again}"
-
-
-def reservations(judgement: Judgement) -> Iterator[str]:
-    """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
-    was not selected.
-    """
-    yield from judgement.notes_of("variable")
-    for one in judgement.waived:
-        yield f"{one.id}: {text.waiver_text(one)}"
-    yield from text.changes_by_site(judgement)
-    provisional = sum(map(text.is_provisional, judgement.verdicts))
-    if provisional:
-        bounds = text.count_text(len(judgement.verdicts), "bound")
-        yield f"{provisional} of {bounds} provisional: no figure is published for this SKU"
-    if judgement.not_selected:
-        yield f"{text.count_text(judgement.not_selected, 'requirement')} not selected"
 
 
 def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
     """What keeps the machine from being accepted and what is waived; then, closed, what only warns and what passed."""
-    found = sorted(judgement.verdicts, key=_worst_first)
+    found = sorted(judgement.verdicts, key=lambda one: _WORST_FIRST.index(one.outcome))
     kinds: dict[str, list[Verdict]] = {"not met": [], "waived": [], "not met, only warnings": [], "passed": []}
     for one in found:
         kept = "waived" if one.is_waived else "passed" if one.passed else "not met, only warnings"
         kinds["not met" if judgement.is_blocked_by(one) else kept].append(one)
     numbers = _sources(judgement.verdicts)
     of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
-    # Those that say more than fits into a row, once for all requirements that they ended.
-    errors = dict.fromkeys("\n".join(text.details_of(one)) for one in judgement.verdicts)
-    provisional = "; * marks a provisional bound" * any(map(text.is_provisional, judgement.verdicts))
     return [
         *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
           for kind, some in kinds.items()),
-        Closed("Errors", [*map(Listing, [*filter(None, errors)][:_MOST_ERRORS])], is_short=True),
         Line("" if found else "No requirement was judged."),
-        Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source"
-             f"{provisional}.", "legend"),
+        Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source.",
+             "legend"),
+        Line(_PROVISIONAL if any(map(is_provisional, found)) else "", "legend"),
         Line(f"{TOO_NARROW}." * any(map(interval_mark, judgement.verdicts)), "legend"),
     ]  # fmt: skip
-
-
-def _worst_first(verdict: Verdict) -> int:
-    return _ORDER.index("error" if verdict.outcome == "error" else text.verdict_style(verdict))
 
 
 def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:
@@ -394,19 +354,19 @@ def _key(verdict: Verdict) -> object:
 
 
 def _reason(verdict: Verdict) -> str:
-    return text.spread_text(verdict) if verdict.passed else text.reason_text(verdict)
+    return spread_text(verdict) if verdict.passed else reason_text(verdict)
 
 
 def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[Text]:
-    bound = digits.bound_text(verdict) + "*" * text.is_provisional(verdict)
+    bound = digits.bound_text(verdict) + "*" * is_provisional(verdict)
     return [
-        f"{METRICS[verdict.metric].title}: {text.short_name(verdict)}",
-        Word(text.verdict_word(verdict), text.verdict_style(verdict)),
+        f"{METRICS[verdict.metric].title}: {short_name(verdict)}",
+        Word(verdict_word(verdict), verdict_style(verdict)),
         digits.point_text(verdict),
         digits.limits_text(verdict) + interval_mark(verdict),
         [bound, *_source(verdict, numbers)],
         digits.margin_text(verdict),
-        text.rounds_text(verdict),
+        digits.ABSENT if METRICS[verdict.metric].subject == "check" else str(verdict.rounds),
     ]
 
 
@@ -418,57 +378,35 @@ def _source(verdict: Verdict, numbers: Mapping[str, int]) -> list[Span]:
 def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Note:
     """The reason of all, and what else is known of each."""
     told, number = _reason(group[0]), of_cause.get(group[0].id)
-    remarks = {one.id: [*filter(None, _remarks(one, told))] for one in group}
-    of_all = [remark for remark in remarks[group[0].id] if all(remark in said for said in remarks.values())]
+    said = {one.id: [*({_reason(one)} - {told}), *remarks(one, in_full=True)] for one in group}
+    of_all = [remark for remark in said[group[0].id] if all(remark in of_one for of_one in said.values())]
     lines = of_all[:]
     for one in group:
-        own = "; ".join(remark for remark in remarks[one.id] if remark not in of_all)
-        lines += [f"{text.short_name(one)}: {own}" if group[1:] else own] if own else []
+        own = "; ".join(remark for remark in said[one.id] if remark not in of_all)
+        lines += [f"{short_name(one)}: {own}" if group[1:] else own] if own else []
     return Note([[Link(f"Cause {number}", f"#cause-{number}"), f": {told}"] if number else told], lines)
 
 
-def _remarks(verdict: Verdict, told: str) -> Iterator[str]:
-    """What stands in no column: another reason, who is named, notes and comparison."""
-    if not verdict.passed:
-        reason = text.reason_text(verdict)
-        yield reason if reason != told else ""
-        for culprit in verdict.accused[:_MOST_CULPRITS]:
-            is_told = text.one_line(culprit.evidence) in reason
-            who = (text.culprit_name if is_told else text.culprit_text)(culprit, full_uuid=True)
-            yield f"{'at fault' if culprit.is_certain else 'suspected'}: {who}"
-        left = len(verdict.accused) - _MOST_CULPRITS
-        yield f"{left} more: culprits.csv lists all" if left > 0 else ""
-        yield text.waiver_text(verdict) if verdict.is_waived else ""
-        yield from (f"note: {note}" for note in verdict.notes)
-    yield text.compared_text(verdict.compared) if verdict.compared else ""
-
-
 def _reservations(judgement: Judgement) -> Iterator[Block]:
-    waived = [f"{text.subject_text(one)}: {text.waiver_text(one)}" for one in judgement.waived]
+    waived = [f"{one.id}: {waiver_text(one)}" for one in judgement.waived]
     yield Section("Waivers", [Line(_WAIVED), bullets(waived)] if waived else [])
     lowered = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
     titles = ("Requirement", "Before", "Here")
     yield first_rows(table(titles, lowered, of_numbers=True, caption="Bounds that the site lowered"), _MOST_LOWERED)
     yield Section("Changed by the site", [bullets(judgement.altered)])
     by_spread = [
-        f"{one.id} passed with {digits.point_text(one)}, bound {digits.bound_text(one)}: {text.spread_text(one)}"
-        for one in judgement.verdicts if text.spread_text(one)
+        f"{one.id} passed with {digits.point_text(one)}, bound {digits.bound_text(one)}: {spread_text(one)}"
+        for one in judgement.verdicts if spread_text(one)
     ]  # fmt: skip
     yield Closed("Passed by the spread of their GPUs", [bullets(by_spread, _MOST_LISTED)], is_short=True)
-    numbers = _sources(judgement.verdicts)
-    provisional = [
-        [f"{one.id}, {digits.bound_text(one)}", *_source(one, numbers)]
-        for one in judgement.verdicts if text.is_provisional(one)
-    ]  # fmt: skip
-    yield Closed("Provisional bounds", [Line(_PROVISIONAL), bullets(provisional)] if provisional else [])
 
 
 def _method(judgement: Judgement) -> Iterator[Block]:
-    notes, uniform = judgement.other_notes, uniform_loss_text(judgement)
-    yield Closed("Confidence", [Line(uniform)], is_short=True)
-    yield Closed(text.count_text(len(notes), "note"), [bullets(notes, _MOST_LISTED)], is_short=True)
+    told = notes(judgement)
+    yield Closed("Confidence", [Line(uniform_loss_text(judgement))], is_short=True)
+    yield Closed(count_text(len(told), "note"), [bullets(told, _MOST_LISTED)], is_short=True)
     metrics = dict.fromkeys(one.metric for one in judgement.verdicts)
-    checks = [(text.short_name(one), text.check_text(one)) for one in judgement.verdicts]
+    checks = [(short_name(one), check_text(one)) for one in judgement.verdicts]
     meanings = [(METRICS[name].title, METRICS[name].meaning) for name in metrics]
     yield Closed("What was required", [Facts([*meanings, *(one for one in checks if one[1])])])
     sources = [[Line(source)] for source in _sources(judgement.verdicts)]
@@ -482,8 +420,11 @@ def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
         ("Judged", f"{in_utc(judged):%Y-%m-%d %H:%M} UTC" if judged else ""),
         ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
     ]
-    if run.thresholds:
-        found += [("Thresholds", run.thresholds.path), ("Thresholds, SHA-256", run.thresholds.sha256)]
-        for below in run.thresholds.extends:
-            found += [("Extends", below.path), ("Extends, SHA-256", below.sha256)]
+    used = (
+        [("Thresholds", run.thresholds), *(("Extends", one) for one in run.thresholds.extends)]
+        if run.thresholds
+        else []
+    )
+    for name, one in used:
+        found += [(name, one.path), (f"{name}, SHA-256", one.sha256)] if one else []
     return [(name, said or digits.ABSENT) for name, said in found]

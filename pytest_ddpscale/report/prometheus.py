@@ -7,7 +7,8 @@ here. Import this only to render: prometheus_client imports an HTTP server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -21,11 +22,8 @@ from pytest_ddpscale.run.verdicts import Culprit, Judgement, RunOutcome, Verdict
 from pytest_ddpscale.util.printable import one_line
 
 Labels = Mapping[str, object]
-Samples = list[tuple[Labels, float]]
-Family = tuple[str, str, Samples]  # the end of its name, its help text, what it holds
+Family = tuple[str, str, Sequence[tuple[Labels, float]]]  # the end of its name, its help text, what it holds
 
-RUN_OUTCOMES: tuple[RunOutcome, ...] = ("accepted", "accepted_with_waivers", "rejected", "incomplete", "partial")
-VERDICT_OUTCOMES: tuple[VerdictOutcome, ...] = ("passed", "failed", "inconclusive", "not_measured", "error")
 # Suffix of the metric's name, and the factor that converts a value to that unit.
 _BASE_UNITS: dict[str, tuple[str, float]] = {
     "fraction": ("ratio", 1.0),
@@ -64,18 +62,15 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
     sku, verdicts = {"sku": judgement.sku}, judgement.verdicts
     counts = Counter(verdict.outcome for verdict in verdicts)
     simulated = judgement.simulated or run.is_simulated()
-    of_run: Samples = [({**sku, "outcome": one}, one == judgement.outcome) for one in RUN_OUTCOMES]
-    yield "run_outcome", "1 for the outcome of the run, 0 for all others.", of_run
+    is_it = [({**sku, "outcome": one}, one == judgement.outcome) for one in get_args(RunOutcome)]
+    yield "run_outcome", "1 for the outcome of the run, 0 for all others.", is_it
     yield "run_simulated", "1 if the run simulated a machine and measured none.", [(sku, simulated)]
-    counted: Samples = [({**sku, "outcome": one}, counts[one]) for one in VERDICT_OUTCOMES]
+    outcomes = get_args(VerdictOutcome)
+    counted = [({**sku, "outcome": one}, counts[one]) for one in outcomes]
     yield "requirements", "Requirements of the run by outcome.", counted
-    outcomes: Samples = [
-        ({**_labels(one), "outcome": outcome}, outcome == one.outcome)
-        for one in verdicts
-        for outcome in VERDICT_OUTCOMES
-    ]
+    of_each = [({**_labels(one), "outcome": name}, name == one.outcome) for one in verdicts for name in outcomes]
     what = "1 for the outcome of the requirement, 0 for all others; waived failures are failed."
-    yield "requirement_outcome", what, outcomes
+    yield "requirement_outcome", what, of_each
     for unit in dict.fromkeys(base for base, _ in _BASE_UNITS.values()):
         yield from _numbers([one for one in verdicts if _BASE_UNITS[one.unit][0] == unit], unit)
     if simulated:  # there is no machine to blame or to date
@@ -83,34 +78,34 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
     named = Counter[tuple[tuple[str, object], ...]]()
     for one in filter(judgement.is_blocked_by, verdicts):
         named.update({tuple(_who(culprit).items()) for culprit in one.accused})
-    blamed: Samples = [(dict(who), number) for who, number in sorted(named.items(), key=str)]
+    blamed = [(dict(who), number) for who, number in sorted(named.items(), key=str)]
     yield "culprit_failures", "Requirements that block acceptance and name this culprit.", blamed
     if run.finished_at is None:
         return
-    ended_s, nodes, gpus = (
-        in_utc(run.finished_at).timestamp(),
-        list[tuple[Labels, float]](),
-        list[tuple[Labels, float]](),
-    )
-    for host, ranks in ranks_by_host(gangs).items():
-        if host not in run.left_out:
-            labels = {**sku, "outcome": judgement.outcome, "node": host}
-            nodes.append((labels, ended_s))
-            gpus += [({**labels, "gpu": one.place.index, "uuid": one.place.uuid}, ended_s) for one in ranks]
+    ended_s, judged = in_utc(run.finished_at).timestamp(), {**sku, "outcome": judgement.outcome}
+    hosts = {host: ranks for host, ranks in ranks_by_host(gangs).items() if host not in run.left_out}
+    nodes = [({**judged, "node": host}, ended_s) for host in hosts]
     yield "node_last_verdict_timestamp_seconds", "End of this node's last judged run, in Unix time.", nodes
+    places = [(host, rank.place) for host, ranks in hosts.items() for rank in ranks]
+    gpus = [({**judged, "node": host, "gpu": one.index, "uuid": one.uuid}, ended_s) for host, one in places]
     yield "gpu_last_verdict_timestamp_seconds", "End of this GPU's last judged run, in Unix time.", gpus
 
 
 def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[Family]:
     """Values, interval ends and bounds of verdicts in one base unit."""
+    found = [(one, _labels(one), _BASE_UNITS[one.unit][1]) for one in verdicts]
+    values = [(labels, factor * one.value) for one, labels, factor in found if one.value is not None]
+    limits = [
+        ({**labels, "end": end}, factor * limit)
+        for one, labels, factor in found
+        for end, limit in zip(("low", "high"), one.interval or (), strict=False)
+    ]
+    bounds = [
+        ({**labels, "kind": _BOUND_KINDS[key]}, factor * bound)
+        for one, labels, factor in found
+        for key, bound in one.bound.items()
+    ]
     words = unit.replace("_", " ")
-    values, limits, bounds = list[tuple[Labels, float]](), list[tuple[Labels, float]](), list[tuple[Labels, float]]()
-    for one in verdicts:
-        labels, (_, factor) = _labels(one), _BASE_UNITS[one.unit]
-        values += [(labels, factor * one.value)] if one.value is not None else []
-        ends = zip(("low", "high"), one.interval or (), strict=False)
-        limits += [({**labels, "end": end}, factor * limit) for end, limit in ends]
-        bounds += [({**labels, "kind": _BOUND_KINDS[key]}, factor * bound) for key, bound in one.bound.items()]
     yield f"requirement_value_{unit}", f"Point estimate of the requirement, {words}.", values
     yield f"requirement_limit_{unit}", f"Ends of the confidence interval of the value, {words}.", limits
     yield f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.", bounds

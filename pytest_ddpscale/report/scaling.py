@@ -28,7 +28,6 @@ from pytest_ddpscale.plan.metric_catalogue import (
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.report.charts import Bound, Curve, Point
-from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -37,6 +36,7 @@ from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict, read_judged
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Table, table, text_lines
+from pytest_ddpscale.util.listing import count_text
 
 SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
 GOOD_EFFICIENCY = 0.9

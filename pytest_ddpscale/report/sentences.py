@@ -6,11 +6,11 @@ from collections import Counter
 from decimal import ROUND_FLOOR
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import text
 from pytest_ddpscale.report.digits import has_interval
+from pytest_ddpscale.report.words.verdicts import reason_text
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, Verdict
 from pytest_ddpscale.util.digits import rounded
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import count_text, first_few
 
 MARK = "†"  # marks an interval that is known to be too narrow
 TOO_NARROW = f"{MARK} too narrow, from this launch only: launches differ by more; measure again on another day"
@@ -51,10 +51,10 @@ def interval_mark(verdict: Verdict) -> str:
 
 def not_tested_lines(judgement: Judgement) -> list[str]:
     """What no bound of the run shows, one line for each reason and each kind of untested device."""
-    reasons = Counter(text.reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
-    said = [f"{text.count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
+    reasons = Counter(reason_text(one) for one in judgement.verdicts if one.outcome == "not_measured")
+    said = [f"{count_text(count, 'requirement')}: {reason}" for reason, count in reasons.most_common(10)]
     if further := len(reasons) - len(said):
-        said.append(f"{text.count_text(further, 'more reason')}: verdicts.json lists all")
+        said.append(f"{count_text(further, 'more reason')}: verdicts.json lists all")
     coverage = judgement.coverage
     if coverage is not None and coverage.idle_gpus:
         idle = [f"{gpu.place.number} on {gpu.place.host}" for gpu in coverage.idle_gpus[:5]]

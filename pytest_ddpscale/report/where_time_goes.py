@@ -11,7 +11,6 @@ from msgspec.structs import astuple
 
 from pytest_ddpscale.judge.metrics import VALUE_OF, Arms, merged
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.block import STEP_S, WAITED_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import ArmProfile
@@ -19,7 +18,7 @@ from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Block, Line, Link, Table, table
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import count_text, first_few
 
 PERCENTS = (50, 75, 90, 95, 99)
 _PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")

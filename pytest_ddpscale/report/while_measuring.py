@@ -13,13 +13,14 @@ from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, UNKNOWN, study_ti
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.text import count_text, headline_of
+from pytest_ddpscale.report.words.verdicts import headline_of
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Unfit
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
 from pytest_ddpscale.util.document import Bar, Line, bullets, shortened, table
+from pytest_ddpscale.util.listing import count_text
 
 REFRESH_S = 10
 LIVE = "live"  # the hole in the page

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from pytest_ddpscale.plan.operation import size_text
 from pytest_ddpscale.report.digits import ABSENT
-from pytest_ddpscale.report.text import one_line
 from pytest_ddpscale.suites.collective_rows import CollectiveRow
+from pytest_ddpscale.util.printable import one_line
 
 _LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>7}  {:>6}"
 _FIRST = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "±", "rounds")

@@ -8,10 +8,10 @@ from typing import Any
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.operation import size_text
 from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves
-from pytest_ddpscale.report.digits import bound_text, value_text
+from pytest_ddpscale.report.digits import bound_text, limits_text, point_text
 from pytest_ddpscale.report.figures import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
-from pytest_ddpscale.report.text import one_line, verdict_word
 from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.verdicts import verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.suites.collective_bounds import cases_of_run
 from pytest_ddpscale.suites.collective_rows import CollectiveRow, collective_rows
@@ -20,6 +20,7 @@ from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, why_missing
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
 from pytest_ddpscale.thresholds.cases import NodeCase
+from pytest_ddpscale.util.printable import one_line
 
 Judged = Sequence[tuple[NodeCase, Verdict]]
 
@@ -104,8 +105,8 @@ def _bounds(judged: Judged, why_none: str) -> SuiteSection:
         return SuiteSection("Bounds", [f"Nothing was judged: {one_line(why_none)}."])
     if not judged:
         return SuiteSection("Bounds", ["The thresholds have no bound for any measured operation and size."])
-    rows = [(case.id, value_text(verdict), bound_text(verdict), verdict_word(verdict)) for case, verdict in judged]
-    table = SuiteTable(("requirement", "value", "bound", "verdict"), rows, "Requirements on the sweep")
+    rows = [(case.id, point_text(one), limits_text(one), bound_text(one), verdict_word(one)) for case, one in judged]
+    table = SuiteTable(("requirement", "value", "limits", "bound", "verdict"), rows, "Requirements on the sweep")
     how = (
         "Judged like an acceptance run, with up to twice as many rounds. These intervals are wider, because they are "
         "valid whenever measuring stops."

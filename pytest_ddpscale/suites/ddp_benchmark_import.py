@@ -13,7 +13,6 @@ from pytest_ddpscale.compare.ddp_benchmark_file import (
     read_ddp_benchmark,
     size_name,
 )
-from pytest_ddpscale.report.text import count_text, one_line
 from pytest_ddpscale.suites.ddp_benchmark_table import (
     NO_DDP,
     PERCENTS,
@@ -24,6 +23,8 @@ from pytest_ddpscale.suites.ddp_benchmark_table import (
 )
 from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection
 from pytest_ddpscale.suites.suite_views import print_report
+from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.printable import one_line
 
 
 def print_ddp_benchmark(path: Path) -> None:

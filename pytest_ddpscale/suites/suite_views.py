@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_ddpscale.report.text import headline_of
+from pytest_ddpscale.report.words.verdicts import headline_of
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import SITE, TICKET
 from pytest_ddpscale.run.run_record import ranks_by_host

@@ -1,4 +1,4 @@
-"""Lists of names: shortened for a sentence, ordered by their numbers."""
+"""Names and their numbers: counted, shortened for a sentence, in order."""
 
 from __future__ import annotations
 
@@ -17,3 +17,16 @@ def by_number(name: str) -> list[tuple[int, str]]:
     """Sort key that puts node2 before node10."""
     parts = (part.lstrip("0") if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name)))
     return [(len(part) if i % 2 else 0, part) for i, part in enumerate(parts)]
+
+
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """``1 host``, ``2 hosts``; `plural` if it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters of `text`: its beginning and end, which distinguish names."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: max(width - 1 - tail, 0)]}…{text[len(text) - tail :]}"

@@ -1,6 +1,7 @@
 "use strict";
 // Tables with a caption can be sorted, within each group of rows above a note as wide as the table; long ones filtered.
 const LEAST_FILTERED = 12;
+document.documentElement.style.setProperty("--title", JSON.stringify(document.title));
 for (const table of document.querySelectorAll("table.sortable")) {
   const bodies = [...table.tBodies];
   const rowsOf = (body) => [...body.rows].filter((row) => !row.classList.contains("note"));

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_ddpscale.report.text import only_warns
 from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.verdicts import only_warns
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.verdicts import AgainstSlowest, Verdict

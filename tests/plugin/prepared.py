@@ -33,7 +33,7 @@ MODULES = (
     "xml.etree.ElementTree", "pytest_ddpscale.session.open", "pytest_ddpscale.session.session",
     "pytest_ddpscale.session.past_runs", "pytest_ddpscale.report.page",
     "matplotlib.backends.backend_svg", "pytest_ddpscale.report.figures",
-    "pytest_ddpscale.report.plan_text", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
+    "pytest_ddpscale.report.listings", "pytest_ddpscale.report.junit", "pytest_ddpscale.report.explain",
     "pytest_ddpscale.report.files", "pytest_ddpscale.report.terminal", "pytest_ddpscale.report.while_measuring",
 )  # fmt: skip
 # No site has it; it imports all of hypothesis at the end of a session.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import date
 
 import pytest
 from msgspec.structs import replace as with_fields
@@ -14,17 +15,34 @@ from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.csv_tables import render_culprits, render_values
 from pytest_ddpscale.report.explain import explain
-from pytest_ddpscale.report.plan_text import plan_lines
+from pytest_ddpscale.report.listings import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
-from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines
+from pytest_ddpscale.report.words.reasons import said, worded
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_json import Resumed
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Judgement, UniformLoss
+from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, AgainstSlowest, Judgement, UniformLoss
+from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.approved import assert_approved, masked
 from tests.builders import untrained
-from tests.builders.judgements import ACCEPTED, EVIDENCE, GANG, JUDGEMENT, PASSED, PLAN, RATIO, RUN
+from tests.builders.culprits import gpu, node
+from tests.builders.judgements import (
+    ACCEPTED,
+    EVIDENCE,
+    FAILED,
+    GANG,
+    INCONCLUSIVE,
+    JUDGEMENT,
+    NOT_MEASURED,
+    PASSED,
+    PLAN,
+    RATIO,
+    RUN,
+    WARNED,
+)
 from tests.builders.profiles import profile
 from tests.report.page_text import page_text
 from tests.report.written import page_of, ticket_of
@@ -60,12 +78,40 @@ PROFILES = [
     profile("weak/r", "ddp@2", [(100, 60, 30), (100, 62, 30), (100, 64, 30)], [(40, 10)] * 3),
     ArmProfile(study="weak/r", arm="each@2", gang=0, rank=0, problem="this build of torch has no Kineto"),
 ]
-JUDGEMENTS = {"every-outcome": JUDGEMENT, "untrained": untrained.JUDGEMENT, "launches": LAUNCHES}
+# Failures with one reason, a suspect, a culprit of what only warns, a pass by the spread of GPUs, signs, and notes that
+# only -v and the page tell, in an environment that changes what was measured.
+SLOW, OTHER = (gpu("node7", at, "1.20× the median of 7 peers", f"GPU-{at}", slowdown=1.2, peers=7) for at in (3, 4))
+ALIKE = [
+    replace(FAILED, id=f"throughput_per_gpu[w{at}-8gpu]", reason=f"GPU 3 is 1.20{at}× the median", culprits=(SLOW,))
+    for at in range(3)
+]
+LOW = [because("low-utilization", "strong/r", f"ddp@{2**at}", 1, 1, 0.8, 0, "n1", 0.7) for at in range(3)]
+SET = [because("variable", "A=1", hosts, "a clause", kind, why)
+       for kind, hosts, why in (("slows", ("n3",), ""), ("reroutes", (), "it hangs"))]  # fmt: skip
+REMARKS = (*SET, because("text", "the clock was set"), *LOW)
+MIXED = replace(
+    JUDGEMENT,
+    verdicts=(
+        *ALIKE,
+        replace(ALIKE[0], id="throughput_per_gpu[w9-8gpu]", culprits=(OTHER, node("n8", "perhaps", is_certain=False))),
+        replace(WARNED, culprits=(OTHER,)),
+        replace(ALIKE[0], id="throughput_per_gpu[w8]", waiver=Waiver("A. Name", "a fan is ordered", date(2099, 1, 1))),
+        replace(PASSED, value=0.9455, reason="98.1 % against the slowest GPU keeps the bound", provisional=True,
+                against_slowest=AgainstSlowest(0.981, (0.977, 0.984), "GPU 5 on n1", 0.037)),
+        worded(replace(RATIO, flags=(THIS_LAUNCH_ONLY,), remarks=(because("host-bound"), because("text", "hot")))),
+    ),
+    notes=tuple(map(said, REMARKS)), remarks=REMARKS, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput", 1),
+)  # fmt: skip
+IMPORTED = replace(JUDGEMENT, outcome="incomplete", verdicts=(NOT_MEASURED, PASSED, RATIO))
+JUDGEMENTS = {"mixed": MIXED, "every-outcome": JUDGEMENT, "untrained": untrained.JUDGEMENT, "launches": LAUNCHES}
 
 
 def terminal(judgement: Judgement) -> Iterable[str]:
-    """At the end of a session, with -v, and on a narrow terminal."""
-    for lines in (brief_lines(judgement, 100, RUN), table_lines(judgement, 160, RUN), table_lines(judgement, 80, RUN)):
+    """At the end of a session, with -q, with -v, and on narrow terminals."""
+    for lines in (
+        brief_lines(judgement, 100, RUN), quiet_lines(judgement, 80, RUN), table_lines(judgement, 160, RUN),
+        table_lines(judgement, 80, RUN), brief_lines(judgement, 40, RUN),
+    ):  # fmt: skip
         yield from (f"{style or '-':9} {line}" for line, style in lines)
         yield ""
 
@@ -108,6 +154,17 @@ def test_nobody_signs_what_goes_on_or_was_simulated() -> None:
         ("simulated", page_of(replace(ACCEPTED, simulated=True))), ("going-on", page_of(JUDGEMENT, goes_on=True))
     ):  # fmt: skip
         assert_approved(f"{name}-first.txt", masked(page_text(page.partition('id="figures"')[0])))
+
+
+def test_an_import_that_lacks_measurements_leads_with_what_was_imported() -> None:
+    run = with_fields(RUN, status="imported", source="a paper")
+    page = page_text(page_of(IMPORTED, run).partition('id="figures"')[0])
+    assert_approved(
+        "imported-first.txt", masked("\n".join([page, *(line for line, _ in brief_lines(IMPORTED, 80, run))]))
+    )
+    assert "imported" not in headline(IMPORTED, RUN)
+    undecided = replace(IMPORTED, verdicts=(*IMPORTED.verdicts, INCONCLUSIVE))
+    assert headline(undecided, run) == headline(undecided), "what was imported and blocks acceptance leads"
 
 
 def test_files_for_programs_are_as_they_were_approved() -> None:

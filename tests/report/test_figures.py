@@ -277,7 +277,7 @@ def test_colours_that_touch_have_contrast_also_in_grey(is_grey: bool) -> None:
 
 def test_reports_that_draw_nothing_import_no_library_and_drawing_leaves_pyplot_alone() -> None:
     code = (
-        "from pytest_ddpscale.report import text, terminal, junit; import sys; "
+        "from pytest_ddpscale.report import terminal, junit; import sys; "
         "assert not {'matplotlib', 'torch', 'pydantic', 'yaml', 'pytest'} & set(sys.modules); "
         "from pytest_ddpscale.report.figures import figures; "
         "from tests.report.written import page_of; "

@@ -93,6 +93,8 @@ def test_each_outcome_has_its_element() -> None:
         (replace(NOT_MEASURED, severity="warn"), [("failure", "inconclusive")]),
     ]:
         assert _results(verdict) == expected
+    allowed = ElementTree.fromstring(render_junit(replace(judgement_with(NOT_MEASURED), allows_unmeasured=True)))
+    assert [one.get("type") for one in allowed.iter("skipped")] == ["allowed"]
 
 
 BLOCKED_BY_A_TEST = replace(ACCEPTED, outcome="rejected", blockers=(Blocker("test", "test_own", "failed"),))

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from msgspec.structs import replace as with_fields
@@ -35,25 +34,6 @@ from tests.builders.judgements import (
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "docs" / "monitoring"
-TARGET = {"type": "object", "required": ["refId", "expr"], "properties": {"expr": {"type": "string", "minLength": 1}}}
-PANEL = {
-    "type": "object",
-    "required": ["id", "title", "type", "gridPos", "datasource", "targets"],
-    "properties": {
-        "type": {"enum": ["stat", "bargauge", "table", "timeseries"]},
-        "gridPos": {
-            "type": "object",
-            "required": ["h", "w", "x", "y"],
-            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 200},
-        },
-        "targets": {"type": "array", "minItems": 1, "items": TARGET},
-    },
-}
-DASHBOARD = {
-    "type": "object",
-    "required": ["title", "uid", "schemaVersion", "panels", "templating", "time"],
-    "properties": {"schemaVersion": {"type": "integer"}, "panels": {"type": "array", "minItems": 1, "items": PANEL}},
-}
 
 
 def samples(judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> list[Any]:
@@ -118,7 +98,6 @@ def _used_names(expressions: list[str]) -> set[str]:
 
 def test_the_dashboard_shows_what_is_there() -> None:
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
-    jsonschema.validate(dashboard, DASHBOARD)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     expressions += [one["query"] for one in dashboard["templating"]["list"]]

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_ddpscale.report import text
 from pytest_ddpscale.report.causes import causes, headline
 from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.report.words.verdicts import short_name
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.clusters import a100
 from tests.builders.simulated_runs import judged_run
@@ -46,8 +46,8 @@ def test_a_failure_whose_value_meets_the_bound_says_why(tmp_path: Path) -> None:
     run, judgement = judged_run(tmp_path, "corrupt-rank:3")
     [row, *_] = [one for one in judgement.verdicts if one.outcome == "failed" and (one.margin or 0) > 0]
     report = ticket_of(judgement, run.read_run())
-    assert f": {text.short_name(row)} | **FAIL** |" in report
-    assert re.search(rf"- .*: {text.short_name(row)}.*: Cause 1: computed wrong data in 8 of 8 rounds", report)
+    assert f": {short_name(row)} | **FAIL** |" in report
+    assert re.search(rf"- .*: {short_name(row)}.*: Cause 1: computed wrong data in 8 of 8 rounds", report)
     alone = replace(row, culprits=(), flags=())
     said = "\n".join(line for line, _ in brief_lines(replace(judgement, verdicts=(alone,), coverage=None), 1000))
     assert said.count("computed wrong data") == 2, "in the headline and below the row"

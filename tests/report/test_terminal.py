@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from pytest_ddpscale.report.causes import headline
-from pytest_ddpscale.report.page import reservations
-from pytest_ddpscale.report.terminal import Line, brief_lines, quiet_lines, table_lines
-from pytest_ddpscale.report.words.reasons import said, worded
-from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.run_json import WATERMARK
-from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, Blocker, Judgement, RunOutcome, UniformLoss, Verdict
+from pytest_ddpscale.report.terminal import brief_lines, table_lines
+from pytest_ddpscale.run.verdicts import Blocker, Judgement, RunOutcome, Verdict
 from tests.builders.judgements import (
-    ACCEPTED,
     ALL,
     ERROR,
-    FAILED,
     HOSTILE,
     INCONCLUSIVE,
     JUDGEMENT,
@@ -71,57 +64,6 @@ def test_from_80_columns_up_value_limit_bound_and_verdict_are_always_there(
         ]  # fmt: skip
 
 
-LOW = because("low-utilization", "strong/r", "ddp@8", 1, 1, 0.8, 0, "n1", 0.7)
-ROUTINE = LOW, because("of-places", ("n1",), because("power-unknown")), because("host-bound")
-
-
-def test_notes_name_their_requirement_and_those_on_sound_machines_need_verbose() -> None:
-    verdict = worded(replace(PASSED, notes=("power limit 300 W on node7",), remarks=ROUTINE))
-    judgement = replace(judgement_with(verdict), outcome="accepted", notes=("the clock was set",))
-    brief = [line for line, _ in brief_lines(judgement, 200)]
-    assert [line for line in brief if "note: " in line] == [
-        "note: the clock was set", f"note: {PASSED.id}: power limit 300 W on node7",
-    ]  # fmt: skip
-    assert all(
-        note in _text(judgement, 200)
-        for note in (*map(said, ROUTINE), "the clock was set", "power limit 300 W on node7")
-    )
-
-
-def test_environment_variables_stand_beside_the_outcome_each_with_what_it_does() -> None:
-    seen = ("slows", ("n3",), ""), ("reroutes", (), "it hangs"), ("noted", (), "")
-    remarks = [because("variable", "A=1", hosts, "a clause", kind, why) for kind, hosts, why in seen]
-    judgement = replace(JUDGEMENT, notes=("other", *map(said, remarks)), remarks=(because("text", "other"), *remarks))
-    lines = [line for line, _ in brief_lines(judgement, 300)]
-    assert lines[1:4] == judgement.notes_of("variable") == [*reservations(judgement)][:3]
-    assert lines[1:4] == [
-        "A=1 on n3: a clause; speeds are not the hardware's, so none passes and none accuses a device",
-        "A=1: a clause; on purpose: it hangs", "A=1: a clause",
-    ]  # fmt: skip
-    assert not any("A=1" in line for line in lines[4:])
-
-
-@pytest.mark.parametrize("lines_of", [brief_lines, table_lines])
-def test_a_sign_has_a_legend_where_it_stands_and_nowhere_else(lines_of: Callable[..., list[Line]]) -> None:
-    marked = replace(FAILED, provisional=True, flags=(THIS_LAUNCH_ONLY,))
-    for verdict, is_marked in ((FAILED, False), (marked, True)):
-        lines = [line for line, _ in lines_of(judgement_with(verdict), 200)]
-        for sign, legend in (("*", "* provisional bound: "), ("†", "† too narrow, from this launch only: ")):
-            assert any(line.startswith(legend) for line in lines) == any(sign in line for line in lines) == is_marked
-
-
-def test_quiet_says_the_outcome_first_and_no_more_than_fits() -> None:
-    lines = [line for line, _ in quiet_lines(JUDGEMENT, 80)]
-    said = " ".join(line.strip() for line in lines)
-    assert said.startswith(f"{headline(JUDGEMENT)} ISOLATE slow-communication: drain node9; ")
-    assert len(lines) <= 4
-    accepted = replace(ACCEPTED, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput_per_gpu[a]", 1))
-    assert [line for line, _ in quiet_lines(replace(accepted, simulated=True), 80)] == [
-        headline(accepted), "Throughput per GPU in this run: at least 97.9 % of the published one (95 %",
-        "  confidence).", WATERMARK,
-    ]  # fmt: skip
-
-
 def test_names_that_would_look_alike_when_cut_are_written_out() -> None:
     names = [f"all-reduce-by-whom-of-{size}mib-among-so-many-gpus" for size in (1, 25)]
     verdicts = tuple(replace(PASSED, metric="busbw_gbps", id=f"busbw_gbps[{name}]") for name in names)
@@ -144,11 +86,6 @@ def test_only_causes_follow_the_outcome(outcome: RunOutcome, style: str) -> None
     judgement = replace(JUDGEMENT, outcome=outcome, reason="because", verdicts=(PASSED,), blockers=blockers)
     lines = table_lines(judgement, 80)
     assert lines[-2 if blockers else -1] == (f"{outcome.upper()}: because", style)
-
-
-def test_two_requirements_of_one_identity_are_both_shown() -> None:
-    lines = [line for line, _ in table_lines(judgement_with(PASSED, replace(PASSED, bound={"at_least": 0.97})), 80)]
-    assert sum(line.endswith("PASS") for line in lines) == 2
 
 
 def test_hostile_text_moves_no_cursor_and_adds_no_line() -> None:

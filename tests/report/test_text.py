@@ -13,10 +13,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.report import digits, text
+from pytest_ddpscale.report import digits
+from pytest_ddpscale.report.words.verdicts import headline_of, reason_text, rerun_command, verdict_style, verdict_word
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Severity
+from pytest_ddpscale.util.listing import shorten
+from pytest_ddpscale.util.printable import one_line
 from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
 
 
@@ -43,71 +46,64 @@ def test_each_unit_is_shown_with_its_sensible_digits() -> None:
     ]
     for value, unit, expected in rows:
         assert digits.number_text(value, unit) == expected
+    for metric in METRICS.values():
+        unit = {"fraction": " %", "x": "×"}.get(metric.unit, f" {metric.unit_of()}")
+        assert digits.number_text(0.5, metric.unit_of()).endswith(unit)
 
 
 FAR = replace(PASSED, bound={"at_least": 0.25}, interval=(0.046, 1.1), because=because("far"))
 AT_MOST = replace(PASSED, metric="rank_uniformity", bound={"at_most": 1.08}, value=1.02, interval=(1.01, 1.05))
 
 
-@pytest.mark.parametrize(
-    ("verdict", "limits", "value"),
-    [
-        (replace(PASSED, value=0.97, interval=(0.965, 0.978)), "at least 96.5 %", "97.0 (≥ 96.5) %"),
-        (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "at most 94.2 %", "93.0 (≤ 94.2) %"),
-        (AT_MOST, "at most 1.05×", "1.02 (≤ 1.05)×"),
-        (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "at least 1.11×", "1.15 (≥ 1.11)×"),
-        (replace(FAR, value=0.756), "each round ≥ 50.0 %", "75.6 (each round ≥ 50.0) %"),
-        (replace(FAR, outcome="failed", value=0.1), "each round ≤ 12.5 %", "10.0 (each round ≤ 12.5) %"),
-        (replace(FAR, bound={"at_most": 0.25}, value=0.1), "each round ≤ 12.5 %", "10.0 (each round ≤ 12.5) %"),
-    ],
-)
-def test_where_one_side_decides_it_is_the_one_that_is_shown(verdict: Verdict, limits: str, value: str) -> None:
-    assert (digits.limits_text(verdict), digits.value_text(verdict)) == (limits, value)
+IN_DOUBT = replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.951, 0.982))
+SLOW = replace(
+    PASSED, metric="busbw_gbps", unit="GB/s", bound={"at_least": 797.0208}, outcome="failed", value=335.6161,
+    interval=(333.4, 337.84),
+)  # fmt: skip
+OVER = replace(MEMORY, outcome="failed", value=70.0004)
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    ("verdict", "value", "limits", "bound"),
     [
-        replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.951, 0.982)),
-        # its data were wrong, or there were too few rounds: no side of the interval decided that
-        replace(PASSED, outcome="failed", value=0.97, interval=(0.951, 0.982)),
-        replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.951, 0.982), flags=("host-bound",)),
+        # where one side decides, it is the one that is shown, rounded outwards
+        (replace(PASSED, value=0.97, interval=(0.96598, 0.978)), "97.0 %", "at least 96.5 %", "≥ 96.0 %"),
+        (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "93.0 %", "at most 94.2 %",
+         "≥ 96.0 %"),
+        (AT_MOST, "1.02×", "at most 1.05×", "≤ 1.08×"),
+        (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "1.15×", "at least 1.11×", "≤ 1.08×"),
+        (replace(FAR, value=0.756), "75.6 %", "each round ≥ 50.0 %", "≥ 25.0 %"),
+        (replace(FAR, outcome="failed", value=0.1), "10.0 %", "each round ≤ 12.5 %", "≥ 25.0 %"),
+        (replace(FAR, bound={"at_most": 0.25}, value=0.1), "10.0 %", "each round ≤ 12.5 %", "≤ 25.0 %"),
+        # where none does, as with wrong data or too few rounds, both are
+        (IN_DOUBT, "97.0 %", "95.1 … 98.2 %", "≥ 96.0 %"),
+        (replace(IN_DOUBT, outcome="failed"), "97.0 %", "95.1 … 98.2 %", "≥ 96.0 %"),
+        (replace(IN_DOUBT, interval=(0.95998, 0.98002)), "97.0 %", "95.9 … 98.1 %", "≥ 96.0 %"),
+        (replace(IN_DOUBT, interval=(-math.inf, math.inf)), "97.0 %", "−∞ … ∞ %", "≥ 96.0 %"),
+        (replace(PASSED, value=0.97, interval=(0.97, 0.97)), "97.0 %", "–", "≥ 96.0 %"),
+        # more digits until an interval is not zero, and until a miss does not look like its bound
+        (replace(PASSED, value=0.97451, interval=(0.97442, 0.97459)), "97.45 %", "at least 97.44 %", "≥ 96.0 %"),
+        (replace(PASSED, outcome="failed", value=0.95996, interval=None), "95.996 %", "–", "≥ 96.0 %"),
+        (OVER, "70.0004 GiB", "–", "≤ 70 GiB"),
+        # of a computed bound four, unless a limit needs more
+        (SLOW, "335.6 GB/s", "at most 337.9 GB/s", "≥ 797.0 GB/s"),
+        (replace(SLOW, outcome="passed", bound={"at_least": 797.06}, value=799.0, interval=(797.07, 801.0)),
+         "799.00 GB/s", "at least 797.07 GB/s", "≥ 797.06 GB/s"),
+        (replace(SLOW, bound={"at_least": 0.0051}, value=0.004, interval=(0.0039, 0.0041)), "0.0040 GB/s",
+         "at most 0.0041 GB/s", "≥ 0.0051 GB/s"),
     ],
-)
-def test_where_no_side_decides_both_are_shown(verdict: Verdict) -> None:
-    assert digits.limits_text(verdict) == "95.1 … 98.2 %"
-    assert digits.value_text(verdict) == "97.0 (95.1 … 98.2) %"
-
-
-def test_limits_are_rounded_outwards() -> None:
-    assert digits.limits_text(replace(PASSED, value=0.97, interval=(0.96598, 0.978))) == "at least 96.5 %"
-    both = replace(PASSED, outcome="inconclusive", value=0.97, interval=(0.95998, 0.98002))
-    assert digits.limits_text(both) == "95.9 … 98.1 %"
-
-
-def test_narrow_interval_gets_digits_until_it_is_not_zero() -> None:
-    assert digits.value_text(replace(PASSED, value=0.97451, interval=(0.97442, 0.97459))) == "97.45 (≥ 97.44) %"
-
-
-def test_failing_value_and_its_bound_never_look_equal() -> None:
-    narrow = replace(PASSED, outcome="failed", value=0.95996, interval=None)
-    assert (digits.value_text(narrow), digits.bound_text(narrow)) == ("95.996 %", "≥ 96.0 %")
-    over = replace(MEMORY, outcome="failed", value=70.0004)
-    assert (digits.value_text(over), digits.bound_text(over)) == ("70.0004 GiB", "≤ 70 GiB")
-    assert digits.margin_text(over) == "−0.001 %"
-    assert digits.margin_text(replace(over, value=292.0)) == "4.2× the bound"
-
-
-def test_a_computed_bound_has_four_significant_digits_unless_a_limit_needs_more() -> None:
-    slow = replace(
-        PASSED, metric="busbw_gbps", unit="GB/s", bound={"at_least": 797.0208}, outcome="failed", value=335.6161,
-        interval=(333.4, 337.84),
+)  # fmt: skip
+def test_digits_show_on_which_side_of_the_bound_a_value_is(
+    verdict: Verdict, value: str, limits: str, bound: str
+) -> None:
+    assert (digits.point_text(verdict), digits.limits_text(verdict), digits.bound_text(verdict)) == (
+        value, limits, bound,
     )  # fmt: skip
-    assert (digits.point_text(slow), digits.bound_text(slow)) == ("335.6 GB/s", "≥ 797.0 GB/s")
-    kept = replace(slow, outcome="passed", bound={"at_least": 797.06}, value=799.0, interval=(797.07, 801.0))
-    assert (digits.limits_text(kept), digits.bound_text(kept)) == ("at least 797.07 GB/s", "≥ 797.06 GB/s")
-    small = replace(slow, bound={"at_least": 0.0051}, value=0.004, interval=(0.0039, 0.0041))
-    assert digits.bound_text(small) == "≥ 0.0051 GB/s"
+
+
+def test_a_margin_is_told_as_a_share_or_beyond_twice_the_bound_as_a_factor() -> None:
+    shown = [digits.margin_text(one) for one in (PASSED, OVER, replace(OVER, value=292.0))]
+    assert shown == ["+1.5 %", "−0.001 %", "4.2× the bound"]
 
 
 @given(
@@ -124,7 +120,7 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
     verdict = replace(
         PASSED, metric=metric, bound={key: bound}, value=value, interval=(value * (1 - half), value * (1 + half))
     )
-    shown, shown_bound = _numbers(digits.value_text(verdict)), _numbers(digits.bound_text(verdict))
+    shown, shown_bound = _numbers(digits.point_text(verdict)), _numbers(digits.bound_text(verdict))
     missed = value > bound if key == "at_most" else value < bound
     if missed:
         assert shown > shown_bound if key == "at_most" else shown < shown_bound
@@ -151,50 +147,39 @@ def test_verdict_has_one_word_and_one_style() -> None:
     ]
     for outcome, severity, word, style in rows:
         verdict = replace(PASSED, outcome=outcome, severity=severity)
-        assert (text.verdict_word(verdict), text.verdict_style(verdict)) == (word, style)
+        assert (verdict_word(verdict), verdict_style(verdict)) == (word, style)
     wrong = replace(PASSED, outcome="failed", severity="warn", flags=("wrong-data",))
-    assert text.verdict_word(wrong) == "FAIL"
+    assert verdict_word(wrong) == "FAIL"
 
 
 def test_reason_is_never_empty() -> None:
     for verdict in ALL:
-        assert text.reason_text(replace(verdict, reason=""))
+        assert reason_text(replace(verdict, reason=""))
 
 
 def test_rerun_command_quotes_what_a_shell_would_read() -> None:
-    assert text.rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
+    assert rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
         "pytest --gpu-sku=a100 -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
     )
 
 
 @given(st.text(), st.integers(1, 40))
 def test_shortened_text_fits(content: str, width: int) -> None:
-    assert len(text.shorten(content, width)) <= width
+    assert len(shorten(content, width)) <= width
 
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_one_line_is_one_harmless_line(content: str) -> None:
-    line = text.one_line(content)
+    line = one_line(content)
     line.encode("utf-8")
     assert len(line.splitlines()) <= 1
     assert not {unicodedata.category(c) for c in line} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    assert text.one_line(line) == line
+    assert one_line(line) == line
 
 
 def test_one_line_keeps_what_a_person_wrote() -> None:
-    assert text.one_line("  2.36× faster,\n than <node7> ") == "2.36× faster, than <node7>"
-    assert "\x1b" not in text.one_line(HOSTILE)
-
-
-def test_what_did_not_vary_has_no_limits() -> None:
-    alike = replace(PASSED, value=0.97, interval=(0.97, 0.97))
-    assert (digits.value_text(alike), digits.limits_text(alike)) == ("97.0 %", "–")
-
-
-def test_value_and_bound_of_a_verdict_with_an_infinite_interval_do_not_crash() -> None:
-    verdict: Verdict = replace(PASSED, outcome="inconclusive", interval=(-math.inf, math.inf))
-    assert digits.value_text(verdict) == "97.4 (−∞ … ∞) %"
-    assert digits.limits_text(verdict) == "−∞ … ∞ %"
+    assert one_line("  2.36× faster,\n than <node7> ") == "2.36× faster, than <node7>"
+    assert "\x1b" not in one_line(HOSTILE)
 
 
 def test_a_headline_ends_with_a_sentence_of_a_very_long_error() -> None:
@@ -204,11 +189,11 @@ def test_a_headline_ends_with_a_sentence_of_a_very_long_error() -> None:
         + "Of the allocated memory much is allocated. "
         * 12
     )
-    headline = text.headline_of(f"{said}\nlast lines of its NCCL log: …")
+    headline = headline_of(f"{said}\nlast lines of its NCCL log: …")
     assert headline.startswith(
         "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory. Tried to allocate"
     )
     assert headline.endswith(". …")
     assert len(headline) <= 302
-    assert text.headline_of("short\nmore") == "short"
-    assert len(text.headline_of("x" * 1000)) == 302
+    assert headline_of("short\nmore") == "short"
+    assert len(headline_of("x" * 1000)) == 302

@@ -15,12 +15,11 @@ from pytest_ddpscale.plan.hardware import wheel_for
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.report.text import count_text
 from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import count_text, first_few
 
 Entry: TypeAlias = str | Callable[..., str]
 

@@ -1,0 +1,106 @@
+"""Words about the outcome of a run, and about what qualifies it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pytest_ddpscale.report.words.verdicts import Style, is_provisional, waiver_text
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement, RunOutcome, Verdict
+from pytest_ddpscale.util.listing import count_text, first_few
+from pytest_ddpscale.util.printable import one_line
+
+# Of each outcome its style, and what it means.
+OUTCOMES: dict[RunOutcome, tuple[Style, str]] = {
+    "accepted": ("passed", "Every requirement that can reject this machine was measured and met."),
+    "accepted_with_waivers": (
+        "warned", "Every requirement that can reject this machine was measured, and met except those that are waived: "
+        "see Waivers.",
+    ),
+    "rejected": ("failed", "At least one requirement is not met: this machine is not fit to open."),
+    "incomplete": ("undecided", "Fitness was not demonstrated; the machine is not accepted."),
+    "partial": (
+        "undecided", "Only some of the requirements were selected: this report says nothing about the others and does "
+        "not accept the machine.",
+    ),
+}  # fmt: skip
+_OF_A_WORKLOAD = "what "  # a change by the site of what a workload trains begins so
+
+
+def outcome_text(judgement: Judgement) -> str:
+    """``REJECTED: why``, and what the site changed in the thresholds that it extends; or what a rehearsal found."""
+    word = "REHEARSED" if judgement.rehearsed else outcome_word(judgement.outcome)
+    why = one_line(judgement.rehearsed or judgement.reason)
+    return f"{word}: {'; '.join(filter(None, (why, *changes_by_site(judgement))))}".removesuffix(": ")
+
+
+def imported(judgement: Judgement, run: RunRecord | None) -> list[Verdict]:
+    """What an imported run has values of, the nearest to its bound first.
+
+    Empty for a run that was measured here, and if anything that was imported blocks acceptance: then a cause leads.
+    """
+    blocks = (one for one in judgement.verdicts if judgement.is_blocked_by(one) and one.outcome != "not_measured")
+    if run is None or not run.is_imported or judgement.outcome != "incomplete" or any(blocks):
+        return []
+    return sorted((one for one in judgement.verdicts if one.margin is not None), key=lambda one: one.margin or 0.0)
+
+
+def imported_text(judgement: Judgement, run: RunRecord | None) -> str:
+    """``INCOMPLETE: imported from …: 20 of 22 requirements that have a value passed; 60 of 82 have none``."""
+    valued, there = imported(judgement, run), len(judgement.verdicts)
+    passed, source = sum(one.passed for one in valued), one_line(run.source if run else "") or "elsewhere"
+    what = f"{passed} of {count_text(len(valued), 'requirement')} that have a value passed"
+    return f"INCOMPLETE: imported from {source}: {what}; {there - len(valued)} of {there} have none" if valued else ""
+
+
+def outcome_word(outcome: RunOutcome) -> str:
+    """``ACCEPTED WITH WAIVERS``."""
+    return outcome.replace("_", " ").upper()
+
+
+def changes_by_site(judgement: Judgement) -> list[str]:
+    """Bounds that the site lowered, and what else it changed for the SKU; empty if it changed nothing.
+
+    ``3 bounds lowered by the site, 1 requirement not asked``; of several workloads that train something else it names
+    the first.
+    """
+    easier = Counter(
+        ("requirement", "not asked") if one.now is None
+        else ("requirement", "made a warning") if one.only_warns
+        else ("bound", "lowered")
+        for one in judgement.lowered
+    )  # fmt: skip
+    counted = [f"{count_text(number, noun)} {what}" for (noun, what), number in easier.items()]
+    names = [one_line(part) for part in judgement.altered]
+    trained = [name for name in names if name.startswith(_OF_A_WORKLOAD)]
+    others = [name for name in names if name not in trained]
+    named = [*others, *([first_few(trained, 1) + " such workloads"] if trained[1:] else trained)]
+    lowered = [", ".join([f"{counted[0]} by the site", *counted[1:]])] if counted else []
+    return [*lowered, *([f"changed by the site: {', '.join(named)}"] if named else [])]
+
+
+def reservations(judgement: Judgement) -> Iterator[str]:
+    """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
+    was not selected.
+    """
+    yield from judgement.notes_of("variable")
+    for one in judgement.waived:
+        yield f"{one.id}: {waiver_text(one)}"
+    yield from changes_by_site(judgement)
+    if provisional := sum(map(is_provisional, judgement.verdicts)):
+        bounds = count_text(len(judgement.verdicts), "bound")
+        yield f"{provisional} of {bounds} provisional: no figure is published for this SKU"
+    if judgement.not_selected:
+        yield f"{count_text(judgement.not_selected, 'requirement')} not selected"
+
+
+def notes(judgement: Judgement, left_out: Sequence[str] = ()) -> list[str]:
+    """The notes that no other part of a report has, without those of some codes.
+
+    Of several on low utilization it is the first, with the number of the others.
+    """
+    hidden, idle = judgement.notes_of(*left_out), judgement.notes_of("low-utilization")
+    more = f" ({count_text(len(idle) - 1, 'more arm')} alike: values.csv)" if idle[1:] else ""
+    shown = [one for one in judgement.other_notes if one not in (*hidden, *idle[1:])]
+    return [one + more * (one in idle) for one in shown]
