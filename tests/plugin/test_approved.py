@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -69,7 +70,8 @@ def judged(site: Site, scenario: Scenario) -> tuple[Path, str]:
     result = site.judge("-p", "no:cacheprovider", run=scenario.name)
     assert_no_crash(result)
     assert result.ret == scenario.code
-    return run.path, masked(result.stdout.str(), site.path)
+    # How long it took to write the run differs with the load of the machine.
+    return run.path, re.sub(r"\d\.\d min,", "0.0 min,", masked(result.stdout.str(), site.path))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
