@@ -39,7 +39,7 @@ from pytest_ddpscale.worker.image_loader import open_samples
 from pytest_ddpscale.worker.loaded_batch import StudyImages
 from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
 from pytest_ddpscale.worker.pairs import PairSearch
-from pytest_ddpscale.worker.probes.running import ProbeRounds
+from pytest_ddpscale.worker.probing import ProbeRounds
 from pytest_ddpscale.worker.process_groups import communicator_options, process_group_class
 from pytest_ddpscale.worker.profiling import StudyProfile
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order

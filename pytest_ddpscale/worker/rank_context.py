@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.rank_folder import RecordSink, WantedArms, left
@@ -82,15 +82,18 @@ class RankContext:
 
     def gather(
         self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],
-        join: Callable[[list[Part]], object], windows: Callable[[Part], Sequence[TimedWindow]] | None = None,
-    ) -> None:  # fmt: skip
+        join: Callable[[list[Part]], Any], windows: Callable[[Part], Sequence[TimedWindow]] | None = None,
+    ) -> Any:  # fmt: skip
         """Rank 0 joins the parts of ranks, and all ranks wait for it. All ranks of the gang call this.
 
         Args:
             key: unique for each call.
-            windows: returns the time windows of a part; None if no telemetry is needed.
+            windows: returns the time windows of a part, of a timed block; None if no telemetry is needed.
+
+        Returns:
+            What rank 0's `join` returned, which is JSON, on all ranks; None for a timed block.
         """
-        control, mine = self.control, f"{key}/{self.control.rank}"
+        control, mine, done = self.control, f"{key}/{self.control.rank}", f"{key}/done"
         if part is not None:
             control.say(mine, part)
         if windows is not None:
@@ -98,14 +101,16 @@ class RankContext:
                 key, ranks, lambda keys: [one for said in control.hear_all(keys, kind) for one in windows(said)]
             )
         if control.rank == 0:
-            join(control.hear_all([f"{key}/{rank}" for rank in ranks], kind))
-            control.say(f"{key}/done", True)
+            control.say(done, join(control.hear_all([f"{key}/{rank}" for rank in ranks], kind)))
+        decision = None
+        if windows is None:
+            decision = control.hear(done)
         else:
-            control.wait_for(f"{key}/done")
-        if windows is not None:
+            control.wait_for(done)  # a round trip less
             self.telemetry.forget(key, ranks)
         if part is not None:
             control.forget(mine)  # each rank its own, because rank 0 would take long to do it for all
+        return decision
 
 
 def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: float) -> list[str] | None:

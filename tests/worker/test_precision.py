@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
-from pytest_ddpscale.worker.probes.matmul import Matmul
+from pytest_ddpscale.worker.work import Matmul
 from tests.builders.trained import CPU, TIMEOUT, study
 
 BACKENDS: Any = torch.backends  # what it has differs by version
