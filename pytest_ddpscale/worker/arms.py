@@ -18,8 +18,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.device import Device, Timing
 from pytest_ddpscale.worker.forward_hooks import Forwards
+from pytest_ddpscale.worker.images import ImageLoader, StudyImages
 from pytest_ddpscale.worker.inference import Inference
-from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
 from pytest_ddpscale.worker.precision import compute_fp32_in_full
 from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
 from pytest_ddpscale.worker.replica_checksum import align, checksum
@@ -63,7 +63,7 @@ class StudyArms:
         self._replicas = Replicas(self._model, study.workload, device, self._groups)
         self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
         self._images = images
-        self._loaded: list[LoadedBatch] = []
+        self._loaded: list[ImageLoader] = []
         self._trainers: dict[str, Trainer] = {}
         self._inference = Inference(self._model, study.workload, device)
 
@@ -148,7 +148,7 @@ class StudyArms:
             )
         return self._trainers[arm.name]
 
-    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | LoadedBatch:
+    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | ImageLoader:
         if arm.data_of(self._study.workload) == "synthetic":
             return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
         assert self._images is not None, "the folder was not read"

@@ -35,8 +35,7 @@ from pytest_ddpscale.run.records import (
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.flops import workload_flops_record
-from pytest_ddpscale.worker.image_loader import open_samples
-from pytest_ddpscale.worker.loaded_batch import StudyImages
+from pytest_ddpscale.worker.images import StudyImages, open_samples
 from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probing import ProbeRounds
@@ -169,13 +168,11 @@ class GangMember:
         here.phase = "reading the image folder"
         if not is_first:  # one phase further, so a hang points at the reading rank
             here.phase = "waiting for another rank to read the image folder"
-        # Below the limit after which an inactive gang is ended without a reason.
-        timeout_s = context.timeout.total_seconds() / 8
-        key = f"{study.id}/images"
-        samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
+        samples = open_samples(data, "train", workload.family.image_size, context.control, f"{study.id}/images")
         if is_first:
             here.phase = "comparing the image folder"
-        return StudyImages(samples, context.loader_cores)
+        # Below the limit after which an inactive gang is ended without a reason.
+        return StudyImages(samples, context.loader_cores, context.timeout.total_seconds() / 8)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""

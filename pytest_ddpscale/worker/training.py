@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.loaded_batch import LoadedBatch
+from pytest_ddpscale.worker.images import ImageLoader
 from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, LOAD, OPTIMIZER, STEP
 from pytest_ddpscale.worker.step_ranges import Ranges, profiler_range
 
@@ -91,7 +91,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        batches: Sequence[Batch | LoadedBatch],
+        batches: Sequence[Batch | ImageLoader],
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -133,7 +133,7 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch | LoadedBatch) -> None:
+    def _pass(self, batch: Batch | ImageLoader) -> None:
         """Run forward and backward; the gradients of all passes add up to the mean over their images."""
         with self._ranges(LOAD):
             batch.fetch()
