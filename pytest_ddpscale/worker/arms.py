@@ -16,8 +16,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.compiled_call import forget_compiled
-from pytest_ddpscale.worker.device import Device, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
+from pytest_ddpscale.worker.device import Device, Forwards, Timing
 from pytest_ddpscale.worker.images import ImageLoader, StudyImages
 from pytest_ddpscale.worker.inference import Inference
 from pytest_ddpscale.worker.precision import compute_fp32_in_full

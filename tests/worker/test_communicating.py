@@ -22,8 +22,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.worker import probing, work
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.probing import ProbeRounds
 from pytest_ddpscale.worker.work import CannotProbeError, Exchange, open_work
 from tests.builders.measurements import ProbeMeasurement

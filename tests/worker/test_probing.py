@@ -19,8 +19,7 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.worker import rank_context, work
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.probing import ProbeRounds
 from pytest_ddpscale.worker.rank_progress import RankProgress
 from pytest_ddpscale.worker.work import Copy
