@@ -44,7 +44,7 @@ from pytest_ddpscale.worker.profiling import StudyProfile
 from pytest_ddpscale.worker.rank_context import RankContext, arm_order
 from pytest_ddpscale.worker.seeded import seeded_step
 from pytest_ddpscale.worker.step_ranges import nvtx_range, profiler_range
-from pytest_ddpscale.worker.transport import read_transport
+from pytest_ddpscale.worker.transport import TransportLog
 from pytest_ddpscale.worker.whole_training import WholeTraining
 
 # Round number of decisions before the first round of a study.
@@ -62,6 +62,7 @@ class GangMember:
         self._gang = context.gang
         self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
+        self._transport = TransportLog(context.control.rank, self._layout, context.device.backend, os.environ)
 
     @contextmanager
     def process_group(self) -> Iterator[None]:
@@ -180,9 +181,9 @@ class GangMember:
             return
         control = self._control
         self._groups += [group for group in groups if control.rank in group and group not in self._groups]
-        backend = self._context.device.backend
-        said = read_transport(control.rank, self._layout, backend, os.environ, self._groups)
-        said = replace(said, process_group=process_group_class(self._context.device.torch_device))
+        said = replace(
+            self._transport.read(self._groups), process_group=process_group_class(self._context.device.torch_device)
+        )
 
         def join(parts: list[RankTransport]) -> None:
             self._sink.append_record(GangTransport(study=study_id, gang=self._gang, ranks=tuple(parts)))
