@@ -15,16 +15,20 @@ from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.compiled_call import forget_compiled
 from pytest_ddpscale.worker.device import Device, Forwards, Timing
 from pytest_ddpscale.worker.images import ImageLoader, StudyImages
 from pytest_ddpscale.worker.inference import Inference
-from pytest_ddpscale.worker.precision import compute_fp32_in_full
-from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
-from pytest_ddpscale.worker.replica_checksum import align, checksum
-from pytest_ddpscale.worker.step_ranges import Ranges, profiler_range
-from pytest_ddpscale.worker.trained_model import build_trained_model
-from pytest_ddpscale.worker.training import Batch, Trainer, new_scaler
+from pytest_ddpscale.worker.model import build_trained_model, checksum
+from pytest_ddpscale.worker.replica import Replica, Replicas, align, make_groups
+from pytest_ddpscale.worker.training import (
+    Batch,
+    Ranges,
+    Trainer,
+    compute_fp32_in_full,
+    forget_compiled,
+    new_scaler,
+    profiler_range,
+)
 
 UNOBSERVED = nullcontext()
 

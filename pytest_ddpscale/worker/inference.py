@@ -16,18 +16,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.compiled_call import compiled
 from pytest_ddpscale.worker.device import Device, Timing
-from pytest_ddpscale.worker.training import Batch, autocast
+from pytest_ddpscale.worker.model import take_statistics
+from pytest_ddpscale.worker.training import Batch, autocast, compiled
 
-_SEED = 20_232
-# Batch for the statistics of batch normalisation: enough for a variance, small enough to fit with any model.
-_STATISTICS_BATCH = 8
 Context = Callable[[], AbstractContextManager[Any]]
 
 
@@ -96,28 +92,6 @@ class Inference:
         """Context of each thread. Not inference mode, which nn.DataParallel does not pass on to its threads."""
         with torch.no_grad(), autocast(self._workload, self._device.torch_device):
             yield
-
-
-def take_statistics(model: nn.Module, workload: Workload, device: torch.device) -> None:
-    """Set the running statistics of batch normalisation from a batch of random images.
-
-    Evaluation mode uses the running statistics. In an untrained model these are a mean of 0 and a variance of 1, which
-    normalise nothing: activations double through the blocks of ResNet-152 until fp16 overflows.
-    """
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-    if not layers:
-        return
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.momentum = 1.0  # replaces earlier statistics by those of this batch
-    was_training = model.training
-    try:
-        with torch.no_grad(), autocast(workload, device):
-            model.train()(Batch(workload, _STATISTICS_BATCH, device, _SEED).images)
-    finally:
-        model.train(was_training)
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
 
 
 class SplitModel:

@@ -24,8 +24,8 @@ from pytest_ddpscale.plan.pairing import (
 )
 from pytest_ddpscale.run.block import STEP_S, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.records import EndReason, Rank
+from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.device import Timing
-from pytest_ddpscale.worker.rank_context import RankContext
 
 RankPair = tuple[int, int]
 _FP32_BYTES = 4

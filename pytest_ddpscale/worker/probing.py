@@ -17,9 +17,8 @@ from pytest_ddpscale.run.block import RankBlock, Unsupported, joined
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import Count, Record, column
-from pytest_ddpscale.worker.node_telemetry import TimedWindow
-from pytest_ddpscale.worker.process_groups import new_group
-from pytest_ddpscale.worker.rank_context import RankContext, arm_order
+from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order
+from pytest_ddpscale.worker.control import new_group
 from pytest_ddpscale.worker.work import CannotProbeError, Work, memory_permitting, open_work
 
 # Untimed iterations before a block, as a share of it, to reach the usual state of clocks and caches.

@@ -34,8 +34,8 @@ from pytest_ddpscale.run.records import ArmProfile, ProfiledBucket, ProfiledStep
 from pytest_ddpscale.util.arrays import FloatArray
 from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker.arms import StudyArms
-from pytest_ddpscale.worker.rank_context import RankContext, arm_order
-from pytest_ddpscale.worker.step_names import STEP
+from pytest_ddpscale.worker.context import RankContext, arm_order
+from pytest_ddpscale.worker.training import STEP
 
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")

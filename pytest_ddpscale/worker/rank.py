@@ -33,17 +33,15 @@ from pytest_ddpscale.run.records import (
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
+from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
+from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
-from pytest_ddpscale.worker.flops import workload_flops_record
 from pytest_ddpscale.worker.images import StudyImages, open_samples
-from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
+from pytest_ddpscale.worker.model import seeded_step, workload_flops_record
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probing import ProbeRounds
-from pytest_ddpscale.worker.process_groups import communicator_options, process_group_class
 from pytest_ddpscale.worker.profiling import StudyProfile
-from pytest_ddpscale.worker.rank_context import RankContext, arm_order
-from pytest_ddpscale.worker.seeded import seeded_step
-from pytest_ddpscale.worker.step_ranges import nvtx_range, profiler_range
+from pytest_ddpscale.worker.training import nvtx_range, profiler_range
 from pytest_ddpscale.worker.transport import TransportLog
 from pytest_ddpscale.worker.whole_training import WholeTraining
 

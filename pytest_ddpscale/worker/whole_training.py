@@ -19,13 +19,11 @@ from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reac
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
 from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, read_idx
-from pytest_ddpscale.worker.compiled_call import compiled
+from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.images import ImageLoader, Labelled, Shard, ShardBatches, open_samples
-from pytest_ddpscale.worker.precision import compute_fp32_in_full
-from pytest_ddpscale.worker.rank_context import RankContext
+from pytest_ddpscale.worker.model import checksum
 from pytest_ddpscale.worker.replica import StepCounter
-from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.training import autocast, build_model, new_scaler
+from pytest_ddpscale.worker.training import autocast, build_model, compiled, compute_fp32_in_full, new_scaler
 
 COMPILE, TRAINING, WAITING = "compile_s", "training_s", "waiting_s"
 VALIDATION, VALIDATION_WAITING = "validation_s", "validation_waiting_s"

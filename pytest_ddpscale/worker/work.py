@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import KINDS, MatmulPrecision
 from pytest_ddpscale.worker.device import Device
-from pytest_ddpscale.worker.precision import compute_fp32_in_full
+from pytest_ddpscale.worker.training import compute_fp32_in_full
 
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 _CUDA_OUT_OF_MEMORY = "out of memory"  # of pinned host memory, which is no torch.OutOfMemoryError

@@ -21,10 +21,8 @@ from pytest_ddpscale.worker.inference import (
     devices_of_node,
     replicate,
     scatter,
-    take_statistics,
 )
-from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.trained_model import build_trained_model
+from pytest_ddpscale.worker.model import build_trained_model, checksum, take_statistics
 from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings

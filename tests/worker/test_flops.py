@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_ddpscale.worker.flops import _convolution_backward_flops, flops_per_sample, workload_flops_record
+from pytest_ddpscale.worker.model import _convolution_backward_flops, flops_per_sample, workload_flops_record
 from pytest_ddpscale.worker.training import build_model
 from tests.builders.trained import CPU, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings

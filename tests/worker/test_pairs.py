@@ -15,10 +15,10 @@ from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.run import records
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.worker.context import RankProgress
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
-from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.judged import rails_of, slow_links
 from tests.builders.probes import pair_evidence
 from tests.builders.records import gang_at

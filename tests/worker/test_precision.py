@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.precision import compute_fp32_in_full
+from pytest_ddpscale.worker.training import compute_fp32_in_full
 from pytest_ddpscale.worker.work import Matmul
 from tests.builders.trained import CPU, TIMEOUT, study
 

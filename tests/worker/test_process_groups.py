@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpscale.worker.process_groups import communicator_options, new_group, process_group_class
+from pytest_ddpscale.worker.control import communicator_options, new_group, process_group_class
 from tests.builders.trained import CPU, TIMEOUT
 
 CPU_0 = torch.device("cpu", 0)

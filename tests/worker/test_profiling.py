@@ -23,7 +23,7 @@ from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.profiling import StudyProfile, in_words, recorded, traced_steps
-from pytest_ddpscale.worker.step_ranges import profiler_range
+from pytest_ddpscale.worker.training import profiler_range
 from tests.builders.trained import TIMEOUT, study
 
 from .kept_records import KeptRecords, context_on_cpu

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, left, read_status
+from pytest_ddpscale.worker.context import RankProgress
 from pytest_ddpscale.worker.control import host_name
-from pytest_ddpscale.worker.rank_progress import RankProgress
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pytest_ddpscale.worker import replica_checksum as agreement
-from pytest_ddpscale.worker.replica import Weights
-from pytest_ddpscale.worker.replica_checksum import align, checksum
+from pytest_ddpscale.worker import replica as agreement
+from pytest_ddpscale.worker.model import checksum
+from pytest_ddpscale.worker.replica import Weights, align
 from pytest_ddpscale.worker.training import build_model
 from tests.builders.trained import CPU, TINY
 from tests.builders.workloads import with_settings

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_ddpscale.worker import seeded
-from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.seeded import seeded_checksum
+from pytest_ddpscale.worker import model as seeded
+from pytest_ddpscale.worker.model import checksum, seeded_checksum
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TINY, TRANSFORMER
 from tests.builders.workloads import with_settings

@@ -16,13 +16,10 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.image_family import FEATURES, ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker import trained_model
+from pytest_ddpscale.worker import model as trained_model
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.flops import flops_per_sample
-from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.seeded import seeded_step
-from pytest_ddpscale.worker.trained_model import OnFrozenFeatures, build_trained_model
+from pytest_ddpscale.worker.model import OnFrozenFeatures, build_trained_model, checksum, flops_per_sample, seeded_step
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY, study
 from tests.builders.workloads import with_settings

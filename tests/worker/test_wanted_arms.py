@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.run.rank_folder import WantedArms, leave
-from pytest_ddpscale.worker.rank_context import needed_arms
+from pytest_ddpscale.worker.context import needed_arms
 
 
 @pytest.mark.parametrize("arms", [(), ("alone", "ddp@2")])

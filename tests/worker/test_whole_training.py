@@ -24,11 +24,11 @@ from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import EndReason, TrainedEpoch, TrainedRun
 from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, read_idx
 from pytest_ddpscale.worker import whole_training
-from pytest_ddpscale.worker.compiled_call import forget_compiled
+from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.rank_context import RankContext
-from pytest_ddpscale.worker.replica_checksum import checksum
+from pytest_ddpscale.worker.model import checksum
+from pytest_ddpscale.worker.training import forget_compiled
 from pytest_ddpscale.worker.whole_training import SpanClock, WholeTraining, _held_images, padded
 from tests.builders.records import gang_on
 from tests.worker.kept_records import KeptRecords, context_on_cpu
