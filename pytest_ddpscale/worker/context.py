@@ -18,6 +18,7 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, RecordSink, StatusWriter, WantedArms, leave, left
+from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.run.strict_json import Record, each
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_readings
@@ -294,6 +295,18 @@ class RankContext:
         if part is not None:
             control.forget(mine)  # each rank its own, because rank 0 would take long to do it for all
         return decision
+
+    def record(
+        self, key: str, part: Part | None, kind: type[Part], record: Callable[..., AnyRecord],
+        ranks: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Rank 0 writes a record of the parts of ranks, or of all; all ranks of the gang call this."""
+        everybody = range(self.control.world_size)
+
+        def join(parts: list[Part]) -> None:
+            self.sink.append_record(record(ranks=tuple(parts)))
+
+        self.gather(key, everybody if ranks is None else ranks, part, kind, join)
 
 
 def needed_arms(folder: Path, study_id: str, round_number: int, patience_s: float) -> list[str] | None:

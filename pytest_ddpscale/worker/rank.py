@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -145,7 +146,9 @@ class GangMember:
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
         if context.tries_memory:
-            self._tell_memory(study)
+            # The peak of every rank, before it is freed.
+            held = context.device.memory_held()
+            context.record(f"{study.id}/memory", held, RankMemory, partial(StudyMemory, study=study.id))
         self._progress.arm, self._progress.phase = None, "cleaning up"
         self._tell_transports(study.id, _groups(study, self._layout))
         if context.profile_steps and study.launch == 1:
@@ -183,19 +186,8 @@ class GangMember:
             self._transport.read(self._groups), process_group=process_group_class(self._context.device.torch_device)
         )
 
-        def join(parts: list[RankTransport]) -> None:
-            self._sink.append_record(GangTransport(study=study_id, gang=self._gang, ranks=tuple(parts)))
-
-        self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
-
-    def _tell_memory(self, study: Study) -> None:
-        """Record the peak memory of every rank, before it is freed."""
-
-        def join(parts: list[RankMemory]) -> None:
-            self._sink.append_record(StudyMemory(study=study.id, ranks=tuple(parts)))
-
-        everybody = range(self._control.world_size)
-        self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)
+        record = partial(GangTransport, study=study_id, gang=self._gang)
+        self._context.record(f"{study_id}/transport", said, RankTransport, record)
 
     @property
     def _is_first(self) -> bool:
@@ -245,10 +237,8 @@ class GangMember:
             checksum, repeats = seeded_step(arms.model, study.workload)
             said = SeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
-        def join(parts: list[SeededStep]) -> None:
-            self._sink.append_record(SeededSteps(study=study.id, gang=self._gang, ranks=tuple(parts)))
-
-        self._context.gather(f"{study.id}/seeded-step", ranks, said, SeededStep, join)
+        record = partial(SeededSteps, study=study.id, gang=self._gang)
+        self._context.record(f"{study.id}/seeded-step", said, SeededStep, record, ranks)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._sink.append_record(flops)

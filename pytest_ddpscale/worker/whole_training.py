@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,9 @@ class WholeTraining:
         spans = {COMPILE: 0.0, VALIDATION: 0.0, VALIDATION_WAITING: 0.0, **self._spans.taken()}
         part = RankEpoch(rank=control.rank, trained=trained, validated=validated, correct=correct, **spans)
 
-        def join(parts: list[RankEpoch]) -> None:
-            study, gang = self._run.id, self._context.gang
-            told = TrainedEpoch(study=study, gang=gang, epoch=epoch, losses=tuple(losses), ranks=tuple(parts))
-            self._context.sink.append_record(told)
-
+        told = partial(TrainedEpoch, study=self._run.id, gang=self._context.gang, epoch=epoch, losses=tuple(losses))
         self._say("gathering")
-        self._context.gather(f"{self._run.id}/{epoch}", range(control.world_size), part, RankEpoch, join)
+        self._context.record(f"{self._run.id}/{epoch}", part, RankEpoch, told)
         return ""
 
     def _train(self, epoch: int) -> tuple[list[float], int]:
@@ -241,15 +238,12 @@ class WholeTraining:
             skipped_steps=len(self._losses) - self._steps.taken,
         )
         counts = [(one.numel(), one.requires_grad) for one in self._model.parameters()]
-        common: dict[str, Any] = {
-            "study": self._run.id, "gang": self._context.gang, "start_up_s": self._start_up_s,
-            "parameters": sum(count for count, _ in counts),
-            "trainable_parameters": sum(count for count, trains in counts if trains),
-        }  # fmt: skip
-        self._context.gather(
-            f"{self._run.id}/end", range(control.world_size), part, RankTrained,
-            lambda parts: self._context.sink.append_record(TrainedRun(**common, ranks=tuple(parts))),
+        told = partial(
+            TrainedRun, study=self._run.id, gang=self._context.gang, start_up_s=self._start_up_s,
+            parameters=sum(count for count, _ in counts),
+            trainable_parameters=sum(count for count, trains in counts if trains),
         )  # fmt: skip
+        self._context.record(f"{self._run.id}/end", part, RankTrained, told)
 
     def _await_device(self) -> None:
         if self._context.device.torch_device.type == "cuda":
