@@ -83,8 +83,8 @@ class GangMember:
     def announce(self, who: Rank) -> None:
         """Record host and device of all ranks, and start sampling their GPUs.
 
-        The messages stay in the store, a few megabytes for 8,192 ranks: local rank 0 of another node may read them
-        long after rank 0 has, and a deleted key reads as empty.
+        Pairs name each other's host by these messages. They stay in the store, a few megabytes for 8,192 ranks: local
+        rank 0 of another node may read them long after rank 0 has, and a deleted key reads as empty.
         """
         control = self._control
         control.say(f"startup/{control.rank}", who)
@@ -122,7 +122,7 @@ class GangMember:
             assert study is not None
             refuse_other_layout(study, plan.layout, self._layout)
             # Checked before preparation and warm-up, which may take minutes.
-            ended, _ = self._next_round(study, _BEFORE_ROUNDS, study.arms)
+            ended, _ = self._context.next_round(study.id, _BEFORE_ROUNDS, [arm.name for arm in study.arms])
             if ended is None:
                 self._measure(study)
                 return
@@ -196,7 +196,7 @@ class GangMember:
     def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> EndReason:
         timed = study.arms
         for number in range(study.rounds):
-            ended, names = self._next_round(study, number, timed)
+            ended, names = self._context.next_round(study.id, number, [arm.name for arm in timed])
             if ended:
                 return ended
             timed = tuple(arm for arm in timed if arm.name in names)
@@ -206,9 +206,6 @@ class GangMember:
                 names_timed = tuple(arm.name for arm in timed)
                 self._sink.append_record(RoundEnd(study=study.id, round=number, arms=names_timed))
         return "rounds"
-
-    def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[EndReason | None, list[str]]:
-        return self._context.next_round(study.id, number, [arm.name for arm in timed])
 
     def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
         here = self._progress

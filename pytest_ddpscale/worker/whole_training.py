@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,7 @@ class WholeTraining:
         self._spans = SpanClock()
         self._losses: list[float] = []  # of all iterations so far
         self._start_up_s = 0.0
+        self._compiles = run.compile_mode != "no"
 
     def run(self) -> tuple[EndReason, str]:
         """Train all epochs, or until the loss is reached. Returns the reason of the end, and an error message."""
@@ -89,7 +90,8 @@ class WholeTraining:
                 return "budget", ""
             if problem := self._epoch(epoch):
                 return "error", problem
-            if self._is_reached():
+            threshold = self._run.loss_threshold
+            if threshold is not None and loss_reached(self._losses, threshold) is not None:
                 self._tell_end()
                 return "decided", ""
         self._tell_end()
@@ -114,14 +116,13 @@ class WholeTraining:
         if self._compiles:
             self._call = compiled(wrapped, run.compile_mode)
             self._infer = compiled(self._model, run.compile_mode)
-        self._optimizer = _optimizer_of(run, self._model)
+        optimizers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+            "sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
+        }  # fmt: skip
+        self._optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
         self._steps = StepCounter(self._optimizer)
         self._scaler = new_scaler(run.workload, device.torch_device)
         self._criterion = nn.CrossEntropyLoss()
-
-    @property
-    def _compiles(self) -> bool:
-        return self._run.compile_mode != "no"
 
     def _epoch(self, epoch: int) -> str:
         """Train and validate. Returns an error message if the loss is not finite, else an empty string."""
@@ -181,7 +182,9 @@ class WholeTraining:
         """Return the number of images that this rank validated, and how many of them were classified correctly."""
         self._infer.eval()
         with self._spans(VALIDATION):
-            self._share_buffers()
+            # Rank 0's statistics of batch normalisation, like a checkpoint: all ranks validate one model.
+            for buffer in self._model.buffers() if self._run.world_size > 1 else ():
+                dist.broadcast(buffer, src=0)
         batches, batch_size = self._validated(epoch), self._run.workload.batch_size
         correct = torch.zeros((), dtype=torch.int64, device=self._context.device.torch_device)
         validated, first = 0, self._compiles and epoch == 0
@@ -214,16 +217,6 @@ class WholeTraining:
             if left:
                 yield images[:left], labels[:left]
             left = max(0, left - len(labels))
-
-    def _share_buffers(self) -> None:
-        """Broadcast rank 0's statistics of batch normalisation, like a checkpoint: all ranks validate one model."""
-        if self._run.world_size > 1:
-            for buffer in self._model.buffers():
-                dist.broadcast(buffer, src=0)
-
-    def _is_reached(self) -> bool:
-        threshold = self._run.loss_threshold
-        return threshold is not None and loss_reached(self._losses, threshold) is not None
 
     def _tell_end(self) -> None:
         self._training.close()
@@ -366,10 +359,3 @@ def _model_of(run: TrainingRun, device: torch.device) -> nn.Module:
         nn.Linear(hidden, family.num_classes),
     )  # fmt: skip
     return nn.Sequential(*layers).to(device)
-
-
-def _optimizer_of(run: TrainingRun, model: nn.Module) -> torch.optim.Optimizer:
-    parameters, rate = model.parameters(), run.learning_rate
-    if run.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
-    return (torch.optim.Adam if run.optimizer == "adam" else torch.optim.AdamW)(parameters, lr=rate)
