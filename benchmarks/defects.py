@@ -388,8 +388,8 @@ DEFECTS = (
         "worker",
         "a GPU's clock starts while it still computes",
         "worker/device.py",
-        "        torch.cuda.synchronize(self._device)\n        started_unix_s",
-        "        started_unix_s",
+        "        torch.cuda.synchronize(self._device)\n        return mark",
+        "        return mark",
         ("worker",),
     ),
     Defect(
@@ -397,8 +397,8 @@ DEFECTS = (
         "worker",
         "one more step is trained than counted",
         "worker/device.py",
-        "            for _ in range(steps):\n                step()\n                marks",
-        "            for _ in range(steps + 1):\n                step()\n                marks",
+        "            for _ in range(steps):\n",
+        "            for _ in range(steps + 1):\n",
         ("worker",),
     ),
     Defect(
@@ -424,8 +424,8 @@ DEFECTS = (
         "worker",
         "a step on a GPU is timed before it began",
         "worker/device.py",
-        "                step()\n                event.record()\n",
-        "                event.record()\n                step()\n",
+        "                step()\n                marks.append(mark())\n",
+        "                marks.append(mark())\n                step()\n",
         ("worker",),
     ),
     Defect(
@@ -635,7 +635,7 @@ DEFECTS = (
         "worker/device.py",
         "own = max(0, others) + torch",
         "own = torch",
-        ("worker/test_memory_held.py",),
+        ("worker/test_device.py",),
     ),
     Defect(
         "final-early",

@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.getini("filterwarnings").insert(0, "error")  # first, so that any other filter is stronger
     # Before 3.10.7 matplotlib uses names that a newer pyparsing calls deprecated.
     config.addinivalue_line("filterwarnings", r"ignore:'\w+' deprecated - use:DeprecationWarning")
-    # torch 2.9 only: of its two ways to set the precision of fp32 both are used, see worker/precision.py
+    # torch 2.9 only: of its two ways to set the precision of fp32 both are used, see worker/training.py
     config.addinivalue_line("filterwarnings", "ignore:Please use the new API settings to control TF32:UserWarning")
 
 

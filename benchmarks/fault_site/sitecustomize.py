@@ -47,9 +47,9 @@ def fail() -> None:
 
 def wait_for_a_device() -> None:
     """Let every further pass wait forever for the thread of a device."""
-    from pytest_ddpscale.worker.data_parallel import ParallelApply
+    from pytest_ddpscale.worker.inference import SplitModel
 
-    ParallelApply._apply = lambda *ignored: threading.Event().wait()  # type: ignore[method-assign, assignment]
+    SplitModel._apply = lambda *ignored: threading.Event().wait()  # type: ignore[method-assign, assignment]
 
 
 def run_out_of_memory() -> None:

@@ -51,8 +51,8 @@ def _shared_evenly(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-# All that there is to declare of a probe: planner, judge, simulator and thresholds read it here, and its worker is in
-# `worker/probes`. nccl-tests, doc/PERFORMANCE.md, has the factors; STREAM and nvbandwidth count copied bytes likewise.
+# All that there is to declare of a probe: planner, judge, simulator and thresholds read it here, and its work is in
+# `worker/work.py`. nccl-tests, doc/PERFORMANCE.md, has the factors; STREAM and nvbandwidth count copied bytes likewise.
 KINDS: Mapping[str, OperationKind] = {
     "matmul": OperationKind("matmul_tflops", "precision"),
     "memory-copy": OperationKind("memory_bandwidth_gbps", buffer_bytes=_COPIED, counts=2, peers="memory"),

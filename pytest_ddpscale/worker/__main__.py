@@ -37,14 +37,11 @@ from pytest_ddpscale.run.records import Rank  # noqa: E402
 from pytest_ddpscale.run.strict_json import parse_strict_json  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
+from pytest_ddpscale.worker.context import GangTelemetry, RankContext, RankProgress  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: E402
-from pytest_ddpscale.worker.device import Device, open_device  # noqa: E402
-from pytest_ddpscale.worker.memory_held import be_ended_first  # noqa: E402
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry  # noqa: E402
+from pytest_ddpscale.worker.device import Device, be_ended_first, open_device  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, allowed_cores, bind_to_gpu, pin_to_cores  # noqa: E402
 from pytest_ddpscale.worker.rank import GangMember  # noqa: E402
-from pytest_ddpscale.worker.rank_context import RankContext  # noqa: E402
-from pytest_ddpscale.worker.rank_progress import RankProgress  # noqa: E402
 from pytest_ddpscale.worker.transport import transport_environment  # noqa: E402
 
 if _collects_garbage:

@@ -15,17 +15,20 @@ from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.compiled_call import forget_compiled
-from pytest_ddpscale.worker.device import Device, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
+from pytest_ddpscale.worker.device import Device, Forwards, Timing
+from pytest_ddpscale.worker.images import ImageLoader, StudyImages
 from pytest_ddpscale.worker.inference import Inference
-from pytest_ddpscale.worker.loaded_batch import LoadedBatch, StudyImages
-from pytest_ddpscale.worker.precision import compute_fp32_in_full
-from pytest_ddpscale.worker.replica import Replica, Replicas, make_groups
-from pytest_ddpscale.worker.replica_checksum import align, checksum
-from pytest_ddpscale.worker.step_ranges import Ranges, profiler_range
-from pytest_ddpscale.worker.trained_model import build_trained_model
-from pytest_ddpscale.worker.training import Batch, Trainer, new_scaler
+from pytest_ddpscale.worker.model import build_trained_model, checksum
+from pytest_ddpscale.worker.replica import Replica, Replicas, align, make_groups
+from pytest_ddpscale.worker.training import (
+    Batch,
+    Ranges,
+    Trainer,
+    compute_fp32_in_full,
+    forget_compiled,
+    new_scaler,
+    profiler_range,
+)
 
 UNOBSERVED = nullcontext()
 
@@ -59,18 +62,14 @@ class StudyArms:
         self._layout = layout
         self._ranges = ranges
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
-        self._model = build_trained_model(study.workload, device.torch_device)
-        self._replicas = Replicas(self._model, study.workload, device, self._groups)
+        # Untrained until the first block.
+        self.model = build_trained_model(study.workload, device.torch_device)
+        self._replicas = Replicas(self.model, study.workload, device, self._groups)
         self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
         self._images = images
-        self._loaded: list[LoadedBatch] = []
+        self._loaded: list[ImageLoader] = []
         self._trainers: dict[str, Trainer] = {}
-        self._inference = Inference(self._model, study.workload, device)
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model, untrained until the first block."""
-        return self._model
+        self._inference = Inference(self.model, study.workload, device)
 
     def time_block(self, arm: Arm, steps: int, profiler: AbstractContextManager[object] = UNOBSERVED) -> Timing:
         """Time `steps` training steps, or forward passes, of an arm of this rank, after a few untimed ones.
@@ -86,32 +85,32 @@ class StudyArms:
             return self._inference.time_block(arm, self._batch(self._study.workload, arm.batch_size), steps)
         replica = self._replicas.of(arm)
         trainer = self._trainer(arm, replica)
-        before = steps_before_timing(self._study, arm)
+        before, workload = steps_before_timing(self._study, arm), arm.variant.applied_to(self._study.workload)
+        # Forward passes show each rank's own pace under DDP too; hooks on a compiled model never fire.
+        forwards = None if workload.compile else Forwards(replica.weights.model, arm.variant.accumulation_steps)
         trainer.begin(before + steps)
         group = self._replicas.group(arm)
         if group is not None:
-            align(self._model, replica.weights.optimizer, group)
+            align(self.model, replica.weights.optimizer, group)
         with replica.silent() if arm.kind == "no_sync" else nullcontext():
             for _ in range(before):
                 trainer()
             taken_before = replica.weights.steps.taken
             with profiler, self._ranges(f"{self._study.id} {arm.name}"):
-                timing = self._device.time_steps(trainer, steps, self._forwards(arm, replica))
+                timing = self._device.time_steps(trainer, steps, forwards)
         trainer.check_loss()
         waited_s = trainer.end()
+        # Steps that the loss scaler skipped are not known where a fused optimizer's kernel skips them.
+        is_unknown = workload.precision == "fp16" and arm.variant.fused_optimizer
+        skipped = None if is_unknown else steps - (replica.weights.steps.taken - taken_before)
         peak_bytes = timing.peak_memory_bytes
         return replace(
             timing,
             peak_memory_bytes=None if peak_bytes is None else peak_bytes - self._replicas.idle_bytes(arm),
-            skipped_steps=self._skipped(arm, steps, replica.weights.steps.taken - taken_before),
+            skipped_steps=skipped,
             parameters_checksum=checksum(replica.weights.model.parameters()) if arm.kind == "ddp" else None,
             waited_s=tuple(waited_s[before:]) or None,
         )
-
-    def _skipped(self, arm: Arm, steps: int, taken: int) -> int | None:
-        """Steps that the loss scaler skipped; None if nobody knows, because a fused optimizer's kernel skips them."""
-        is_scaled = arm.variant.applied_to(self._study.workload).precision == "fp16"
-        return None if is_scaled and arm.variant.fused_optimizer else steps - taken
 
     def close(self) -> None:
         """Free memory and communicators."""
@@ -121,20 +120,13 @@ class StudyArms:
         for loaded in self._loaded:
             loaded.close()
         # Wrappers before the groups they communicate in.
-        del self._replicas, self._inference, self._model
+        del self._replicas, self._inference, self.model
         if any(arm.variant.applied_to(self._study.workload).compile for arm in self._study.arms):
             forget_compiled()
         # In order of creation, because destroying an NCCL communicator waits for its other members to do the same.
         for group in dict.fromkeys(self._groups.values()):
             dist.destroy_process_group(group)
         self._device.release()
-
-    def _forwards(self, arm: Arm, replica: Replica) -> Forwards | None:
-        """The forward passes to time in a block of a training arm, which show each rank's own pace under DDP too; None
-        if it is compiled: hooks on a compiled model never fire."""
-        if arm.infers or arm.variant.applied_to(self._study.workload).compile:
-            return None
-        return Forwards(replica.weights.model, arm.variant.accumulation_steps)
 
     def _trainer(self, arm: Arm, replica: Replica) -> Trainer:
         if arm.name not in self._trainers:
@@ -148,7 +140,7 @@ class StudyArms:
             )
         return self._trainers[arm.name]
 
-    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | LoadedBatch:
+    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | ImageLoader:
         if arm.data_of(self._study.workload) == "synthetic":
             return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
         assert self._images is not None, "the folder was not read"

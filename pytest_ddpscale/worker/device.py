@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from pytest_ddpscale.plan.hardware import has_kernels, wheel_for
 from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.run.block import FORWARD_S
 from pytest_ddpscale.run.records import RankMemory
-from pytest_ddpscale.worker.forward_hooks import ForwardHooks, Forwards
-from pytest_ddpscale.worker.memory_held import resident_memory
 
-T = TypeVar("T")
+_PROCESS = Path("/proc/self")
+_FIRST_TO_BE_ENDED = 1000  # proc(5): the maximum of oom_score_adj
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,25 @@ class Timing:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Forwards:
+    """The forward passes to time in a block: each rank's own pace, under DDP too.
+
+    All steps under DDP take as long as those of the slowest rank, because gradients are averaged. The forward pass of
+    the module that DDP wraps waits for nobody: DDP broadcasts buffers before it.
+
+    Attributes:
+        model: the module that DDP wraps, or that is trained without DDP. It is not compiled, because a hook that is
+            added after torch.compile never fires.
+        passes: forward passes of each step.
+    """
+
+    model: nn.Module
+    passes: int
+
+
 class CpuDevice:
-    """The CPU: wall clock, and the process's CPU time as utilization.
+    """The CPU: wall clock, and the process's CPU time as utilization; a GPU overrides what differs.
 
     Attributes:
         id: ``cpu``; for a GPU its UUID.
@@ -68,7 +89,7 @@ class CpuDevice:
 
     @property
     def torch_device(self) -> torch.device:
-        """The CPU."""
+        """The device, for torch."""
         return torch.device("cpu")
 
     def check(self, precision: Precision) -> None:
@@ -77,26 +98,56 @@ class CpuDevice:
             raise RuntimeError("precision fp16 needs a GPU; expected fp32 or bf16 on CPU")
 
     def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
-        """Run `step` `steps` times, timed with perf_counter; utilization is CPU seconds per thread and second."""
-        forward_marks: list[float] = []
-        hooks = ForwardHooks(forwards, steps, lambda: forward_marks.append(time.perf_counter()))
+        """Run `step` `steps` times, with a mark of the device's clock at the borders of steps and of forward passes.
+
+        No hook remains on the model, also after an exception: hooks that stayed would be copied with it.
+        """
+        expected = 0 if forwards is None else forwards.passes * steps
+        begins, ends, handles = list[Any](), list[Any](), list[RemovableHandle]()
+        mark = self._started_clock(steps + 1 + 2 * expected)
         started_unix_s, cpu_s = time.time(), time.process_time()
-        with hooks:
-            marks = [time.perf_counter()]
+        try:
+            if forwards is not None:
+                handles.append(forwards.model.register_forward_pre_hook(lambda *_: begins.append(mark())))
+                handles.append(forwards.model.register_forward_hook(lambda *_: ends.append(mark())))
+            marks = [mark()]
             for _ in range(steps):
                 step()
-                marks.append(time.perf_counter())
+                marks.append(mark())
                 self.on_step()
-        block_s = marks[-1] - marks[0]
-        # Limited to 1, because other threads than torch's, such as gloo's, may have worked as well.
-        busy = min(1.0, (time.process_time() - cpu_s) / (block_s * torch.get_num_threads()))
-        step_s = tuple(end - begin for begin, end in itertools.pairwise(marks))
-        forward = hooks.reading(end - begin for begin, end in _in_pairs(forward_marks))
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._finish()
+        block_s = self._seconds(marks[0], marks[-1])
+        utilization, peak_bytes = self._used(time.process_time() - cpu_s, block_s)
+        step_s = tuple(map(self._seconds, marks, marks[1:]))
+        forward: dict[str, Any] = {}
+        if forwards is not None and len(begins) == len(ends) == expected:
+            forward = {FORWARD_S: math.fsum(map(self._seconds, begins, ends))}
+        elif forwards is not None:
+            found = f"hooks on the model saw {len(begins)} forward passes begin and {len(ends)} end"
+            forward = {"unread": {FORWARD_S: f"{found}; expected {expected}"}}
+        return Timing(started_unix_s, step_s, block_s, utilization, peak_bytes, **forward)
+
+    def _started_clock(self, marks: int) -> Callable[[], Any]:
+        """What returns a mark, about `marks` times, once the device is idle."""
+        return time.perf_counter
+
+    def _finish(self) -> None:
+        """Wait until all marks can be read."""
+
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(end - begin)
+
+    def _used(self, cpu_s: float, block_s: float) -> tuple[float | None, int]:
+        """Utilization in a block, CPU seconds per thread and second, and peak memory."""
         memory = resident_memory()
-        return Timing(started_unix_s, step_s, block_s, busy, memory.own_bytes + memory.shared_bytes, **forward)
+        # Limited to 1, because other threads than torch's, such as gloo's, may have worked as well.
+        return min(1.0, cpu_s / (block_s * torch.get_num_threads())), memory.own_bytes + memory.shared_bytes
 
     def allocated_bytes(self) -> int:
-        """Return 0: the parts of a process's resident set are unknown."""
+        """Bytes allocated by torch's allocator; 0 on a CPU: the parts of a process's resident set are unknown."""
         return 0
 
     def memory_held(self) -> RankMemory:
@@ -104,7 +155,7 @@ class CpuDevice:
         return resident_memory()
 
     def release(self) -> None:
-        """Do nothing: nothing is cached."""
+        """Return cached memory to the driver, because the next study may need other sizes; a CPU caches none."""
 
 
 _NO_CONTEXT = "busy or unavailable"  # of cudaErrorDevicesUnavailable
@@ -119,13 +170,13 @@ def _why_no_cuda() -> str:
     return ""
 
 
-class CudaDevice:
+class CudaDevice(CpuDevice):
     """One GPU: CUDA events around each step are read after the block, with synchronization before and after it."""
 
     backend = "nccl"
 
     def __init__(self, local_rank: int) -> None:
-        self.on_step: Callable[[], None] = lambda: None
+        super().__init__()
         if local_rank >= torch.cuda.device_count():
             seen = f"torch sees {torch.cuda.device_count()}{_why_no_cuda()}"
             raise RuntimeError(f"local rank {local_rank} has no GPU: {seen}")
@@ -163,28 +214,27 @@ class CudaDevice:
         if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise RuntimeError(f"{self.name} has no native bf16; expected fp16 or fp32")
 
-    def time_steps(self, step: Callable[[], None], steps: int, forwards: Forwards | None = None) -> Timing:
-        """Time steps with CUDA events, so no step waits for the host."""
+    def _started_clock(self, marks: int) -> Callable[[], Any]:
         torch.cuda.reset_peak_memory_stats(self._device)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-        hooks = ForwardHooks(forwards, steps, lambda: next(next_mark).record())
-        forward_marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * hooks.expected)]
-        next_mark = iter(forward_marks)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(marks)]
+
+        def mark() -> torch.cuda.Event:
+            event = events.pop() if events else torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+
         torch.cuda.synchronize(self._device)
-        started_unix_s = time.time()
-        with hooks:
-            events[0].record()
-            for event in events[1:]:
-                step()
-                event.record()
-                self.on_step()
+        return mark
+
+    def _finish(self) -> None:
         torch.cuda.synchronize(self._device)
-        pairs = itertools.pairwise(events)
-        step_s = tuple(begin.elapsed_time(end) / 1000 for begin, end in pairs)
-        block_s = events[0].elapsed_time(events[-1]) / 1000
-        forward = hooks.reading(begin.elapsed_time(end) / 1000 for begin, end in _in_pairs(forward_marks))
+
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1000
+
+    def _used(self, cpu_s: float, block_s: float) -> tuple[float | None, int]:
         # Utilization comes from the node's sampler, for all its GPUs.
-        return Timing(started_unix_s, step_s, block_s, None, torch.cuda.max_memory_allocated(self._device), **forward)
+        return None, torch.cuda.max_memory_allocated(self._device)
 
     def allocated_bytes(self) -> int:
         """Bytes allocated by torch's allocator."""
@@ -201,11 +251,11 @@ class CudaDevice:
         return RankMemory(own_bytes=own, total_bytes=total)
 
     def release(self) -> None:
-        """Return cached blocks to the driver, because the next study may need other sizes."""
+        """Return cached blocks to the driver."""
         torch.cuda.empty_cache()
 
 
-Device = CpuDevice | CudaDevice
+Device = CpuDevice
 
 
 def open_device(device_type: DeviceType, local_rank: int) -> Device:
@@ -213,6 +263,24 @@ def open_device(device_type: DeviceType, local_rank: int) -> Device:
     return CudaDevice(local_rank) if device_type == "cuda" else CpuDevice()
 
 
-def _in_pairs(marks: Sequence[T]) -> Iterator[tuple[T, T]]:
-    """Begin and end of each forward pass."""
-    return zip(marks[::2], marks[1::2], strict=True)
+def resident_memory(process: Path = _PROCESS) -> RankMemory:
+    """Peak resident set of this process since it started, with pages of files and shared memory counted separately.
+
+    From VmHWM, because the ru_maxrss of getrusage(2) may be that of the parent before the fork.
+
+    Raises:
+        OSError: the system does not report it.
+    """
+    fields: dict[str, int] = {}
+    for line in (process / "status").read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmHWM", "RssFile", "RssShmem"):
+            fields[name] = int(value.split()[0]) * 1024
+    shared = fields["RssFile"] + fields["RssShmem"]
+    return RankMemory(own_bytes=max(0, fields["VmHWM"] - shared), shared_bytes=shared)
+
+
+def be_ended_first(process: Path = _PROCESS) -> None:
+    """Let the kernel kill this process before others, including its parent, if memory runs out."""
+    with contextlib.suppress(OSError):  # otherwise the kernel kills the largest process, which is a rank as well
+        (process / "oom_score_adj").write_text(str(_FIRST_TO_BE_ENDED), encoding="ascii")

@@ -1,26 +1,30 @@
-"""Forward passes without training, as in serving: evaluation mode, no gradients, the workload's precision."""
+"""Forward passes without training, as in serving: evaluation mode, no gradients, the workload's precision.
+
+One process may drive several devices: a batch is scattered, applied to copies of the model, and gathered. That is our
+implementation of `nn.DataParallel`: every pass copies the model to each device again. On a CPU all devices are that
+CPU, so all of the code runs, with real copies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.compiled_call import compiled
-from pytest_ddpscale.worker.data_parallel import SplitModel, devices_of_node
 from pytest_ddpscale.worker.device import Device, Timing
-from pytest_ddpscale.worker.training import Batch, autocast
+from pytest_ddpscale.worker.model import take_statistics
+from pytest_ddpscale.worker.training import Batch, autocast, compiled
 
-_SEED = 20_232
-# Batch for the statistics of batch normalisation: enough for a variance, small enough to fit with any model.
-_STATISTICS_BATCH = 8
+Context = Callable[[], AbstractContextManager[Any]]
 
 
 class Inference:
@@ -32,9 +36,7 @@ class Inference:
     """
 
     def __init__(self, model: nn.Module, workload: Workload, device: Device) -> None:
-        self._model = model
-        self._workload = workload
-        self._device = device
+        self._model, self._workload, self._device = model, workload, device
         self._call: Any = None  # created on first use, because most studies only train
         self._splits: dict[str, SplitModel] = {}
 
@@ -46,17 +48,33 @@ class Inference:
                 few devices.
         """
         batch.refill()
-        whole = self._prepared()
-        with _evaluating(self._model):
-            forward: _ForwardPass | _SplitPass
+        device, outputs = self._device.torch_device, list[torch.Tensor]()
+        if self._call is None:
+            take_statistics(self._model, self._workload, device)
+            self._call = compiled(self._model) if self._workload.compile else self._model
+        if arm.is_split and arm.name not in self._splits:
+            devices = devices_of_node(device, arm.devices)
+            self._splits[arm.name] = SplitModel(arm.kind, self._model, devices, self._without_gradients)
+        was_training = self._model.training
+        self._model.eval()  # restored afterwards, because the arms of a study share the model
+        try:
+            forward = partial(self._whole, batch.images)
             if arm.is_split:
-                forward = _SplitPass(self._split(arm), batch)
-            else:
-                forward = _ForwardPass(whole, batch, self._workload)
+                self._splits[arm.name].prepare(batch.images)
+                forward = partial(self._splits[arm.name], batch.images)
+
+            def step() -> None:
+                nonlocal outputs
+                outputs = forward()
+
             for _ in range(STEPS_BEFORE_TIMING):
-                forward()
-            timing = self._device.time_steps(forward, steps)
-        check_outputs(forward.outputs)
+                step()
+            timing = self._device.time_steps(step, steps)
+        finally:
+            self._model.train(was_training)
+        if wrong := sum(int((~torch.isfinite(part)).sum()) for part in outputs):
+            count = sum(part.numel() for part in outputs)
+            raise RuntimeError(f"{wrong} of {count} outputs are not finite: inference computes nonsense on this rank")
         return timing
 
     def close(self) -> None:
@@ -65,11 +83,9 @@ class Inference:
             split.close()
         self._splits.clear()
 
-    def _split(self, arm: Arm) -> SplitModel:
-        if arm.name not in self._splits:
-            devices = devices_of_node(self._device.torch_device, arm.devices)
-            self._splits[arm.name] = SplitModel(arm.kind, self._model, devices, self._without_gradients)
-        return self._splits[arm.name]
+    def _whole(self, images: torch.Tensor) -> list[torch.Tensor]:
+        with torch.inference_mode(), autocast(self._workload, images.device):
+            return [self._call(images)]
 
     @contextmanager
     def _without_gradients(self) -> Iterator[None]:
@@ -77,76 +93,129 @@ class Inference:
         with torch.no_grad(), autocast(self._workload, self._device.torch_device):
             yield
 
-    def _prepared(self) -> Any:
-        if self._call is None:
-            take_statistics(self._model, self._workload, self._device.torch_device)
-            self._call = compiled(self._model) if self._workload.compile else self._model
-        return self._call
 
+class SplitModel:
+    """The callable of an arm with one process on several devices; the model is evaluated, not trained.
 
-class _ForwardPass:
-    """One batch through the network, as a callable step."""
+    Args:
+        kind: ``data_parallel`` is torch's; ``vanilla_parallel`` is ours; ``parallel_apply`` is only the computing part
+            of ours: replicas and images are already on the devices, and outputs stay there.
+        model: on the first device.
+        context: entered by every thread, because modes (gradients, autocast) are per thread.
 
-    def __init__(self, model: Any, batch: Batch, workload: Workload) -> None:
-        self._model = model
-        self._batch = batch
-        self._workload = workload
-        self.outputs: Sequence[torch.Tensor] = ()
-
-    def __call__(self) -> None:
-        with torch.inference_mode(), autocast(self._workload, self._batch.images.device):
-            self.outputs = [self._model(self._batch.images)]
-
-
-class _SplitPass:
-    """One batch through the network on several devices, as a callable step."""
-
-    def __init__(self, model: SplitModel, batch: Batch) -> None:
-        self._model = model
-        self._batch = batch
-        self.outputs: Sequence[torch.Tensor] = ()
-        model.prepare(batch.images)
-
-    def __call__(self) -> None:
-        self.outputs = self._model(self._batch.images)
-
-
-def check_outputs(outputs: Sequence[torch.Tensor]) -> None:
-    """Raise RuntimeError unless all outputs of a pass are finite."""
-    wrong = sum(int((~torch.isfinite(part)).sum()) for part in outputs)
-    if wrong:
-        count = sum(part.numel() for part in outputs)
-        raise RuntimeError(f"{wrong} of {count} outputs are not finite: inference computes nonsense on this rank")
-
-
-def take_statistics(model: nn.Module, workload: Workload, device: torch.device) -> None:
-    """Set the running statistics of batch normalisation from a batch of random images.
-
-    Evaluation mode uses the running statistics. In an untrained model these are a mean of 0 and a variance of 1, which
-    normalise nothing: activations double through the blocks of ResNet-152 until fp16 overflows.
+    Raises:
+        RuntimeError: there are too few devices.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-    if not layers:
-        return
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.momentum = 1.0  # replaces earlier statistics by those of this batch
-    was_training = model.training
-    try:
-        with torch.no_grad(), autocast(workload, device):
-            model.train()(Batch(workload, _STATISTICS_BATCH, device, _SEED).images)
-    finally:
-        model.train(was_training)
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+
+    def __init__(self, kind: str, model: nn.Module, devices: Sequence[torch.device], context: Context) -> None:
+        self._kind, self._model, self._devices, self._context = kind, model, devices, context
+        self._replicas: list[nn.Module] = []
+        self._parts: list[torch.Tensor] = []
+        self._threads = ThreadPoolExecutor(len(devices), thread_name_prefix="parallel-apply")
+        if kind == "data_parallel":
+            if devices[0].type == "cpu":
+                raise RuntimeError("nn.DataParallel needs at least two GPUs; on a CPU it only calls the model")
+            self._native = nn.DataParallel(InContext(model, context), device_ids=[device.index for device in devices])
+
+    def prepare(self, images: torch.Tensor) -> None:
+        """Prepare a block: work that is not timed."""
+        if self._kind == "parallel_apply":
+            with torch.no_grad():
+                self._parts = scatter(images, self._devices)
+                self._replicas = replicate(self._model, self._devices)
+
+    def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Outputs of a batch: all on the first device; with ``parallel_apply`` a part on each."""
+        first, *others = self._devices
+        with torch.no_grad():  # replicate's copies, also torch's, must have no graph
+            if self._kind == "data_parallel":
+                return [self._native(images)]
+            if self._kind == "vanilla_parallel":
+                parts = scatter(images, self._devices)
+                outputs = self.applied(replicate(self._model, self._devices[: len(parts)]), parts)
+                return [torch.cat([part.to(first, non_blocking=True) for part in outputs])]
+            outputs = self.applied(self._replicas, self._parts)
+        for device in others if first.type == "cuda" else ():
+            # The first GPU, whose clock times the steps, waits for the others.
+            with torch.cuda.device(device):
+                done = torch.cuda.Event()
+                done.record()
+            torch.cuda.current_stream(first).wait_event(done)
+        return outputs
+
+    def applied(self, replicas: Sequence[nn.Module], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs of each replica for its part, in parallel, with a thread per device.
+
+        Raises the exception of the first thread that failed.
+        """
+        return list(self._threads.map(self._apply, replicas, parts, self._devices))
+
+    def _apply(self, replica: nn.Module, part: torch.Tensor, device: torch.device) -> torch.Tensor:
+        with nullcontext() if device.type == "cpu" else torch.cuda.device(device), self._context():
+            outputs: torch.Tensor = replica(part)
+        return outputs
+
+    def close(self) -> None:
+        """End its threads and drop its replicas."""
+        self._replicas, self._parts = [], []
+        self._threads.shutdown()
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, restored afterwards, because the arms of a study share the model."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+class InContext(nn.Module):
+    """A model that enters its modes itself, because nn.DataParallel's threads enable autocast without its type.
+
+    (torch 2.15, `torch.nn.parallel.parallel_apply`: a thread has fp16, whatever its caller has.)
+    """
+
+    def __init__(self, model: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.model, self._context = model, context
+
+    def forward(self, images: torch.Tensor) -> Any:
+        """Outputs of the model."""
+        with self._context():
+            return self.model(images)
+
+
+def devices_of_node(first: torch.device, count: int) -> list[torch.device]:
+    """The devices that a rank drives, its own first.
+
+    Raises:
+        RuntimeError: too few devices are visible.
+    """
+    if first.type == "cpu":
+        return [first] * count
+    visible = torch.cuda.device_count()
+    if visible < count:
+        raise RuntimeError(
+            f"one process drives {count} GPUs, but this rank sees {visible}; expected all GPUs of the node. Check "
+            "CUDA_VISIBLE_DEVICES and the scheduler's binding of GPUs to tasks"
+        )
+    others = (torch.device("cuda", index) for index in range(visible) if index != first.index)
+    return [first, *list(others)[: count - 1]]
+
+
+def scatter(images: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
+    """The batch in equal parts, one on each device; fewer parts if there are fewer images."""
+    return [part.to(one, non_blocking=True) for part, one in zip(images.chunk(len(devices)), devices, strict=False)]
+
+
+def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
+    """The model itself for its own device, the first, and on each other device a module of the same structure with
+    copied tensors; everything else is shared."""
+
+    def twin(module: nn.Module, copies: dict[int, torch.Tensor]) -> nn.Module:
+        other = copy.copy(module)
+        for kind in ("_parameters", "_buffers"):
+            own = getattr(module, kind).items()
+            other.__dict__[kind] = {name: None if one is None else copies[id(one)] for name, one in own}
+        children = module._modules.items()
+        other.__dict__["_modules"] = {name: None if one is None else twin(one, copies) for name, one in children}
+        return other
+
+    tensors = [*model.parameters(), *model.buffers()]
+    replicas = [model]
+    for device in devices[1:]:
+        copied = (torch.empty_like(one, device=device).copy_(one.detach(), non_blocking=True) for one in tensors)
+        replicas.append(twin(model, dict(zip(map(id, tensors), copied, strict=True))))
+    return replicas

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,19 +34,16 @@ from pytest_ddpscale.run.records import (
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
+from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
+from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
-from pytest_ddpscale.worker.flops import workload_flops_record
-from pytest_ddpscale.worker.image_loader import open_samples
-from pytest_ddpscale.worker.loaded_batch import StudyImages
-from pytest_ddpscale.worker.node_telemetry import TimedWindow, with_telemetry
+from pytest_ddpscale.worker.images import StudyImages, open_samples
+from pytest_ddpscale.worker.model import seeded_step, workload_flops_record
 from pytest_ddpscale.worker.pairs import PairSearch
-from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.process_groups import communicator_options, process_group_class
+from pytest_ddpscale.worker.probing import ProbeRounds
 from pytest_ddpscale.worker.profiling import StudyProfile
-from pytest_ddpscale.worker.rank_context import RankContext, arm_order
-from pytest_ddpscale.worker.seeded import seeded_step
-from pytest_ddpscale.worker.step_ranges import nvtx_range, profiler_range
-from pytest_ddpscale.worker.transport import read_transport
+from pytest_ddpscale.worker.training import nvtx_range, profiler_range
+from pytest_ddpscale.worker.transport import TransportLog
 from pytest_ddpscale.worker.whole_training import WholeTraining
 
 # Round number of decisions before the first round of a study.
@@ -63,6 +61,7 @@ class GangMember:
         self._gang = context.gang
         self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
+        self._transport = TransportLog(context.control.rank, self._layout, context.device.backend, os.environ)
 
     @contextmanager
     def process_group(self) -> Iterator[None]:
@@ -84,8 +83,8 @@ class GangMember:
     def announce(self, who: Rank) -> None:
         """Record host and device of all ranks, and start sampling their GPUs.
 
-        The messages stay in the store, a few megabytes for 8,192 ranks: local rank 0 of another node may read them
-        long after rank 0 has, and a deleted key reads as empty.
+        Pairs name each other's host by these messages. They stay in the store, a few megabytes for 8,192 ranks: local
+        rank 0 of another node may read them long after rank 0 has, and a deleted key reads as empty.
         """
         control = self._control
         control.say(f"startup/{control.rank}", who)
@@ -123,7 +122,7 @@ class GangMember:
             assert study is not None
             refuse_other_layout(study, plan.layout, self._layout)
             # Checked before preparation and warm-up, which may take minutes.
-            ended, _ = self._next_round(study, _BEFORE_ROUNDS, study.arms)
+            ended, _ = self._context.next_round(study.id, _BEFORE_ROUNDS, [arm.name for arm in study.arms])
             if ended is None:
                 self._measure(study)
                 return
@@ -147,7 +146,9 @@ class GangMember:
         steps = self._warm_up(study, arms)
         reason = self._run_rounds(study, arms, steps)
         if context.tries_memory:
-            self._tell_memory(study)
+            # The peak of every rank, before it is freed.
+            held = context.device.memory_held()
+            context.record(f"{study.id}/memory", held, RankMemory, partial(StudyMemory, study=study.id))
         self._progress.arm, self._progress.phase = None, "cleaning up"
         self._tell_transports(study.id, _groups(study, self._layout))
         if context.profile_steps and study.launch == 1:
@@ -169,13 +170,11 @@ class GangMember:
         here.phase = "reading the image folder"
         if not is_first:  # one phase further, so a hang points at the reading rank
             here.phase = "waiting for another rank to read the image folder"
-        # Below the limit after which an inactive gang is ended without a reason.
-        timeout_s = context.timeout.total_seconds() / 8
-        key = f"{study.id}/images"
-        samples = open_samples(data, "train", workload.family.image_size, context.control, key, timeout_s)
+        samples = open_samples(data, "train", workload.family.image_size, context.control, f"{study.id}/images")
         if is_first:
             here.phase = "comparing the image folder"
-        return StudyImages(samples, context.loader_cores)
+        # Below the limit after which an inactive gang is ended without a reason.
+        return StudyImages(samples, context.loader_cores, context.timeout.total_seconds() / 8)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""
@@ -183,23 +182,12 @@ class GangMember:
             return
         control = self._control
         self._groups += [group for group in groups if control.rank in group and group not in self._groups]
-        backend = self._context.device.backend
-        said = read_transport(control.rank, self._layout, backend, os.environ, self._groups)
-        said = replace(said, process_group=process_group_class(self._context.device.torch_device))
+        said = replace(
+            self._transport.read(self._groups), process_group=process_group_class(self._context.device.torch_device)
+        )
 
-        def join(parts: list[RankTransport]) -> None:
-            self._sink.append_record(GangTransport(study=study_id, gang=self._gang, ranks=tuple(parts)))
-
-        self._context.gather(f"{study_id}/transport", range(control.world_size), said, RankTransport, join)
-
-    def _tell_memory(self, study: Study) -> None:
-        """Record the peak memory of every rank, before it is freed."""
-
-        def join(parts: list[RankMemory]) -> None:
-            self._sink.append_record(StudyMemory(study=study.id, ranks=tuple(parts)))
-
-        everybody = range(self._control.world_size)
-        self._context.gather(f"{study.id}/memory", everybody, self._context.device.memory_held(), RankMemory, join)
+        record = partial(GangTransport, study=study_id, gang=self._gang)
+        self._context.record(f"{study_id}/transport", said, RankTransport, record)
 
     @property
     def _is_first(self) -> bool:
@@ -208,7 +196,7 @@ class GangMember:
     def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> EndReason:
         timed = study.arms
         for number in range(study.rounds):
-            ended, names = self._next_round(study, number, timed)
+            ended, names = self._context.next_round(study.id, number, [arm.name for arm in timed])
             if ended:
                 return ended
             timed = tuple(arm for arm in timed if arm.name in names)
@@ -218,9 +206,6 @@ class GangMember:
                 names_timed = tuple(arm.name for arm in timed)
                 self._sink.append_record(RoundEnd(study=study.id, round=number, arms=names_timed))
         return "rounds"
-
-    def _next_round(self, study: Study, number: int, timed: Sequence[Arm]) -> tuple[EndReason | None, list[str]]:
-        return self._context.next_round(study.id, number, [arm.name for arm in timed])
 
     def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
         here = self._progress
@@ -249,10 +234,8 @@ class GangMember:
             checksum, repeats = seeded_step(arms.model, study.workload)
             said = SeededStep(rank=self._control.rank, checksum=checksum, repeats=repeats)
 
-        def join(parts: list[SeededStep]) -> None:
-            self._sink.append_record(SeededSteps(study=study.id, gang=self._gang, ranks=tuple(parts)))
-
-        self._context.gather(f"{study.id}/seeded-step", ranks, said, SeededStep, join)
+        record = partial(SeededSteps, study=study.id, gang=self._gang)
+        self._context.record(f"{study.id}/seeded-step", said, SeededStep, record, ranks)
         flops = workload_flops_record(study, arms.model) if self._is_first else None
         if flops is not None:
             self._sink.append_record(flops)

@@ -1,11 +1,13 @@
-"""Copies of the model on this rank: which arms share one, and how much memory an idle one holds."""
+"""Copies of the model on this rank: which arms share one, how much memory an idle one holds, and how those of all ranks
+are made equal before a block.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -15,15 +17,84 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.arm import USUAL, Arm, Placement, Variant
+from pytest_ddpscale.plan.arm import USUAL, Arm, CommunicationHook, Placement, Variant
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.communication_hooks import register_hook
-from pytest_ddpscale.worker.compiled_call import compiled
+from pytest_ddpscale.worker.control import new_group
 from pytest_ddpscale.worker.device import Device
-from pytest_ddpscale.worker.process_groups import new_group
+from pytest_ddpscale.worker.training import compiled
+
+# Uncompressed steps before PowerSGD; torch accepts no fewer than two, which error feedback needs.
+_STEPS_BEFORE_POWERSGD = 2
+
+
+def register_hook(wrapper: DistributedDataParallel, hook: CommunicationHook, group: dist.ProcessGroup) -> None:
+    """Register a hook on a wrapper, for this group. All its ranks call this before their first step.
+
+    Raises:
+        RuntimeError: PowerSGD with another backend than NCCL. Its second all-reduce of a bucket starts from a callback,
+            which gloo runs in its own threads, so with several buckets the order differs between ranks.
+    """
+    if hook == "powersgd":
+        if dist.get_backend(group) != "nccl":
+            raise RuntimeError(f"PowerSGD needs NCCL: over {dist.get_backend(group)} ranks mix up its buckets")
+        state = PowerSGDState(group, start_powerSGD_iter=_STEPS_BEFORE_POWERSGD)
+        wrapper.register_comm_hook(state, powerSGD_hook)
+    elif hook == "fp16":
+        wrapper.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    else:
+        wrapper.register_comm_hook(group, default_hooks.bf16_compress_hook)
+
+
+# Large enough for hundreds of small tensors in one collective, small compared with a batch's activations.
+_CHUNK_BYTES = 64 * 2**20
+
+
+def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+    """Make all replicas of a group equal bit for bit; DDP keeps them so.
+
+    Parameters and floating-point buffers become those of the group's first rank. Momentum is set to zero on every rank
+    instead of a broadcast: it may come from different data on each rank, zeros need no communication, and they do not
+    change step times.
+
+    Args:
+        model: its tensors may have any strides.
+        optimizer: `torch.optim.SGD` with momentum.
+    """
+    buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point())
+    with torch.no_grad():
+        for chunk in _chunks([*model.parameters(), *buffers]):
+            _broadcast(chunk, group)
+        for state in optimizer.state.values():
+            state["momentum_buffer"].zero_()
+
+
+def _broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Broadcast from the group's first rank, in one collective over a contiguous copy."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        tensor.copy_(piece.view(tensor.shape))
+
+
+def _chunks(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Lists of tensors of one type, at most _CHUNK_BYTES together unless a single tensor is larger."""
+    for dtype in {tensor.dtype: None for tensor in tensors}:
+        chunk: list[torch.Tensor] = []
+        chunk_bytes = 0
+        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
+            if chunk and chunk_bytes + tensor.nbytes > _CHUNK_BYTES:
+                yield chunk
+                chunk, chunk_bytes = [], 0
+            chunk.append(tensor)
+            chunk_bytes += tensor.nbytes
+        yield chunk
+
 
 # Small enough to keep losses finite with random labels; it does not change step times.
 LEARNING_RATE = 1e-3

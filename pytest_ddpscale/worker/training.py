@@ -1,20 +1,79 @@
-"""One rank's training step: a torchvision model with autocast, on synthetic data or images from a folder."""
+"""One rank's training step: a torchvision model with autocast, on synthetic data or images from a folder, in ranges
+that profilers see.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias
 
 import torch
 import torchvision
 from torch import nn
+from torch.profiler import record_function
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.loaded_batch import LoadedBatch
-from pytest_ddpscale.worker.step_names import BACKWARD, FORWARD, LOAD, OPTIMIZER, STEP
-from pytest_ddpscale.worker.step_ranges import Ranges, profiler_range
+from pytest_ddpscale.worker.images import ImageLoader
+
+STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
+LOAD = "ddpscale:load"
+
+
+Ranges: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+_NOTHING = nullcontext()  # reusable
+
+
+def profiler_range(name: str) -> AbstractContextManager[Any]:
+    """A range of torch.profiler while it records: at other times `record_function` takes 10 µs or more."""
+    return record_function(name) if torch.autograd._profiler_enabled() else _NOTHING
+
+
+@contextmanager
+def nvtx_range(name: str) -> Iterator[None]:
+    """An NVTX range for nsys as well, in timed rounds too."""
+    with profiler_range(name), torch.cuda.nvtx.range(name):
+        yield
+
+
+def compute_fp32_in_full() -> None:
+    """Compute fp32 matrix products and convolutions in fp32 from now on, whatever was set before.
+
+    By default cuDNN convolves in TF32 from Ampere on; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which containers set, does the
+    same to matrix products. There are also settings by backend. If they disagree with the older ones, torch raises an
+    error when they are read, for example by torch.compile, so all are set.
+    """
+    torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+# More than the arms of a study have batch sizes, with and without DDP.
+_VERSIONS = 64
+
+
+def compiled(call: Callable[..., Any], mode: str | None = None) -> Any:
+    """Compile a model separately for each batch size.
+
+    By default torch compiles the second batch size of a function to kernels for any size, which may be slower. After
+    eight versions of a function (``recompile_limit``) it runs the function uncompiled, with only a warning in the log.
+    Either would lower the efficiency of arms that are measured later.
+
+    Args:
+        call: a module, under DDP or not.
+        mode: of torch.compile; None for its default.
+    """
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(_VERSIONS, config.recompile_limit)
+    return torch.compile(call, mode=mode, dynamic=False)
+
+
+def forget_compiled() -> None:
+    """Free compiled code, so the next study of this process starts like in a new process."""
+    torch.compiler.reset()
+
 
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -91,7 +150,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        batches: Sequence[Batch | LoadedBatch],
+        batches: Sequence[Batch | ImageLoader],
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -133,7 +192,7 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch | LoadedBatch) -> None:
+    def _pass(self, batch: Batch | ImageLoader) -> None:
         """Run forward and backward; the gradients of all passes add up to the mean over their images."""
         with self._ranges(LOAD):
             batch.fetch()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_ddpscale.plan.layout import Layout
@@ -19,7 +18,7 @@ from pytest_ddpscale.run.records import RankTransport
 
 _LEVEL, _SUBSYSTEMS, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
 # Limit for reading, because a log that the user requested may have any length.
-_MOST_CHARACTERS = 64 * 2**20
+_MOST_BYTES = 64 * 2**20
 _MOST_UNREADABLE, _LONGEST_UNREADABLE = 5, 200
 
 _LINE = re.compile(r":\d+:\d+ \[\d+\] NCCL INFO (.*)")
@@ -56,95 +55,105 @@ def transport_environment(directory: Path, kept: Path, rank: int, environ: Mappi
     return found
 
 
-def read_transport(
-    rank: int, layout: Layout, backend: str, environ: Mapping[str, str], groups: Iterable[Sequence[int]] = ()
-) -> RankTransport:
-    """Connections of this process with other ranks. Never raises.
+class TransportLog:
+    """NCCL's log of this process, of which each reading goes on where the one before ended.
 
     Args:
-        groups: global ranks of every process group that this rank was in, each in the order of the group's ranks,
-            because NCCL numbers ranks within a communicator. The group of all ranks is always included.
-
-    Returns:
-        The connections; with `problem` if nothing is known.
+        backend: of torch.distributed.
+        environ: of this process, with `transport_environment`.
     """
-    if backend != "nccl":
-        return RankTransport(rank=rank, network=backend)
-    heard = _Heard(rank, layout, (range(layout.world_size), *groups))
-    heard.variables.update(environ)
-    problem = _read(environ, heard)
-    if "Libfabric" in (heard.network or "") and "NCCL_PROTO" not in environ:
-        heard.variables.pop("NCCL_PROTO", None)  # EFA's plugin sets it where NCCL must not choose LL128
-    return RankTransport(
-        rank=rank,
-        network=heard.network,
-        channels=dict(heard.channels),
-        channels_within_node=dict(heard.within_node),
-        channels_between_nodes=dict(heard.between_nodes),
-        nvls=heard.nvls,
-        variables={
-            name: value[:_LONGEST_UNREADABLE]
-            for name, value in sorted(heard.variables.items())
-            if variable_of(name, value)
-        },
-        problem=problem,
-        unreadable=tuple(heard.unreadable),
-    )
 
+    def __init__(self, rank: int, layout: Layout, backend: str, environ: Mapping[str, str]) -> None:
+        self._rank, self._layout, self._backend, self._environ = rank, layout, backend, environ
+        self._said: dict[str, str] = {}
+        self._network: str | None = None
+        self._has_nvls = False
+        self._channels, self._within_node, self._between_nodes = Counter[str](), Counter[str](), Counter[str]()
+        self._unreadable: list[str] = []
+        self._bytes = self._messages = 0
 
-@dataclass
-class _Heard:
-    """Connections found in the log so far."""
+    def read(self, groups: Iterable[Sequence[int]] = ()) -> RankTransport:
+        """Connections of this process with other ranks so far. Never raises.
 
-    rank: int
-    layout: Layout
-    groups: Sequence[Sequence[int]]
-    network: str | None = None
-    nvls: bool = False
-    channels: Counter[str] = field(default_factory=Counter)
-    within_node: Counter[str] = field(default_factory=Counter)
-    between_nodes: Counter[str] = field(default_factory=Counter)
-    unreadable: list[str] = field(default_factory=list)
-    variables: dict[str, str] = field(default_factory=dict)
+        Args:
+            groups: global ranks of every process group that this rank was in, each in the order of the group's ranks,
+                because NCCL numbers ranks within a communicator. The group of all ranks is always included.
 
-    def hear(self, text: str) -> None:
+        Returns:
+            The connections; with `problem` if nothing is known.
+        """
+        if self._backend != "nccl":
+            return RankTransport(rank=self._rank, network=self._backend)
+        path, problem = Path(self._environ[_FILE].replace("%%", "%")), ""
+        try:
+            self._read(path, (range(self._layout.world_size), *groups))
+        except OSError as error:
+            problem = f"{path} cannot be read: {error.strerror or error}"
+        if not (problem or self._network or self._channels or self._has_nvls):
+            problem = f"{path} has nothing on NCCL's connections ({self._messages} messages)"
+        variables = {**self._environ, **self._said}
+        if "Libfabric" in (self._network or "") and "NCCL_PROTO" not in self._environ:
+            variables.pop("NCCL_PROTO", None)  # EFA's plugin sets it where NCCL must not choose LL128
+        known = sorted((name, value) for name, value in variables.items() if variable_of(name, value))
+        return RankTransport(
+            rank=self._rank,
+            network=self._network,
+            channels=dict(self._channels),
+            channels_within_node=dict(self._within_node),
+            channels_between_nodes=dict(self._between_nodes),
+            nvls=self._has_nvls,
+            variables={name: value[:_LONGEST_UNREADABLE] for name, value in known},
+            problem=problem,
+            unreadable=tuple(self._unreadable),
+        )
+
+    def _read(self, path: Path, groups: Sequence[Sequence[int]]) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(2, "there is no such file")
+        with path.open("rb") as log:
+            log.seek(self._bytes)
+            # A line without an end is still being written.
+            while self._bytes < _MOST_BYTES and (line := log.readline(_MOST_BYTES)).endswith(b"\n"):
+                self._bytes += len(line)
+                if match := _LINE.search(line.decode("utf-8", "replace")):
+                    self._messages += 1
+                    self._hear(match[1].rstrip(), groups)
+
+    def _hear(self, text: str, groups: Sequence[Sequence[int]]) -> None:
         """Parse one message, without its prefix."""
         if match := _NETWORK.match(text):
-            self.network = match[1].strip()
+            self._network = match[1].strip()
         elif match := _VARIABLE.fullmatch(text):
-            self.variables[match[1]] = match[2]
+            self._said[match[1]] = match[2]
         elif _NVLS.search(text):
-            self.nvls = True
+            self._has_nvls = True
         elif _CONNECTION.match(text):
-            self._connect(text)
+            match = _CHANNEL.fullmatch(text) or _COLLNET.fullmatch(text)
+            transport = None if match is None else _name_of(match["via"])
+            if match is None or transport is None:
+                if len(self._unreadable) < _MOST_UNREADABLE:
+                    self._unreadable.append(text[:_LONGEST_UNREADABLE])
+            elif match["direction"] != "receive":  # which is counted by the sender
+                self._channels[transport] += 1
+                ends = match.groupdict()
+                stays = self._stays(transport, ends.get("sender"), ends.get("receiver"), groups)
+                if stays is not None:
+                    (self._within_node if stays else self._between_nodes)[transport] += 1
 
-    def _connect(self, text: str) -> None:
-        match = _CHANNEL.fullmatch(text) or _COLLNET.fullmatch(text)
-        transport = None if match is None else _name_of(match["via"])
-        if match is None or transport is None:
-            if len(self.unreadable) < _MOST_UNREADABLE:
-                self.unreadable.append(text[:_LONGEST_UNREADABLE])
-            return
-        if match["direction"] == "receive":
-            return  # counted by the sender
-        self.channels[transport] += 1
-        ends = match.groupdict()
-        stays = self._stays(transport, ends.get("sender"), ends.get("receiver"))
-        if stays is not None:
-            (self.within_node if stays else self.between_nodes)[transport] += 1
-
-    def _stays(self, transport: str, sender: str | None, receiver: str | None) -> bool | None:
+    def _stays(
+        self, transport: str, sender: str | None, receiver: str | None, groups: Sequence[Sequence[int]]
+    ) -> bool | None:
         """Whether a connection stays on the node; None if the groups that it may belong to disagree."""
         if sender is None or receiver is None:
             return False  # COLLNET connects nodes
         if transport.startswith(("P2P/", "SHM/")) and "MNNVL" not in transport:
             return True
-        own, peer, per_node = int(sender), int(receiver), self.layout.ranks_per_node
-        here = self.rank // per_node
+        own, peer, per_node = int(sender), int(receiver), self._layout.ranks_per_node
+        here = self._rank // per_node
         found = {
             group[peer] // per_node == here
-            for group in self.groups
-            if max(own, peer) < len(group) and group[own] == self.rank
+            for group in groups
+            if max(own, peer) < len(group) and group[own] == self._rank
         }
         return found.pop() if len(found) == 1 else None
 
@@ -157,32 +166,3 @@ def _name_of(via: str) -> str | None:
     if match := _INDIRECT.fullmatch(via):
         return match[1]
     return via if via.startswith(("P2P/", "SHM/")) else None
-
-
-def _read(environ: Mapping[str, str], heard: _Heard) -> str:
-    """Parse the log. Returns why nothing is known, or an empty string."""
-    path = Path(environ[_FILE].replace("%%", "%"))
-    try:
-        count = 0
-        for text in _messages(path):
-            count += 1
-            heard.hear(text)
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror or error}"
-    if not (heard.network or heard.channels or heard.nvls):
-        return f"{path} has nothing on NCCL's connections ({count} messages)"
-    return ""
-
-
-def _messages(path: Path) -> Iterator[str]:
-    if not path.is_file():
-        raise FileNotFoundError(2, "there is no such file")
-    left = _MOST_CHARACTERS
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            left -= len(line)
-            if left < 0:
-                return
-            match = _LINE.search(line)
-            if match is not None:
-                yield match[1].rstrip()

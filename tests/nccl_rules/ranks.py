@@ -27,8 +27,8 @@ from pytest_ddpscale.run.rank_folder import Assignment, leave
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.worker.__main__ import run
 from pytest_ddpscale.worker.arms import StudyArms
+from pytest_ddpscale.worker.context import RankProgress
 from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.forks.server import fork
 from tests.nccl_rules.defects import DEFECTS
 from tests.nccl_rules.recording import BACKEND, record

@@ -9,11 +9,9 @@ from pathlib import Path
 from pytest_ddpscale.run.rank_folder import RecordSink
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import ArmProfile, StudyEnd, StudyMemory
+from pytest_ddpscale.worker.context import GangTelemetry, RankContext, RankProgress
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry
-from pytest_ddpscale.worker.rank_context import RankContext
-from pytest_ddpscale.worker.rank_progress import RankProgress
 
 
 class KeptRecords(RecordSink):

@@ -24,10 +24,9 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import arms as arms_module
 from pytest_ddpscale.worker.arms import StudyArms, steps_for_block
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
-from pytest_ddpscale.worker.rank_context import arm_order
-from pytest_ddpscale.worker.replica_checksum import checksum
+from pytest_ddpscale.worker.context import arm_order
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
+from pytest_ddpscale.worker.model import checksum
 from pytest_ddpscale.worker.training import Trainer
 from tests.builders.trained import TIMEOUT, TINY, study
 from tests.worker.two_kernels import TwoKernels, needs_compiler

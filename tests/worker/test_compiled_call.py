@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from pytest_ddpscale.worker.compiled_call import compiled, forget_compiled
+from pytest_ddpscale.worker.training import compiled, forget_compiled
 from tests.worker.two_kernels import TwoKernels, needs_compiler
 
 pytestmark = [pytest.mark.lab, needs_compiler]

@@ -14,19 +14,15 @@ from torch import nn
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.worker.arms import StudyArms
-from pytest_ddpscale.worker.data_parallel import (
+from pytest_ddpscale.worker.device import CpuDevice
+from pytest_ddpscale.worker.inference import (
     InContext,
-    ParallelApply,
     SplitModel,
     devices_of_node,
-    gather,
     replicate,
     scatter,
 )
-from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.inference import take_statistics
-from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.trained_model import build_trained_model
+from pytest_ddpscale.worker.model import build_trained_model, checksum, take_statistics
 from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings
@@ -45,8 +41,8 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
 
 
 @pytest.fixture
-def apply() -> Iterator[ParallelApply]:
-    made = ParallelApply(DEVICES, torch.no_grad)
+def split() -> Iterator[SplitModel]:
+    made = SplitModel("vanilla_parallel", nn.Identity(), DEVICES, torch.no_grad)
     yield made
     made.close()
 
@@ -90,13 +86,12 @@ def test_weights_that_change_are_copied_anew_in_the_next_pass() -> None:
     split.close()
 
 
-def test_a_batch_is_scattered_evenly_and_gathered_in_order() -> None:
+def test_a_batch_is_scattered_evenly_in_order() -> None:
     parts = scatter(torch.arange(7), DEVICES)
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert gather(parts, CPU).tolist() == list(range(7))
 
 
-def test_all_devices_work_at_the_same_time_in_modes_of_their_own(apply: ParallelApply) -> None:
+def test_all_devices_work_at_the_same_time_in_modes_of_their_own(split: SplitModel) -> None:
     """Each waits for the others: one after the other they would never meet."""
     meeting = threading.Barrier(3, timeout=20)
 
@@ -105,16 +100,16 @@ def test_all_devices_work_at_the_same_time_in_modes_of_their_own(apply: Parallel
             meeting.wait()
             return torch.full_like(part, float(torch.is_grad_enabled()))
 
-    assert gather(apply([Meets()] * 3, scatter(torch.ones(3), DEVICES)), CPU).tolist() == [0.0] * 3
+    assert torch.cat(split.applied([Meets()] * 3, scatter(torch.ones(3), DEVICES))).tolist() == [0.0] * 3
 
 
-def test_what_a_thread_raises_is_raised(apply: ParallelApply) -> None:
+def test_what_a_thread_raises_is_raised(split: SplitModel) -> None:
     class Breaks(nn.Module):
         def forward(self, part: torch.Tensor) -> torch.Tensor:
             raise ValueError(f"no images of {part.tolist()}")
 
     with pytest.raises(ValueError, match="no images of"):
-        apply([nn.Identity(), Breaks(), nn.Identity()], scatter(torch.ones(3), DEVICES))
+        split.applied([nn.Identity(), Breaks(), nn.Identity()], scatter(torch.ones(3), DEVICES))
 
 
 def test_modes_that_a_model_enters_itself_are_those_of_any_thread() -> None:

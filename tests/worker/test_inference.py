@@ -16,8 +16,8 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import replica
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.inference import Inference, take_statistics
-from pytest_ddpscale.worker.replica_checksum import checksum
+from pytest_ddpscale.worker.inference import Inference
+from pytest_ddpscale.worker.model import checksum, take_statistics
 from pytest_ddpscale.worker.training import Batch, build_model
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings

@@ -19,8 +19,8 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import RecordSink
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock
 from pytest_ddpscale.telemetry.windows import Sampler
+from pytest_ddpscale.worker.context import GangTelemetry, TimedWindow, with_telemetry
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry, TimedWindow, with_telemetry
 from tests.builders.records import gang_at
 from tests.builders.telemetry import Telemetry, telemetry_of
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory

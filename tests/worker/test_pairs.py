@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,14 +12,13 @@ from torch.distributed import PrefixStore, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy
+from pytest_ddpscale.run import records
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.worker import pairs
+from pytest_ddpscale.worker.context import RankProgress
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.pairs import PairSearch, group_of_two
-from pytest_ddpscale.worker.rank_progress import RankProgress
 from tests.builders.judged import rails_of, slow_links
 from tests.builders.probes import pair_evidence
 from tests.builders.records import gang_at
@@ -30,7 +28,6 @@ from .kept_records import KeptRecords, context_on_cpu
 STUDY = PairStudy((Arm("all-reduce-4kib", 2),), 3)
 TIMEOUT = timedelta(seconds=20)
 FAST_S, SLOW_S = 1e-5, 1e-3
-OF_THIS_RANK = threading.local()
 
 
 class ScriptedCpu(CpuDevice):
@@ -64,17 +61,13 @@ class Rank:
         self.timeout = TIMEOUT
 
     def run(self) -> str:
-        OF_THIS_RANK.host = self.host
+        who = records.Rank(Place(self.host, self.control.local_rank, self.device.id))
+        self.control.say(f"startup/{self.control.rank}", who)
         context = context_on_cpu(
             self.device, self.control, self.timeout, sink=self.sink, progress=self.progress,
             deadline_unix_s=self.deadline_unix_s,
         )  # fmt: skip
         return PairSearch(STUDY, context).run()
-
-
-@pytest.fixture(autouse=True)
-def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "host_name", lambda: OF_THIS_RANK.host)
 
 
 def gang(nodes: int, per_node: int = 1, slow_ranks: tuple[int, ...] = ()) -> list[Rank]:
@@ -158,7 +151,7 @@ def test_a_single_node_has_nothing_to_measure_whatever_the_time() -> None:
 def test_the_store_keeps_no_records() -> None:
     ranks = gang(nodes=3)
     measured(ranks)
-    left = [ranks[0].control.store.check([f"control/pairs/{n}/{rank}/record"]) for n in range(3) for rank in range(3)]
+    left = [ranks[0].control.store.check([f"control/pairs/{n}/{rank}"]) for n in range(3) for rank in range(3)]
     assert not any(left)
 
 

@@ -24,10 +24,9 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import LOGS
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
 from pytest_ddpscale.worker.__main__ import who_i_am
+from pytest_ddpscale.worker.context import GangTelemetry
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
-from pytest_ddpscale.worker.node_telemetry import GangTelemetry
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.numa import Binding
 from pytest_ddpscale.worker.rank import GangMember
 from tests.builders.trained import TIMEOUT, study

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.records import RankTransport
-from pytest_ddpscale.worker.transport import read_transport, transport_environment
+from pytest_ddpscale.worker.transport import TransportLog, transport_environment
 
 # NCCL 2.27, four nodes, AWS's libfabric plugin; connected when it was first used, by another thread.
 LIBFABRIC = """\
@@ -75,7 +75,7 @@ def heard(
     """What is read of a log that NCCL wrote."""
     environ = transport_environment(path, path, rank, {})
     (path / f"nccl-rank-{rank}.log").write_text(log, encoding="utf-8")
-    return read_transport(rank, Layout(world_size // per_node, per_node), "nccl", environ, groups)
+    return TransportLog(rank, Layout(world_size // per_node, per_node), "nccl", environ).read(groups)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,18 @@ def test_a_communicators_ranks_are_those_of_its_group(tmp_path: Path) -> None:
     assert within_a_node.channels_within_node == {"NET/IB": 1}
 
 
+def test_a_log_is_read_once_and_goes_on_with_what_was_written_since(tmp_path: Path) -> None:
+    prefix = "n2:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via"
+    environ = transport_environment(tmp_path, tmp_path, 8, {})
+    path, log = tmp_path / "nccl-rank-8.log", TransportLog(8, Layout(2, 8), "nccl", environ)
+    path.write_text(f"{prefix} NET/IB/0\n{prefix} NET/", encoding="utf-8")
+    assert log.read([(0, 8)]).channels == {"NET/IB": 1}
+    path.write_text(f"{'x' * len(f'{prefix} NET/IB/0')}\n{prefix} NET/Socket/0\n", encoding="utf-8")
+    again = log.read([(0, 8), (9, 8)])
+    assert again.channels == {"NET/IB": 1, "NET/Socket": 1}
+    assert again.channels_between_nodes == {"NET/IB": 1}, "the second may be of either group"
+
+
 @pytest.mark.parametrize("groups", [[], [(0, 8), (7, 8)]])
 def test_where_groups_tell_nothing_or_different_things_it_is_not_known(
     tmp_path: Path, groups: Sequence[Sequence[int]]
@@ -167,7 +179,7 @@ def test_a_connection_that_cannot_be_read_is_kept_as_it_is(tmp_path: Path, text:
 )
 def test_a_log_that_says_nothing_is_a_problem_in_words(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "mute").write_text("n1:7:9 [0] NCCL INFO cudaDriverVersion 13000\nnoise\n", encoding="utf-8")
-    transport = read_transport(0, Layout(2, 1), "nccl", {"NCCL_DEBUG_FILE": str(tmp_path / name)})
+    transport = TransportLog(0, Layout(2, 1), "nccl", {"NCCL_DEBUG_FILE": str(tmp_path / name)}).read()
     assert problem in transport.problem
     assert transport.channels == {}
 
@@ -178,11 +190,11 @@ def test_variables_are_those_of_the_process_and_of_what_nccl_says_that_it_read(t
         "NCCL_P2P_LEVEL set by environment to SYS",
         "NCCL_IB_HCA set to mlx5_0",
     )
-    log = "\n".join(["Using network Socket", *lines, "NCCL_ALGO set by environment to ring,tree"])
+    log = "\n".join(["Using network Socket", *lines, "NCCL_ALGO set by environment to ring,tree", ""])
     path = tmp_path / "nccl.log"
     path.write_text(re.sub("^", "n1:7:9 [0] NCCL INFO ", log, flags=re.MULTILINE), encoding="utf-8")
     seen = {"NCCL_DEBUG_FILE": str(path), "CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "0", "HOME": "/root"}
-    assert read_transport(0, Layout(2, 1), "nccl", seen).variables == {
+    assert TransportLog(0, Layout(2, 1), "nccl", seen).read().variables == {
         "CUDA_LAUNCH_BLOCKING": "1", "NCCL_ALGO": "ring,tree", "NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5_0"
     }  # fmt: skip
 
@@ -201,11 +213,11 @@ def test_a_protocol_that_the_plugin_of_a_network_sets_is_no_variable(
     path, said = tmp_path / "nccl.log", (f"Using network {network}", "NCCL_PROTO set by environment to simple")
     path.write_text("".join(f"n1:7:9 [0] NCCL INFO {line}\n" for line in said), encoding="utf-8")
     seen = {"NCCL_DEBUG_FILE": str(path), **environ}
-    assert read_transport(0, Layout(2, 1), "nccl", seen).variables == variables
+    assert TransportLog(0, Layout(2, 1), "nccl", seen).read().variables == variables
 
 
 def test_gloo_has_no_channels(tmp_path: Path) -> None:
-    transport = read_transport(1, Layout(1, 2), "gloo", {})
+    transport = TransportLog(1, Layout(1, 2), "gloo", {}).read()
     assert transport == RankTransport(rank=1, network="gloo")
 
 

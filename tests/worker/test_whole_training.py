@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import struct
 import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch.distributed import HashStore
 
 from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import EndReason, TrainedEpoch, TrainedRun
+from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, read_idx
 from pytest_ddpscale.worker import whole_training
-from pytest_ddpscale.worker.compiled_call import forget_compiled
+from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.rank_context import RankContext
-from pytest_ddpscale.worker.replica_checksum import checksum
-from pytest_ddpscale.worker.whole_training import WholeTraining, padded
+from pytest_ddpscale.worker.model import checksum
+from pytest_ddpscale.worker.training import forget_compiled
+from pytest_ddpscale.worker.whole_training import SpanClock, WholeTraining, _held_images, padded
 from tests.builders.records import gang_on
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_ranks
@@ -34,10 +39,10 @@ GLOBAL = 16
 SAMPLES = SampleSet("made", "made-100", 100, 21, 10)
 
 
-def run_of(ranks: int, model: str = "classifier-16", **fields: object) -> TrainingRun:
+def run_of(ranks: int, model: str = "classifier-16", samples: SampleSet = SAMPLES, **fields: object) -> TrainingRun:
     workload = Workload(model, ImageFamily(model, 32, "contiguous", num_classes=10), "fp32", GLOBAL // ranks)
     usual: dict[str, object] = {"epochs": 2, "learning_rate": 0.05}
-    return TrainingRun(model, workload, SAMPLES, 1, ranks, **{**usual, **fields})  # type: ignore[arg-type]
+    return TrainingRun(model, workload, samples, 1, ranks, **{**usual, **fields})  # type: ignore[arg-type]
 
 
 def context_of(rank: int, size: int, sink: KeptRecords | None = None, **fields: float) -> RankContext:
@@ -162,3 +167,78 @@ def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     assert first.ranks[0].compile_s > 0 == second.ranks[0].compile_s
     assert [one.ranks[0].validated for one in (first, second)] == [21, 21]
     assert isinstance(end, TrainedRun)
+
+
+def held(run: TrainingRun, rank: int, *, is_training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first batch of a rank that nobody else is with."""
+    store = HashStore()
+    context = context_on_cpu(CpuDevice(), Control(store, rank, rank, run.world_size), timedelta(seconds=60))
+    sources = _held_images(run, context)
+    return next(sources[0 if is_training else 1].epoch(0))
+
+
+def test_made_images_are_the_same_on_every_rank_and_labels_are_those_of_their_patterns() -> None:
+    one, again, other = (held(run_of(2), rank) for rank in (0, 0, 1))
+    images, labels = one
+    assert torch.equal(images, again[0])
+    assert torch.equal(labels, again[1])
+    assert images.shape == (8, 1, 32, 32)
+    assert not torch.equal(images, other[0]), "another part of the batch"
+    assert held(run_of(1, "resnet18"), 0)[0].shape == (16, 3, 32, 32)
+
+
+def written_mnist(folder: Path, *, packed: bool = False) -> Path:
+    """Of 30 images to train and 29 to validate, 28 x 28."""
+    for (images, labels), count in ((TRAIN_FILES, 30), (VALIDATION_FILES, 29)):
+        pixels = np.arange(count * 784, dtype=np.int64).astype(np.uint8)
+        for name, sizes, values in ((images, (count, 28, 28), pixels), (labels, (count,), np.arange(count) % 10)):
+            data = struct.pack(f">HBB{len(sizes)}I", 0, 8, len(sizes), *sizes) + values.astype(np.uint8).tobytes()
+            path = folder / (f"{name}.gz" if packed else name)
+            path.write_bytes(gzip.compress(data) if packed else data)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_is_read_from_its_files(tmp_path: Path, packed: bool) -> None:
+    folder = written_mnist(tmp_path, packed=packed)
+    run = run_of(1, samples=SampleSet("mnist", "mnist", 30, 29, 10, str(folder)))
+    images, labels = held(run, 0, is_training=False)
+    assert labels.tolist() == [one % 10 for one in range(16)]
+    assert images.shape == (16, 1, 32, 32)
+    assert images[0, 0, 0, 0] == pytest.approx((0 / 255 - 0.1307) / 0.3081, rel=1e-4)
+
+
+def test_a_file_that_is_cut_short_or_no_idx_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = written_mnist(tmp_path) / TRAIN_FILES[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte has 23519 values; expected 23520 by its header"):
+        read_idx(path)
+    path.write_bytes(b"<html>")
+    with pytest.raises(ValueError, match="is not an idx file of bytes: it begins with 3c68746d"):
+        read_idx(path)
+
+
+def test_spans_of_one_name_add_up_and_what_is_between_them_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 11.0, 20.0, 22.0, 30.0, 34.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    clock = SpanClock()
+    for name in ("training", "waiting", "training"):
+        with clock(name):
+            pass
+    assert clock.taken() == {"training": 5.0, "waiting": 2.0}
+    assert clock.taken() == {}
+
+
+def test_a_span_within_another_is_refused() -> None:
+    clock = SpanClock()
+    with pytest.raises(RuntimeError, match="waiting begins within training"), clock("training"), clock("waiting"):
+        pass
+
+
+def test_a_span_ends_with_an_error_in_it() -> None:
+    clock = SpanClock()
+    with pytest.raises(ValueError, match="broken"), clock("training"):
+        raise ValueError("broken")
+    assert clock.seconds["training"] > 0
+    with clock("waiting"):
+        pass

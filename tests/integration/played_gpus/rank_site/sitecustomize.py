@@ -37,15 +37,17 @@ def play_gpu(link: str) -> None:
                 raise RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronous")
             return replace(super().time_steps(*steps), utilization=None)
 
-    def read_transport(rank: int, layout: Any, backend: str, environ: Any, groups: Any) -> Any:
+    class PlayedLog(transport.TransportLog):
         """What NCCL writes of two ranks that it has connected, read as if it had been there."""
-        prefix = f"node:{os.getpid()}:{os.getpid()} [{os.environ['LOCAL_RANK']}] NCCL INFO"
-        line = f"Channel 00/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] via {link}"
-        log = Path(environ["NCCL_DEBUG_FILE"])
-        log.write_text(f"{prefix} Using network IB\n{prefix} {line}\n", encoding="utf-8")
-        return transport.read_transport(rank, layout, "nccl", environ, groups)
 
-    vars(gang)["read_transport"] = read_transport
+        def __init__(self, rank: int, layout: Any, backend: str, environ: Any) -> None:
+            super().__init__(rank, layout, "nccl", environ)
+            prefix = f"node:{os.getpid()}:{os.getpid()} [{os.environ['LOCAL_RANK']}] NCCL INFO"
+            line = f"Channel 00/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] via {link}"
+            log = Path(environ["NCCL_DEBUG_FILE"])
+            log.write_text(f"{prefix} Using network IB\n{prefix} {line}\n", encoding="utf-8")
+
+    vars(gang)["TransportLog"] = PlayedLog
     vars(device)["open_device"] = lambda device_type, local_rank: PlayedGpu(local_rank)
 
 

@@ -17,18 +17,17 @@ from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import RoundEnd
-from pytest_ddpscale.worker import rank_context
+from pytest_ddpscale.worker import context as contexts
+from pytest_ddpscale.worker import work
+from pytest_ddpscale.worker.context import RankProgress
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
-from pytest_ddpscale.worker.probes import memory
-from pytest_ddpscale.worker.probes.memory import Copy
-from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.rank_progress import RankProgress
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
+from pytest_ddpscale.worker.probing import ProbeRounds
+from pytest_ddpscale.worker.work import Copy
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import gang_on, probes_of
 
-from ..kept_records import KeptRecords, context_on_cpu
+from .kept_records import KeptRecords, context_on_cpu
 
 TIMEOUT = timedelta(seconds=20)
 COPIES = (Arm("memory-copy"), Arm("host-to-device"), Arm("device-to-host"))
@@ -57,7 +56,7 @@ class SteadyCpu(CpuDevice):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "buffer_bytes", lambda kind, device: 4096)
+    monkeypatch.setattr(work, "buffer_bytes", lambda kind, device: 4096)
 
 
 class Session:
@@ -86,7 +85,7 @@ class Session:
         )  # fmt: skip
         with pytest.MonkeyPatch.context() as patched:
             if needed is not None:
-                patched.setattr(rank_context, "needed_arms", lambda folder, study, number, patience_s: needed(number))
+                patched.setattr(contexts, "needed_arms", lambda folder, study, number, patience_s: needed(number))
             return ProbeRounds(study, context, seed=1).run()
 
     @property

@@ -20,19 +20,16 @@ from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import RoundEnd
+from pytest_ddpscale.worker import probing, work
 from pytest_ddpscale.worker.control import Control
-from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.forward_hooks import Forwards
-from pytest_ddpscale.worker.probes import blocks, collectives, known_values, memory
-from pytest_ddpscale.worker.probes.blocks import open_work
-from pytest_ddpscale.worker.probes.collectives import Exchange, open_collective
-from pytest_ddpscale.worker.probes.running import ProbeRounds
-from pytest_ddpscale.worker.probes.work import CannotProbeError
+from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
+from pytest_ddpscale.worker.probing import ProbeRounds
+from pytest_ddpscale.worker.work import CannotProbeError, Exchange, open_work
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.records import gang_on, probes_of
 
-from ..kept_records import KeptRecords, context_on_cpu
-from ..ranks import on_ranks
+from .kept_records import KeptRecords, context_on_cpu
+from .ranks import on_ranks
 
 RANKS, KIB = 3, 2**10
 COPY = Arm("memory-copy")
@@ -69,9 +66,9 @@ def _open_work(probe: Arm, turn: int, *rest: Any) -> Any:
 
 
 def _probe(rank: int) -> tuple[str, list[bytes]]:
-    setattr(memory, "buffer_bytes", lambda kind, device: 24 * KIB)  # noqa: B010 (which mypy lets pass)
-    collectives.Exchange = Spoiled  # type: ignore[misc]
-    setattr(blocks, "open_work", _open_work)  # noqa: B010 (which mypy lets pass)
+    setattr(work, "buffer_bytes", lambda kind, device: 24 * KIB)  # noqa: B010 (which mypy lets pass)
+    work.Exchange = Spoiled  # type: ignore[misc]
+    setattr(probing, "open_work", _open_work)  # noqa: B010 (which mypy lets pass)
     store = PrefixStore("gang", dist.distributed_c10d._get_default_store())
     control = Control(store, rank, rank, RANKS)
     sink = KeptRecords()
@@ -98,14 +95,14 @@ class SlowByBytes(CpuDevice):
 
 
 def _open_slow_work(*arguments: Any) -> Any:
-    work = open_work(*arguments)
-    SlowByBytes.opened.append(work.work if work else 1.0)
-    return work
+    opened = open_work(*arguments)
+    SlowByBytes.opened.append(opened.work if opened else 1.0)
+    return opened
 
 
 def _within_limit(rank: int) -> tuple[list[bytes], list[float]]:
     """What rank 0 writes, and the messages that this rank made."""
-    setattr(blocks, "open_work", _open_slow_work)  # noqa: B010 (which mypy lets pass)
+    setattr(probing, "open_work", _open_slow_work)  # noqa: B010 (which mypy lets pass)
     store = PrefixStore("gang", dist.distributed_c10d._get_default_store())
     sink = KeptRecords()
     study = ProbeStudy((SMALL, MEDIUM, LARGER, LARGEST), rounds=2, block_s=0.01, iteration_limit_s=0.1)
@@ -216,7 +213,7 @@ def test_one_wrong_number_of_a_sum_is_found(gloo_of_one: None) -> None:
     group = dist.group.WORLD
     assert group is not None
     for kind in COLLECTIVES:
-        exchange = open_collective(kind, 300 * 4, group, torch.device("cpu"))
+        exchange = Exchange(kind, 300 * 4, group, torch.device("cpu"))
         assert exchange.is_correct()
         exchange.received[299] += 1
         assert not exchange._is_expected()
@@ -232,7 +229,7 @@ def _judged(rank: int) -> dict[str, list[bool]]:
     found: dict[str, list[bool]] = {}
     group = group_of([0, 1, 2])
     for kind in COLLECTIVES:
-        exchange = open_collective(kind, 3 * 700 * 4, group, torch.device("cpu"))
+        exchange = Exchange(kind, 3 * 700 * 4, group, torch.device("cpu"))
         verdicts = [exchange.is_correct()]
         if rank == 1:
             exchange.received[len(exchange.received) // 2] += 1
@@ -255,8 +252,8 @@ def test_each_collective_is_right_and_a_wrong_number_or_a_silent_one_is_found(tm
 
 def _silent_broadcast(rank: int) -> bool:
     """Where the ranks' messages are alike, as those of ranks 97 apart: whether nothing received counts as received."""
-    known_values._RANKS_APART = 1
-    exchange = open_collective("broadcast", 4096, group_of([0, 1, 2]), torch.device("cpu"))
+    work._RANKS_APART = 1
+    exchange = Exchange("broadcast", 4096, group_of([0, 1, 2]), torch.device("cpu"))
     exchange._run = lambda: None
     return exchange.is_correct()
 
@@ -270,7 +267,7 @@ def _among_others(rank: int) -> list[bool]:
     group = group_of([1, 2])
     if rank == 0:
         return []
-    return [open_collective(kind, 4096, group, torch.device("cpu")).is_correct() for kind in COLLECTIVES]
+    return [Exchange(kind, 4096, group, torch.device("cpu")).is_correct() for kind in COLLECTIVES]
 
 
 def test_the_root_is_the_first_rank_of_the_group(tmp_path: Path) -> None:
@@ -281,4 +278,4 @@ def test_a_message_without_a_number_for_each_rank_is_refused(gloo_of_one: None) 
     group = dist.group.WORLD
     assert group is not None
     with pytest.raises(CannotProbeError, match="a message of 3 bytes has no number for each of 1 ranks"):
-        open_collective("all-reduce", 3, group, torch.device("cpu"))
+        Exchange("all-reduce", 3, group, torch.device("cpu"))

@@ -1,1 +1,0 @@
-"""Probes on a rank: one module per kind, and the rounds in which they are timed."""
