@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.operation import size_text
-from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import bound_text, limits_text, point_text
 from pytest_ddpscale.report.figures import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.words.reasons import worded
@@ -95,7 +95,7 @@ def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> Curve:
         if row.busbw_gbps is not None:
             size, (bound, is_failed) = row.operation.message_bytes or 0, cases.get(row.probe, (None, False))
             points.append(Point(size, row.busbw_gbps, row.interval, is_failed))
-            bounds += [Bound(size, bound)] if bound is not None else []
+            bounds += [Point(size, bound)] if bound is not None else []
     return Curve(rows[0].operation.kind, points, bounds)
 
 
