@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_COLUMNS = 8, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 MOST_ROWS = 64
+Cells: TypeAlias = Mapping[tuple[str, str], float]  # of a matrix, each by a name of its row and one of its column
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
 _MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
 _VALUE, _INTERVAL, _MISSED = "value", "confidence interval", "misses its bound"
@@ -247,7 +248,7 @@ def grouped_bars(
 
 
 def matrix(
-    about: About, titles: Sequence[str], values: Mapping[tuple[str, str], float], unit: str,
+    about: About, titles: Sequence[str], values: Cells, unit: str,
     outlined: Collection[tuple[str | None, str | None]], weights: tuple[float, float, float], scale: Sequence[str],
     *, are_pairs: bool = False,
 ) -> Picture | None:  # fmt: skip
@@ -256,7 +257,7 @@ def matrix(
     Args:
         about: how it is called.
         titles: of both names and of the values.
-        values: each by a name of its row and one of its column.
+        values: in it.
         unit: of the values.
         outlined: names of a row and a column; None stands for all.
         weights: what times a value tells how bad it is, and from which of these on cells are darker.
@@ -279,7 +280,7 @@ def matrix(
     absent, shades = np.isnan(cells), np.searchsorted(limits, weight * cells, side="right")
     (tall, wide), short = cells.shape, _short(across)
     named = [*map(drawable, short)] if max(map(len, short)) * wide <= _MOST_ACROSS else []
-    cell, gap, font = (0.27, 1.2, 7.0) if tall <= _MOST_TALL else (0.11, 0.4, 6.0)
+    cell = 0.27 if tall <= _MOST_TALL else 0.11
 
     def paint(canvas: Any) -> None:
         from matplotlib.colors import ListedColormap
@@ -289,9 +290,9 @@ def matrix(
         plot.imshow(np.ma.masked_array(shades, absent), ListedColormap(SHADES), vmin=0, vmax=len(SHADES) - 1,
                     aspect="auto", interpolation="none")  # fmt: skip
         plot.patch.set(hatch=_NOTHING, edgecolor=FAINT)
-        plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=gap)
-        plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=gap)
-        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=font)
+        plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=0.6)
+        plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=0.6)
+        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=6)
         plot.set_xticks(range(len(named)), named)
         plot.tick_params(length=0, labeltop=True, labelbottom=False)
         plot.spines[:].set_visible(False)

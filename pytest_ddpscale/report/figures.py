@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
-from pytest_ddpscale.report.charts import About, BarRow, LineAxes, bars, curves, matrix
+from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
 from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
@@ -34,8 +34,6 @@ from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.document import Picture
 from pytest_ddpscale.util.listing import by_number
 
-GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
-PairValues: TypeAlias = Mapping[tuple[str, str], float]
 _PARTS = (
     "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
     "the rest, not measured separately",
@@ -99,7 +97,7 @@ def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
     return [directory / f"{one.key}.png" for one in drawn]
 
 
-def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+def heat_map(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
@@ -111,7 +109,7 @@ def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) 
     return matrix(about, titles, values, "x", blamed, (1.0, 1.015, 1.095), scale)
 
 
-def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+def pair_matrix(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
     typical = statistics.median(values.values() or [1.0])
     blamed = {
@@ -124,7 +122,7 @@ def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = 
     return matrix(about, ("one", "other", "bandwidth"), values, "GB/s", blamed, weights, scale, are_pairs=True)
 
 
-def slowness_by_gpu(evidence: Evidence) -> GpuValues:
+def slowness_by_gpu(evidence: Evidence) -> Cells:
     """Step time without communication relative to the typical GPU; the slowest workload counts."""
     found: dict[tuple[str, str], float] = {}
     for study in evidence.plan.studies:
@@ -137,7 +135,7 @@ def slowness_by_gpu(evidence: Evidence) -> GpuValues:
     return found
 
 
-def pair_bandwidths(evidence: Evidence) -> PairValues:
+def pair_bandwidths(evidence: Evidence) -> Cells:
     """GB/s of each pair of nodes by name: the slowest rail, each rail as the median of its rounds.
 
     The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
@@ -148,7 +146,7 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     return _slowest(rails or _probed(evidence, is_between=True), lambda end: end.host)
 
 
-def pair_bandwidths_within(evidence: Evidence) -> PairValues:
+def pair_bandwidths_within(evidence: Evidence) -> Cells:
     """GB/s of each pair of local ranks by name: the median over rounds on the slowest node."""
     return _slowest(_probed(evidence, is_between=False), lambda end: f"rank {end.local_rank}")
 
@@ -165,7 +163,7 @@ def _probed(evidence: Evidence, *, is_between: bool) -> dict[Any, Any]:
     return {}
 
 
-def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> PairValues:
+def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> Cells:
     """The lowest median of the rounds of each pair of names."""
     found: dict[tuple[str, str], float] = {}
     for ends, gbps in rails.items():

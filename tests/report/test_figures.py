@@ -253,8 +253,6 @@ def test_nothing_to_compare_with_is_not_drawn_and_pairs_are_those_of_the_slowest
     within = pair_bandwidths_within(probe_evidence(plan, measured))
     assert [*within] == [("rank 0", "rank 1"), ("rank 0", "rank 2"), ("rank 1", "rank 2")]
     assert [*within.values()] == pytest.approx([20, 20, 5], rel=0.01)
-    between = replace(plan, nodes=3, ranks_per_node=1)
-    assert pair_bandwidths_within(probe_evidence(between, measure_probe(between, small, steady(1.0)))) == {}
 
 
 def luminance(colour: str, *, is_grey: bool) -> float:

@@ -178,15 +178,12 @@ def test_fixed_time_saturates_while_throughput_grows() -> None:
     assert spots == {"deadline": 4, "efficiency": 4, "gpu_cost": None, "energy_cost": None, "saturation": 8}
 
 
-def test_facts_of_costs_of_three_doublings_and_of_a_known_efficiency() -> None:
+def test_facts_of_costs_and_of_three_doublings() -> None:
     (one,) = scaling_facts([MeasuredSize(4, 1000.0, 3.6)], TrainingJob(3.6e6, 0, 2.0, 0.5))
     assert (one.gpu_cost, one.energy_cost) == pytest.approx((8.0, 1.8))
     leap = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 112.0)], TrainingJob(1e5))
     assert (leap[1].saved_share, leap[1].saved_per_doubling) == pytest.approx((0.107, 0.037), abs=0.001)
     assert sweet_spots(leap, None)["saturation"] == 1
-    known = scaling_facts([MeasuredSize(1, 100.0), MeasuredSize(8, 700.0, efficiency=0.8)], TrainingJob(1))
-    assert [(one.speedup, one.efficiency) for one in known] == [(1.0, 1.0), (6.4, 0.8)]
-    assert known[1].gain == pytest.approx(7 ** (1 / 3) - 1)
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +242,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_page_has_the_table_in_gpu_hours_and_kwh(two_nodes: str) -> None:
     evidence = read_evidence(RunDirectory.open(Path(two_nodes)))
-    (study, weak, remarks), _ = scaling_tables(evidence, ())
-    assert (study, weak.titles[0], weak.titles[-3:]) == ("weak/vit-b-16-fp16", "GPUs", ["GPU-hours", "kWh", "nodes"])
-    assert {"sweet spot for GPU-hours: 1 GPU", "sweet spot for efficiency of 90 %: 16 GPUs"} <= {*remarks}
+    (_, weak, _), _ = scaling_tables(evidence, ())
     page = page_text(page_of(JUDGEMENT, RUN, evidence))
     assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows))
-    assert "\nScaling, as numbers\n" in page
     assert "\nScaling, as numbers\n" not in page_text(page_of(JUDGEMENT, RUN, evidence, goes_on=True))
