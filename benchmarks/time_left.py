@@ -49,9 +49,7 @@ def said(run: RunDirectory) -> list[tuple[float, float, float, float]]:
     arrivals, record = list(timed_records(run)), run.read_run()
     began_s, ended_s = in_utc(record.started_at).timestamp(), arrivals[-1][0]
     now_s = began_s
-    left = Progress(
-        run.read_plan(), now=lambda: now_s, isolate="--ddp-profile" in str(record.argv), budget_s=_budget_s(record)
-    )
+    left = Progress(run.read_plan(), now=lambda: now_s, budget_s=_budget_s(record))
     found = []
     check_s = began_s + FIRST_S
     for arrived_s, one in arrivals:

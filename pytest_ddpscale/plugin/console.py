@@ -64,11 +64,7 @@ def progress_listener(config: pytest.Config) -> Listener:
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    settings = source.subject.settings
-    return Progress(
-        plan, show, samples_per_s=source.expected_samples_per_s, isolate=settings.is_isolated,
-        budget_s=settings.budget_s, width=lambda: reporter._tw.fullwidth - 3 if reporter.isatty else None,
-    )  # fmt: skip
+    return Progress(plan, show, samples_per_s=source.expected_samples_per_s, budget_s=source.subject.settings.budget_s)
 
 
 def print_summary(reporter: pytest.TerminalReporter, config: pytest.Config, judgement: Judgement) -> None:

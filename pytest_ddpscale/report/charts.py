@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _LINE = 0.18  # height of a line of text
 _MOST_TICKS, _MOST_COLUMNS = 8, 4
 _WIDEST = 2.0  # an interval is drawn up to this factor from the value: a wide one would squeeze all curves
 MOST_ROWS = 64
+Cells: TypeAlias = Mapping[tuple[str, str], float]  # of a matrix, each by a name of its row and one of its column
 _MOST_TALL, _MOST_WITH_NUMBERS, _MOST_ACROSS, _LONGEST_NAME = 24, 16, 50, 18
 _MOST_OF_A_CURVE, _MOST_LISTED, _MOST_SAID = 20, 50, 8
 _VALUE, _INTERVAL, _MISSED = "value", "confidence interval", "misses its bound"
@@ -78,19 +79,12 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Bound(Point):
-    """The bound of a requirement; `provisional` without a published source."""
-
-    provisional: bool = False
-
-
-@dataclass(frozen=True)
 class Curve:
     """Points by ascending x, as are `bounds`."""
 
     name: str
     points: Sequence[Point]
-    bounds: Sequence[Bound] = ()
+    bounds: Sequence[Point] = ()
 
 
 @dataclass(frozen=True)
@@ -126,13 +120,25 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
     if len(xs) < 2:
         return None
     columns = min(len(of_panels), _MOST_COLUMNS)
+    ticks = xs[:: -len(xs) // _MOST_TICKS]  # the largest has one
     rows, width = -(-len(of_panels) // columns), _NARROW if columns == 1 else _WIDE
 
     def paint(canvas: Any) -> None:
         grid = [*canvas.subplots(rows, columns, sharey=axes.scale != "from zero", squeeze=False).flat]
         for at, (plot, (name, drawn)) in enumerate(zip(grid, of_panels.items(), strict=False)):
             plot.set_title(drawable(name, 24), fontweight="bold")
-            _scale(plot, axes, xs)
+            if axes.scale == "log":
+                plot.set_yscale("log", base=2)
+            else:
+                plot.locator_params(axis="y", nbins=4)
+            plot.yaxis.set_major_formatter(axes.tick)
+            plot.margins(y=0.15)
+            plot.grid(axis="y")
+            if axes.x_is_log:
+                plot.set_xscale("log", base=2)
+                plot.set_xticks(ticks, [*map(axes.x_name, ticks)])
+                plot.minorticks_off()
+                plot.set_xlim(xs[0] / 1.6, xs[-1] * 1.6)
             for order, curve in enumerate(one for one in drawn if one.points):
                 _draw_curve(plot, axes, curve, order, _VALUE if name else curve.name)
             if axes.ideal:
@@ -150,24 +156,8 @@ def curves(about: About, axes: LineAxes, of_panels: Mapping[str, Sequence[Curve]
     return _drawn(about, size, (0.7, 0.3, 0.2), axes.x, paint, table(titles, said, of_numbers=True))
 
 
-def _scale(plot: Any, axes: LineAxes, xs: Sequence[float]) -> None:
-    if axes.scale == "log":
-        plot.set_yscale("log", base=2)
-    else:
-        plot.locator_params(axis="y", nbins=4)
-    plot.yaxis.set_major_formatter(axes.tick)
-    plot.margins(y=0.15)
-    plot.grid(axis="y")
-    if axes.x_is_log:
-        plot.set_xscale("log", base=2)
-        ticks = xs[::-1][:: -(-len(xs) // _MOST_TICKS)]
-        plot.set_xticks(ticks, [axes.x_name(tick) for tick in ticks])
-        plot.minorticks_off()
-        plot.set_xlim(xs[0] / 1.6, xs[-1] * 1.6)
-
-
 def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) -> None:
-    """Colour, dashes and marker by `order`, so that curves differ without colour; with numbers in a panel."""
+    """Colour, dashes and marker by `order`, so that curves differ without colour."""
     colour = SERIES[order % len(SERIES)]
     look = {
         "color": colour, "linestyle": _DASHES[order % len(_DASHES)], "label": drawable(name), "zorder": 3,
@@ -176,8 +166,7 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
     for _, part in itertools.groupby(curve.points, key=lambda one: one.is_apart):
         plot.plot(*zip(*((one.x, one.value) for one in part), strict=True), **look)
     for bound in curve.bounds:
-        kind, dots = ("provisional bound", ":") if bound.provisional else ("bound", "-")
-        plot.hlines(bound.value, bound.x / 1.2, bound.x * 1.2, colors=INK, linestyles=dots, linewidths=2, label=kind)
+        plot.hlines(bound.value, bound.x / 1.2, bound.x * 1.2, colors=INK, linewidths=2, label="bound")
     for point in curve.points:
         low, high = point.interval or (math.nan, math.nan)
         if low < high:
@@ -186,9 +175,6 @@ def _draw_curve(plot: Any, axes: LineAxes, curve: Curve, order: int, name: str) 
         if point.is_failed:
             plot.plot(point.x, point.value, "X", color=BAD, markersize=8, markeredgecolor=PAPER, zorder=4,
                       label=_MISSED)  # fmt: skip
-        if name == _VALUE and point in (curve.points[0], curve.points[-1]):
-            number = axes.number(point.value)
-            plot.annotate(number, (point.x, point.value), (3, 3), textcoords="offset points")
 
 
 def _lines(name: str, curve: Curve, axes: LineAxes) -> Iterator[tuple[str, ...]]:
@@ -207,13 +193,11 @@ class BarRow:
     Attributes:
         parts: the series of each, and its length.
         said: beside it; empty for its length.
-        interval: of its length; None without one.
     """
 
     name: str
     parts: Sequence[tuple[str, float]]
-    said: str
-    interval: tuple[float, float] | None = None
+    said: str = ""
 
 
 def bars(about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = False) -> Picture | None:
@@ -240,10 +224,7 @@ def bars(about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = Fal
                 plot.barh(at, length, 0.8, start, edgecolor=PAPER, label=drawable(part), **look)
                 start += length
             plot.text(1.01, at, drawable(row.said or number(start)), transform=plot.get_yaxis_transform(), va="center")
-            if row.interval:
-                plot.hlines(at, *row.interval, colors=INK, linewidths=1.2)
-        ends = [min(row.interval[1], _WIDEST * highest) for row in rows if row.interval]
-        plot.set(xlim=(0, max([highest, *ends])), ylim=(len(rows) - 0.4, -0.6))
+        plot.set(xlim=(0, highest), ylim=(len(rows) - 0.4, -0.6))
         plot.xaxis.set_major_formatter(lambda value, _: number(value))
         plot.set_yticks(range(len(rows)), [drawable(row.name, 36) for row in rows])
 
@@ -257,16 +238,17 @@ def grouped_bars(
 ) -> Picture | None:
     """A bar of each series for each named cell, from above; `x` is the title of the values, with their unit."""
     rows = []
-    for cell, *values in zip(cells, *series.values(), strict=True):
-        for name, one in zip(series, values, strict=True):
-            value, interval = one if isinstance(one, Found) else (one, None)
+    for at, cell in enumerate(cells):
+        for name, values in series.items():
+            one = values[at]
+            value = one.value if isinstance(one, Found) else one
             if value is not None:
-                rows.append(BarRow(cell, [(name, max(value, 0.0))], "", interval))
+                rows.append(BarRow(cell, [(name, max(value, 0.0))]))
     return bars(about, x, rows)
 
 
 def matrix(
-    about: About, titles: Sequence[str], values: Mapping[tuple[str, str], float], unit: str,
+    about: About, titles: Sequence[str], values: Cells, unit: str,
     outlined: Collection[tuple[str | None, str | None]], weights: tuple[float, float, float], scale: Sequence[str],
     *, are_pairs: bool = False,
 ) -> Picture | None:  # fmt: skip
@@ -275,7 +257,7 @@ def matrix(
     Args:
         about: how it is called.
         titles: of both names and of the values.
-        values: each by a name of its row and one of its column.
+        values: in it.
         unit: of the values.
         outlined: names of a row and a column; None stands for all.
         weights: what times a value tells how bad it is, and from which of these on cells are darker.
@@ -290,6 +272,7 @@ def matrix(
     if are_pairs:
         shown = {ends: value for pair, value in worst for ends in (pair, pair[::-1])}
         outlined |= {(other, one) for one, other in outlined}
+    marked = {ends for ends in shown if {ends, (ends[0], None), (None, ends[1])} & outlined}
     ends = itertools.chain(*shown) if are_pairs else (one for one, _ in shown)
     down = sorted([*dict.fromkeys(ends)][:MOST_ROWS], key=by_number)
     across = down if are_pairs else sorted({other for _, other in shown}, key=by_number)
@@ -297,30 +280,28 @@ def matrix(
     absent, shades = np.isnan(cells), np.searchsorted(limits, weight * cells, side="right")
     (tall, wide), short = cells.shape, _short(across)
     named = [*map(drawable, short)] if max(map(len, short)) * wide <= _MOST_ACROSS else []
-    cell, gap, font = (0.27, 1.2, 7.0) if tall <= _MOST_TALL else (0.11, 0.4, 6.0)
+    cell = 0.27 if tall <= _MOST_TALL else 0.11
 
     def paint(canvas: Any) -> None:
         from matplotlib.colors import ListedColormap
+        from matplotlib.patches import Rectangle
 
         plot = canvas.subplots()
         plot.imshow(np.ma.masked_array(shades, absent), ListedColormap(SHADES), vmin=0, vmax=len(SHADES) - 1,
                     aspect="auto", interpolation="none")  # fmt: skip
         plot.patch.set(hatch=_NOTHING, edgecolor=FAINT)
-        plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=gap)
-        plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=gap)
-        for one, other in outlined:
-            if one in (None, *down) and other in (None, *across):
-                top, low = _ends(one, down)
-                left, right = _ends(other, across)
-                corners = [(left, top), (right, top), (right, low), (left, low)]
-                for colour, width in ((INK, 4.0), (PAPER, 1.2)):  # visible on every shade
-                    plot.fill(*zip(*corners, strict=True), fill=False, edgecolor=colour, linewidth=width, clip_on=False)
-        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=font)
+        plot.hlines(np.arange(tall + 1) - 0.5, -0.5, wide - 0.5, colors=PAPER, linewidths=0.6)
+        plot.vlines(np.arange(wide + 1) - 0.5, -0.5, tall - 0.5, colors=PAPER, linewidths=0.6)
+        plot.set_yticks(range(tall), [drawable(name, _LONGEST_NAME) for name in down], fontsize=6)
         plot.set_xticks(range(len(named)), named)
         plot.tick_params(length=0, labeltop=True, labelbottom=False)
         plot.spines[:].set_visible(False)
-        for (row, column), value in np.ndenumerate(cells) if tall <= _MOST_WITH_NUMBERS >= wide else ():
-            if not absent[row, column]:
+        for (row, column), value in np.ndenumerate(cells):
+            is_marked = (down[row], across[column]) in marked
+            for colour, width in ((INK, 4.0), (PAPER, 1.2)) if is_marked else ():  # visible on every shade
+                box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, linewidth=width)
+                plot.add_patch(box)
+            if tall <= _MOST_WITH_NUMBERS >= wide and not absent[row, column]:
                 said, ink = bare_number(value, unit), ON_SHADES[shades[row, column]]
                 plot.text(column, row, said, ha="center", va="center", color=ink, fontsize=6)
         for shade, name in zip(SHADES, scale, strict=True):
@@ -329,22 +310,15 @@ def matrix(
             plot.fill([], [], facecolor=PAPER, edgecolor=FAINT, hatch=_NOTHING, label="not measured")
 
     rows = [
-        (one, other, number_text(value, unit),
-         "outlined" if {(one, other), (one, None), (None, other)} & outlined else "")
-        for (one, other), value in worst[:_MOST_LISTED]
+        (*ends, number_text(value, unit), "outlined" if ends in marked else "") for ends, value in worst[:_MOST_LISTED]
     ]  # fmt: skip
     return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, table((*titles, "note"), rows))
 
 
-def _ends(name: str | None, names: Sequence[str]) -> tuple[float, float]:
-    """Where a row or column begins and ends; of None, all of them."""
-    return (-0.5, len(names) - 0.5) if name is None else (names.index(name) - 0.5, names.index(name) + 0.5)
-
-
 def _short(names: Sequence[str]) -> Sequence[str]:
-    """Their last numbers, if names differ in nothing else."""
-    parts = [re.findall(r"(?s)^(.*?)(\d*)(\D*)$", name)[0] for name in names]
-    return [number for _, number, _ in parts] if len({(begin, end) for begin, _, end in parts}) == 1 else names
+    """Their last numbers, if all have another."""
+    numbers = [(re.findall(r"\d+", name) or [name])[-1] for name in names]
+    return numbers if len({*numbers}) == len(names) else names
 
 
 def _drawn(
@@ -395,9 +369,9 @@ def _drawn(
             canvas.savefig(written, format="png", dpi=110, pil_kwargs={"compress_level": 3})
         return written.getvalue()
 
-    told = sorted(rows.rows, key=lambda row: not plain(row[-1]).startswith(_MISSED))
-    few = [[*map(plain, row)] for row in (rows.titles, *told[:: -(-len(told) // _MOST_SAID)])]
-    alt = f"{about.title}: {'; '.join(', '.join(cell for cell in row if cell.strip(ABSENT)) for row in few)}"
+    told = sorted(rows.rows, key=lambda row: not plain(row[-1]).startswith(_MISSED))[:_MOST_SAID]
+    few = [", ".join(cell for cell in map(plain, row) if cell.strip(ABSENT)) for row in told]
+    alt = f"{about.title}: {'; '.join(few)}"
     drawn, caption = (b"", f"could not be drawn: {lost}") if lost else (svg.getvalue(), about.caption)
     return Picture(about.key, about.title, caption, alt, drawn, png, rows, size[0] == _WIDE)
 

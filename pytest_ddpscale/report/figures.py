@@ -9,37 +9,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
-from pytest_ddpscale.judge.slow import own_pace_s, pace_in
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
-from pytest_ddpscale.report.charts import About, BarRow, LineAxes, bars, curves, matrix
+from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
 from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
     PLOTS,
     SPEEDUP,
     Quantity,
-    ScalingCurve,
     device_of,
     scaling_curve,
 )
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.run.table import NO_ROUNDS
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
-from pytest_ddpscale.util.arrays import FloatArray
-from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture
 from pytest_ddpscale.util.listing import by_number
 
-GpuValues: TypeAlias = Mapping[tuple[str, str], float]  # by host and name of the GPU
-PairValues: TypeAlias = Mapping[tuple[str, str], float]
 _PARTS = (
     "compute, typical rank", "waiting for the slowest rank", "DDP without communication", "exposed communication",
     "the rest, not measured separately",
@@ -62,8 +56,7 @@ _SCALING = (
     "no line joins them to larger sizes."
 )
 _TIME = (
-    "A step of the slowest rank in each study's largest arm, median over the rounds, "
-    "with utilization and power of the median {device}. "
+    "A step of the slowest rank in each study's largest arm, median over the rounds. "
     "The rest includes all parts that were not measured separately."
 )
 
@@ -84,11 +77,14 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
     ]  # fmt: skip
     for scaling, quantity in PLOTS:
         title = f"{scaling.capitalize()} scaling: {quantity.title.format(device=device)}"
-        studies = [study for study in plan.studies if study.scaling == scaling]
-        every = [scaling_curve(study, quantity, evidence, judgement.verdicts) for study in studies]
-        drawn = [curve for curve in every if curve.points]
-        found.append(scaling_panels(about(f"{scaling}-{quantity.file}", title, _SCALING), quantity, drawn, device))
-    time = about("where-time-goes", "Where the time goes", _TIME.format(device=device))
+        drawn = [
+            scaling_curve(study, quantity, evidence, judgement.verdicts)
+            for study in plan.studies if study.scaling == scaling
+        ]  # fmt: skip
+        panels = {one.name: [one] for one in drawn if one.points}
+        axes = _axes(quantity, device, quantity.metric.unit.replace("samples", plan.unit))
+        found.append(curves(about(f"{scaling}-{quantity.file}", title, _SCALING), axes, panels))
+    time = about("where-time-goes", "Where the time goes", _TIME)
     return [one for one in (*found, where_time_goes(time, evidence)) if one]
 
 
@@ -101,7 +97,7 @@ def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
     return [directory / f"{one.key}.png" for one in drawn]
 
 
-def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+def heat_map(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
@@ -113,7 +109,7 @@ def heat_map(about: About, values: GpuValues, verdicts: Iterable[Verdict] = ()) 
     return matrix(about, titles, values, "x", blamed, (1.0, 1.015, 1.095), scale)
 
 
-def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+def pair_matrix(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
     """A matrix of nodes, or of ranks within a node; dark is slow, and whoever is at fault is outlined."""
     typical = statistics.median(values.values() or [1.0])
     blamed = {
@@ -126,22 +122,20 @@ def pair_matrix(about: About, values: PairValues, verdicts: Iterable[Verdict] = 
     return matrix(about, ("one", "other", "bandwidth"), values, "GB/s", blamed, weights, scale, are_pairs=True)
 
 
-def slowness_by_gpu(evidence: Evidence) -> GpuValues:
+def slowness_by_gpu(evidence: Evidence) -> Cells:
     """Step time without communication relative to the typical GPU; the slowest workload counts."""
     found: dict[tuple[str, str], float] = {}
     for study in evidence.plan.studies:
         for arm in (one for one in study.arms if one.kind == "each"):
-            pace = pace_in(study, arm, evidence)
-            times_s = own_pace_s(pace)
-            times_s = times_s[~np.isnan(times_s).any(axis=1)]
-            slowness = slowness_of(times_s, [np.arange(len(pace.ranks))]).tolist() if len(times_s) else []
-            for place, factor in zip(pace.ranks.rank_places, slowness, strict=False):
+            rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
+            slowness = slowness_of(rounds.mean_step_s, [np.arange(len(rounds.ranks))]).tolist()
+            for place, factor in zip(rounds.ranks.rank_places, slowness if len(rounds) else (), strict=False):
                 gpu = place.host, place.number
                 found[gpu] = max(factor, found.get(gpu, 0.0))
     return found
 
 
-def pair_bandwidths(evidence: Evidence) -> PairValues:
+def pair_bandwidths(evidence: Evidence) -> Cells:
     """GB/s of each pair of nodes by name: the slowest rail, each rail as the median of its rounds.
 
     The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
@@ -152,7 +146,7 @@ def pair_bandwidths(evidence: Evidence) -> PairValues:
     return _slowest(rails or _probed(evidence, is_between=True), lambda end: end.host)
 
 
-def pair_bandwidths_within(evidence: Evidence) -> PairValues:
+def pair_bandwidths_within(evidence: Evidence) -> Cells:
     """GB/s of each pair of local ranks by name: the median over rounds on the slowest node."""
     return _slowest(_probed(evidence, is_between=False), lambda end: f"rank {end.local_rank}")
 
@@ -169,7 +163,7 @@ def _probed(evidence: Evidence, *, is_between: bool) -> dict[Any, Any]:
     return {}
 
 
-def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> PairValues:
+def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> Cells:
     """The lowest median of the rounds of each pair of names."""
     found: dict[tuple[str, str], float] = {}
     for ends, gbps in rails.items():
@@ -178,20 +172,14 @@ def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -
     return found
 
 
-def scaling_panels(about: About, quantity: Quantity, drawn: Sequence[ScalingCurve], device: str) -> Picture | None:
-    """A panel for each workload."""
-    if not drawn:
-        return None
-    unit = " or ".join({one.unit: None for one in drawn})
+def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:
     axes = LineAxes(
         f"world size ({device}s)", f"throughput per {device} ({unit})", x_is_log=True,
-        number=partial(bare_number, unit=drawn[0].unit),
+        number=partial(bare_number, unit=unit),
     )  # fmt: skip
     if quantity is EFFICIENCY:
-        axes = replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}", ideal=lambda _: 1.0)
-    elif quantity is SPEEDUP:
-        axes = replace(axes, y="speed-up (×)", scale="log", ideal=float)
-    return curves(about, axes, {one.name: [one] for one in drawn})
+        return replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}", ideal=lambda _: 1.0)
+    return replace(axes, y="speed-up (×)", scale="log", ideal=float) if quantity is SPEEDUP else axes
 
 
 def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
@@ -213,24 +201,13 @@ def where_time_goes(about: About, evidence: Evidence) -> Picture | None:
             each, alone, silent = (alike.get(kind, NO_ROUNDS) for kind in ("each", "alone", "no_sync"))
             # A rank timed alone is rarely the slowest one, so only `each` shows the wait for the slowest.
             compute, start, parts = each if len(each) else alone, 0.0, list[tuple[str, float]]()
-            total, last = _median(rounds.step_s), _PARTS[3 if len(silent) else 4]
+            total, last = float(np.nanmedian(rounds.step_s)), _PARTS[3 if len(silent) else 4]
             seconds = compute.mean_step_s, each.step_s, silent.step_s, rounds.step_s
             for part, times_s in zip((*_PARTS[:3], last), seconds, strict=True):
                 if len(times_s):
-                    end = max(start, min(_median(times_s), total))
+                    end = max(start, min(float(np.nanmedian(times_s)), total))
                     parts.append((part, (end - start) / total))
                     start = end
             if len(compute):
-                rows.append(BarRow(f"{study.id}, {arm.name}", parts, _totals(total, rounds)))
+                rows.append(BarRow(f"{study.id}, {arm.name}", parts, number_text(total * 1000, "ms")))
     return bars(about, "share of a step", rows, are_shares=True)
-
-
-def _totals(step_s: float, trained: ArmRounds) -> str:
-    busy, power = trained.reading("utilization"), trained.reading("energy_j") / trained.seconds
-    said = [number_text(step_s * 1000, "ms")]
-    said += [] if np.isnan(busy).all() else [f"{percent(_median(busy))} busy"]
-    return ", ".join(said + ([] if np.isnan(power).all() else [f"{_median(power):.0f} W"]))
-
-
-def _median(values: FloatArray) -> float:
-    return float(np.nanmedian(values))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,12 +27,12 @@ from pytest_ddpscale.plan.metric_catalogue import (
 )
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
-from pytest_ddpscale.report.charts import Bound, Curve, Point
+from pytest_ddpscale.report.charts import Curve, Point
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.table import NO_ROUNDS, ArmRounds
+from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict, read_judged
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Table, table, text_lines
@@ -52,61 +52,39 @@ class Quantity:
 
     Attributes:
         title: ``{device}`` is GPU or rank.
-        metrics: verdicts on these give its values; for a kind of scaling without one, the first is estimated.
+        metric: verdicts on it give the values of studies of its kind of scaling; of others, all are estimated.
     """
 
     file: str
     title: str
-    metrics: tuple[Metric, ...]
-
-    def metric(self, scaling: Scaling) -> Metric:
-        """The metric to estimate for a kind of scaling."""
-        found = next((metric for metric in self.metrics if metric.scaling == scaling), None)
-        return found or replace(self.metrics[0], scaling=scaling)
+    metric: Metric
 
 
-THROUGHPUT = Quantity("throughput", "throughput per {device}", (THROUGHPUT_PER_GPU,))
-EFFICIENCY = Quantity(
-    "efficiency", "efficiency against one {device}",
-    (WEAK_SCALING_EFFICIENCY, STRONG_SCALING_EFFICIENCY, STRONG_SCALING_SPEEDUP),
-)  # fmt: skip
-SPEEDUP = Quantity("speedup", "speed-up over one {device}", (STRONG_SCALING_SPEEDUP, STRONG_SCALING_EFFICIENCY))
+THROUGHPUT = Quantity("throughput", "throughput per {device}", THROUGHPUT_PER_GPU)
+EFFICIENCY = Quantity("efficiency", "efficiency against one {device}", WEAK_SCALING_EFFICIENCY)
+SPEEDUP = Quantity("speedup", "speed-up over one {device}", STRONG_SCALING_SPEEDUP)
 PLOTS: tuple[tuple[Scaling, Quantity], ...] = (
     ("weak", THROUGHPUT), ("weak", EFFICIENCY), ("strong", THROUGHPUT), ("strong", SPEEDUP),
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ScalingCurve(Curve):
-    """One quantity of one study, named after its workload, by ascending world size.
+def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> Curve:
+    """The curve of one study with packed ranks, in the metric's unit, by ascending world size.
 
-    Attributes:
-        unit: of values and bounds.
-        one_gpu: how a single GPU was trained.
+    It is named after the workload, and has no points if nothing was measured.
     """
-
-    unit: str = ""
-    one_gpu: OneGpu = "alone"
-
-    @property
-    def values(self) -> dict[int, float]:
-        """Value at each world size."""
-        return {int(point.x): point.value for point in self.points}
-
-
-def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts: Sequence[Verdict]) -> ScalingCurve:
-    """The curve of one study with packed ranks, in the metric's unit; without points if nothing was measured."""
-    names = {metric.name for metric in quantity.metrics if metric.scaling == study.scaling}
+    metric, arms = replace(quantity.metric, scaling=study.scaling), usual_arms(study)
     judged = [
-        _in_unit_of(quantity, one) for one in verdicts
-        if one.metric in names and one.workload == study.workload.name and one.placement == "packed"
+        one for one in map(_as_speedup, verdicts)
+        if one.metric == metric.name and metric.scaling == quantity.metric.scaling
+        and one.workload == study.workload.name and one.placement == "packed"
     ]  # fmt: skip
     confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
-    of_one = {arm.kind for arm in usual_arms(study) if arm.world_size == 1}
+    of_one = {arm.kind for arm in arms if arm.world_size == 1}
     one_gpu: OneGpu = next((one.one_gpu for one in judged if one.one_gpu), "ddp" if "ddp" in of_one else "alone")
     points = []
-    for size in sorted({arm.world_size for arm in usual_arms(study)}):
-        question = Question(quantity.metric(study.scaling), study.workload, size, one_gpu=one_gpu)
+    for size in sorted({arm.world_size for arm in arms}):
+        question = Question(metric, study.workload, size, one_gpu=one_gpu)
         of_size = [one for one in judged if one.world_size == size]
         # Other quantities than throughput begin at several ranks, unless somebody asks for one.
         is_shown = size > 1 or quantity is THROUGHPUT or of_size
@@ -118,9 +96,8 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
             nodes = _nodes(size, evidence.plan.layout)
             note = f"{nodes} ({found.place})" if nodes and found.place else nodes
             points.append(Point(size, found.value, found.interval, is_failed, nodes == _WORST_NODE, note))
-    bounds = [Bound(one.world_size, one.bound_value, provisional=one.provisional) for one in judged]
-    unit = quantity.metrics[0].unit_of(study.workload.family)
-    return ScalingCurve(study.workload.name, points, bounds, unit=unit, one_gpu=one_gpu)
+    bounds = [Point(one.world_size, one.bound_value) for one in judged]
+    return Curve(study.workload.name, points, bounds)
 
 
 def usual_arms(study: Study) -> list[Arm]:
@@ -134,18 +111,17 @@ def usual_arms(study: Study) -> list[Arm]:
     return [arm for arm in arms if arm.world_size * arm.batch_size == study.workload.global_batch_size]
 
 
-def _in_unit_of(quantity: Quantity, verdict: Verdict) -> Verdict:
-    """A verdict on speed-up as one on efficiency, or the reverse."""
-    own, strong = quantity.metric("strong").name, (STRONG_SCALING_SPEEDUP.name, STRONG_SCALING_EFFICIENCY.name)
-    if verdict.metric == own or verdict.metric not in strong:
+def _as_speedup(verdict: Verdict) -> Verdict:
+    """A verdict on efficiency at a fixed batch as one on speed-up; others as they are."""
+    if verdict.metric != STRONG_SCALING_EFFICIENCY.name:
         return verdict
-    factor = verdict.world_size if quantity is SPEEDUP else 1 / verdict.world_size
+    size, interval = verdict.world_size, verdict.interval
     return replace(
         verdict,
-        metric=own,
-        bound={key: bound * factor for key, bound in verdict.bound.items()},
-        value=None if verdict.value is None else verdict.value * factor,
-        interval=verdict.interval and (verdict.interval[0] * factor, verdict.interval[1] * factor),
+        metric=STRONG_SCALING_SPEEDUP.name,
+        bound={key: bound * size for key, bound in verdict.bound.items()},
+        value=None if verdict.value is None else verdict.value * size,
+        interval=interval and (interval[0] * size, interval[1] * size),
     )
 
 
@@ -190,20 +166,27 @@ class ScalingSeries:
         study: ``weak/resnet50-fp16``.
         unit: of the samples, ``img``.
         device: GPU or rank.
-        notes: what the values are relative to.
     """
 
     study: str
     facts: Sequence[ScalingFact]
     unit: str
     device: str
-    notes: Sequence[str]
 
     def table(self, costs: Sequence[str]) -> Table:
         """Its facts; `costs` are the titles of both costs."""
         rate = f"{self.unit}/s"
-        changes = "speed-up", "efficiency", "serial", f"more {rate}", "gain", "time", "saved"
-        titles = f"{self.device}s", rate, *changes, *costs, "nodes"
+        titles = (
+            f"{self.device}s",
+            rate,
+            "speed-up",
+            "efficiency",
+            "gain",
+            "time",
+            "saved",
+            *costs,
+            "nodes",
+        )
         return table(titles, map(_cells, self.facts), of_numbers=True, names=0)
 
     def lines(self, spots: Mapping[str, int | None]) -> list[str]:
@@ -214,31 +197,30 @@ class ScalingSeries:
             "gpu_cost": f"sweet spot for {self.device}-hours: {{}}",
             "energy_cost": "sweet spot for energy: {}",
             "saturation": f"saturated at {{}}: a doubling saves less than {percent(SATURATED_GAIN)} of the time",
+            "relative": f"one {self.device} was not measured: relative to {{}}",
         }
-        found = [said[aim].format(count_text(gpus, self.device)) for aim, gpus in spots.items() if gpus is not None]
-        return [*self.notes, *found]
+        least = self.facts[0].gpus
+        found = {"relative": least if least > 1 else None, **spots}
+        return [said[aim].format(count_text(gpus, self.device)) for aim, gpus in found.items() if gpus is not None]
 
 
 def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict], job: TrainingJob) -> list[ScalingSeries]:
     """A series for each study with a measured round, in the plan's order, with the numbers of `scaling_curve`."""
-    device, found = device_of(evidence.plan), []
-    for study in evidence.plan.studies:
-        throughput, efficiency = (scaling_curve(study, one, evidence, verdicts) for one in (THROUGHPUT, EFFICIENCY))
-        arms = usual_arms(study)
-        measured = {arm.world_size: merged(evidence.columns, study.id, arm, evidence.plan.layout)
-                    for arm in arms if arm.world_size > 1 or arm.kind == throughput.one_gpu}  # fmt: skip
-        sizes = [
-            MeasuredSize(size, size * one.value, energy_j_per_sample(measured.get(size, NO_ROUNDS)),
-                         efficiency.values.get(size), one.note)
-            for one in throughput.points for size in [int(one.x)]
-        ]  # fmt: skip
-        notes = [f"one {device} was not measured: relative to {count_text(one.gpus, device)}"
-                 for one in sizes[:1] if one.gpus > 1]  # fmt: skip
-        if {"alone", "ddp"} <= {arm.kind for arm in arms if arm.world_size == 1}:
-            notes.append(f"one {device} trained {'alone' if efficiency.one_gpu == 'alone' else 'under DDP'}")
+    plan, found = evidence.plan, []
+    for study in plan.studies:
+        compared = EFFICIENCY if study.scaling == "weak" else SPEEDUP
+        relative = {one.x: one.value for one in scaling_curve(study, compared, evidence, verdicts).points}
+        energy_j = {arm.world_size: energy_j_per_sample(merged(evidence.columns, study.id, arm, plan.layout))
+                    for arm in usual_arms(study)}  # fmt: skip
+        sizes = []
+        for one in scaling_curve(study, THROUGHPUT, evidence, verdicts).points:
+            size, efficiency = int(one.x), relative.get(one.x)
+            if efficiency is not None and compared is SPEEDUP:
+                efficiency /= size
+            sizes.append(MeasuredSize(size, size * one.value, energy_j[size], efficiency, one.note))
         if sizes:
             name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
-            found.append(ScalingSeries(name, scaling_facts(sizes, job), unit, device, notes))
+            found.append(ScalingSeries(name, scaling_facts(sizes, job), unit, device_of(plan)))
     return found
 
 
@@ -274,7 +256,6 @@ class ScalingFact:
         samples_per_s: of all ranks together.
         speedup: efficiency times `gpus` where that is known; else over the smallest size, times that size's GPUs.
         efficiency: `speedup` over `gpus`.
-        serial_share: Amdahl's serial fraction from the speed-up by Karp and Flatt (1990); None for one GPU.
         train_s: fixed seconds plus images over throughput, or the measured time.
         gpu_cost: GPU-hours times their price; None without a price.
         energy_cost: kWh of the GPUs times their price; None without a price or a measured energy.
@@ -289,7 +270,6 @@ class ScalingFact:
     samples_per_s: float
     speedup: float
     efficiency: float
-    serial_share: float | None
     train_s: float
     gpu_cost: float | None
     energy_cost: float | None
@@ -309,15 +289,13 @@ def scaling_facts(
         gpus, rate, efficiency = size.gpus, size.samples_per_s, size.efficiency
         if efficiency is None:
             efficiency = rate / gpus / (sizes[0].samples_per_s / sizes[0].gpus)
-        speedup = efficiency * gpus
-        serial = (1 / speedup - 1 / gpus) / (1 - 1 / gpus) if gpus > 1 else None
         train_s = measured_s[place] if measured_s else job.fixed_s + job.images / rate
         cost = kwh_cost = None
         if job.gpu_hour_price is not None:
             cost = gpus * train_s / 3600 * job.gpu_hour_price
         if job.kwh_price is not None and size.energy_j_per_sample is not None:
             kwh_cost = size.energy_j_per_sample * job.images / 3.6e6 * job.kwh_price
-        fact = ScalingFact(gpus, rate, speedup, efficiency, serial, train_s, cost, kwh_cost, nodes=size.nodes)
+        fact = ScalingFact(gpus, rate, efficiency * gpus, efficiency, train_s, cost, kwh_cost, nodes=size.nodes)
         for before in found[-1:]:
             shorter, doublings = train_s / before.train_s, math.log2(gpus / before.gpus)
             fact = replace(
@@ -338,16 +316,18 @@ def sweet_spots(facts: Sequence[ScalingFact], deadline_s: float | None) -> dict[
     """
     in_time = [one.gpus for one in facts if deadline_s is not None and one.train_s <= deadline_s]
     efficient = [one.gpus for one in facts if one.efficiency >= GOOD_EFFICIENCY]
-    by_cost = [(one.gpu_cost, one.gpus) for one in facts if one.gpu_cost is not None]
-    by_energy = [(one.energy_cost, one.gpus) for one in facts if one.energy_cost is not None]
     flat = [one.gpus for one, after in itertools.pairwise(facts) if (after.saved_per_doubling or 0.0) < SATURATED_GAIN]
     return {
         "deadline": min(in_time, default=None),
         "efficiency": max(efficient, default=None),
-        "gpu_cost": min(by_cost)[1] if by_cost else None,
-        "energy_cost": min(by_energy)[1] if by_energy else None,
+        "gpu_cost": _cheapest((one.gpu_cost, one.gpus) for one in facts),
+        "energy_cost": _cheapest((one.energy_cost, one.gpus) for one in facts),
         "saturation": min(flat, default=None),
     }
+
+
+def _cheapest(priced: Iterable[tuple[float | None, int]]) -> int | None:
+    return min(((cost, gpus) for cost, gpus in priced if cost is not None), default=(0.0, None))[1]
 
 
 def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tuple[str, Table, list[str]]]:
@@ -364,7 +344,7 @@ def _cells(fact: ScalingFact) -> tuple[str, ...]:
     share, cost = partial(percent, decimals=1), "{:.2f}".format
     return (
         str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", share(fact.efficiency),
-        _said(fact.serial_share, share), _said(fact.more_samples_per_s, "{:+.0f}".format), _said(fact.gain, share),
+        _said(fact.gain, share),
         f"{fact.train_s:.0f} s", _said(fact.saved_share, share), _said(fact.gpu_cost, cost),
         _said(fact.energy_cost, cost), fact.nodes,
     )  # fmt: skip
@@ -388,7 +368,7 @@ def print_scaling(arguments: argparse.Namespace) -> None:
     for one in found:
         spots = sweet_spots(one.facts, arguments.deadline)
         said.append(
-            {"simulated": is_simulated, "study": one.study, "job": asdict(job), "notes": one.notes,
+            {"simulated": is_simulated, "study": one.study, "job": asdict(job),
              "sizes": [asdict(fact) for fact in one.facts], "sweet_spots": spots}
         )  # fmt: skip
         lines.append(f"{one.study}: {job.images:.4g} images and {job.fixed_s:g} s fixed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -10,13 +9,12 @@ import numpy as np
 from msgspec.structs import astuple
 
 from pytest_ddpscale.judge.metrics import VALUE_OF, Arms, merged
-from pytest_ddpscale.report.digits import ABSENT
+from pytest_ddpscale.report.digits import ABSENT, number_text
 from pytest_ddpscale.run.block import STEP_S, WAITED_S
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.util.arrays import FloatArray
-from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Block, Line, Link, Table, table
 from pytest_ddpscale.util.listing import count_text, first_few
 
@@ -35,7 +33,7 @@ def breakdown(evidence: Evidence) -> Table:
     plan, rows = evidence.plan, []
     titles = (
         "Study", "Arm", "Rounds", f"{plan.unit}/s per rank", "TFLOPS per rank", *(f"p{p} ms" for p in PERCENTS),
-        "Waited for data, ms a step", "Peak GiB", "Memory spread", "Skipped steps",
+        "Waited for data, ms a step", "Peak GiB", "Skipped steps",
     )  # fmt: skip
     for study in plan.studies:
         for arm in study.arms:
@@ -50,8 +48,8 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
     speed = statistics.median(rounds.samples_per_s_per_gpu.tolist())
     percentiles = step_time_percentiles_ms(rounds)
     waited_s = waited_s_per_step(rounds)
-    held = (VALUE_OF[name](Arms([rounds], 1)).tolist() for name in ("peak_memory_gib", "memory_spread"))
-    peaks, spreads = ([one for one in values if not math.isnan(one)] for values in held)
+    peaks = VALUE_OF["peak_memory_gib"](Arms([rounds], 1))
+    peaks = peaks[~np.isnan(peaks)]
     skipped = int(np.nansum(rounds.reading("skipped_steps")))
     return (
         str(len(rounds)),
@@ -59,8 +57,7 @@ def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:
         f"{speed * flops / 1e12:.3g}" if flops else ABSENT,
         *(f"{percentiles[percent]:.1f}" if percentiles else ABSENT for percent in PERCENTS),
         ABSENT if np.isnan(waited_s).any() else f"{1000 * waited_s.mean():.1f}",
-        f"{max(peaks):.2f}" if peaks else ABSENT,
-        percent(max(spreads), 1) if spreads else ABSENT,
+        f"{peaks.max():.2f}" if len(peaks) else ABSENT,
         str(skipped) if skipped else ABSENT,
     )
 
@@ -93,9 +90,8 @@ def profile_blocks(profiles: Sequence[ArmProfile], device_type: str) -> Iterator
     yield from (Line(f"{one[:1].upper()}{one[1:]}.") for one in problem_lines(profiles))
     caption = "Where the time of a profiled step goes, means over the steps"
     yield table(_PARTS, map(_parts, done), of_numbers=True, names=2, caption=caption)
-    traces = [part for one in done if one.trace for part in (", ", Link(one.trace, one.trace))][1:]
-    if done:
-        yield Line(["Traces for Perfetto or chrome://tracing: ", *traces] if traces else "No trace was kept.")
+    if traces := [part for one in done if one.trace for part in (", ", Link(one.trace, one.trace))][1:]:
+        yield Line(["Traces for Perfetto or chrome://tracing: ", *traces])
 
 
 def problem_lines(profiles: Sequence[ArmProfile]) -> list[str]:
@@ -111,11 +107,7 @@ def _parts(one: ArmProfile) -> tuple[str, ...]:
     """Means over its steps."""
     step, *parts, reduced, hidden = (statistics.fmean(part) for part in zip(*map(astuple, one.steps), strict=True))
     shares = [_share(part, step) for part in parts]
-    return one.study, one.arm, _ms(step), *shares, _ms(reduced) if reduced else ABSENT, _share(hidden, reduced)
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.4g} ms" if milliseconds < 1000 else f"{milliseconds:.0f} ms"
+    return one.study, one.arm, number_text(step, "ms"), *shares, number_text(reduced, "ms"), _share(hidden, reduced)
 
 
 def _share(part: float, whole: float) -> str:

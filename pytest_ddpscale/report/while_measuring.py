@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from pytest_ddpscale.plan.estimate import STARTUP_S, SURVEY_S, UNKNOWN, study_times
-from pytest_ddpscale.plan.pairing import first_rounds
+from pytest_ddpscale.plan.estimate import UNKNOWN, study_times
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.words.verdicts import headline_of
@@ -19,18 +18,15 @@ from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued, Un
 from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, TrainedEpoch
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
-from pytest_ddpscale.util.document import Bar, Line, bullets, shortened, table
+from pytest_ddpscale.util.document import Bar, Line, bullets, table
 from pytest_ddpscale.util.listing import count_text
 
 REFRESH_S = 10
 LIVE = "live"  # the hole in the page
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
-_SHORTEST_NAME = 8
 _MOST_LASTING = 12
 _MOST_RANKS = 16  # rows; of more ranks the slowest
 _GIB = 2**30
-# Unit, its seconds, the step to which times are rounded, and the time from which on it is used.
-_UNITS = (("h", 3600, 0.5, 7200), ("min", 60, 1, 120), ("s", 1, 10, 0))
 
 
 class Progress:
@@ -43,30 +39,26 @@ class Progress:
         show: called with a line and whether the next line may overwrite it.
         now: clock, in seconds.
         samples_per_s: expected throughput per GPU, by workload name.
-        isolate: whether each study has a gang of its own.
         budget_s: limit of the wall time from when the ranks are up; None for no limit.
-        width: returns the characters of a line that may be overwritten, which must fit; None if any length does.
     """
 
     def __init__(
         self, plan: Plan, show: Callable[[str, bool], None] = lambda line, passing: None,
         now: Callable[[], float] = time.monotonic, samples_per_s: Mapping[str, float] = UNKNOWN, *,
-        isolate: bool = False, budget_s: float | None = None, width: Callable[[], int | None] = lambda: None,
+        budget_s: float | None = None,
     ) -> None:  # fmt: skip
-        self._plan, self._show, self._now, self._width = plan, show, now, width
-        self._times, self._pending = study_times(plan, samples_per_s), dict.fromkeys(plan.study_ids)
-        self._isolate, self._budget_s = isolate, budget_s
-        self._begun_s = self._study_begun_s = self._timed_s = now()
+        self._plan, self._show, self._now, self._budget_s = plan, show, now, budget_s
+        self._times, self._pending = study_times(plan, samples_per_s), {*plan.study_ids}
+        self._study_begun_s = now()
         self._up_s: float | None = None  # when the first gang's ranks were up
         self._study: Study | None = None
         self._current = ""  # id of the study, probes or pairs in progress
         self._round = 0  # begun ones of it
         self._done = 0  # per cent
-        self._has_settled = False
         self._spent_s = self._planned_s = 0.0  # of training studies that have ended
         self._gang: GangRecord | None = None
         self._block: Block | None = None
-        self._last = self._queued_for = ""
+        self._last = ""
         self.doing = "starting ranks"
         self.lasting: deque[str] = deque(maxlen=_MOST_LASTING)
 
@@ -81,7 +73,7 @@ class Progress:
                 self._study, self._current = self._plan.study(record.study), record.study
                 self._study_begun_s, self._round = self._now(), 0
                 compiles = self._study is not None and self._study.workload.compile
-                self._pass(record.study, f": {'compiling and ' * compiles}warming up")
+                self._pass(f"{'compiling and ' * compiles}warming up", record.study)
             case Block():
                 if self._block is None or len(record.ranks) >= len(self._block.ranks):
                     self._block = record  # the latest of those of the most ranks, so that ranks compare
@@ -93,43 +85,33 @@ class Progress:
                     self._say(f"{host} is unfit: {why}")
             case StudyEnd():
                 self._end(record)
-            case Queued():  # a lasting line for the reason, a passing one for time
+            case Queued():
                 self.doing = f"waiting for nodes: {record.state}"
-                if record.state != self._queued_for:
-                    self._queued_for = record.state
-                    self._say(self.doing)
-                else:
-                    self._say(f"waiting for nodes: {_clock(self._now() - self._begun_s)}", passing=True)
+                self._say(self.doing)
             case Idle():
-                if not self._current and not self._has_settled:
-                    self._pass("", "starting ranks")
+                if not self._current:
+                    self._pass("waiting for ranks")
 
     def _measured(self, block: Block) -> None:
         of_rank_0 = block.each("ranks") == 0
         if self._study is not None and not of_rank_0.any():
             return
-        if not self._round:
-            self._timed_s = self._now() - float(block.each("seconds").max())
         self._round = max(self._round, block.round + 1)
-        plan, begun = self._plan, self._round
+        times, speed = self._times.get(block.study), ""
         if self._study is not None:
-            speed = f"{block.per_second[of_rank_0][0]:.0f} {self._study.workload.family.unit}/s per rank"
-            self._pass(self._study.id, f": round {begun}/{self._study.rounds}  {block.arm} {speed}")
-        elif plan.probes is not None and block.study == plan.probes.id:
-            self._pass("probes", f": round {begun}/{plan.probes.rounds}  {block.arm.partition('@')[0]}")
-        elif plan.pairs is not None and block.study == plan.pairs.id:
-            usual = len(first_rounds(plan.nodes))
-            self._pass("pairs of nodes", f": round {begun}{f'/{usual}' if begun <= usual else ', slow pairs again'}")
+            speed = f" {block.per_second[of_rank_0][0]:.0f} {self._study.workload.family.unit}/s per rank"
+        most = f"/{times.most}" if times else ""
+        self._pass(f"round {self._round}{most}  {block.arm}{speed}", block.study)
 
     def _trained(self, epoch: TrainedEpoch) -> None:
         run, self._round = self._plan.training_run(epoch.study), epoch.epoch + 1
         if run is not None:
             speed = f"{epoch.samples_per_s:.4g} {run.workload.family.unit}/s"
             found = f"loss {epoch.mean_loss:.4g}  accuracy {100 * epoch.accuracy:.1f} %"
-            self._pass(run.id, f": epoch {self._round}/{run.epochs}  {speed}  {found}")
+            self._pass(f"epoch {self._round}/{run.epochs}  {speed}  {found}", run.id)
 
     def _end(self, end: StudyEnd) -> None:
-        self._has_settled, is_current = True, self._current == end.study
+        is_current = self._current == end.study
         what = "rounds" if self._plan.training_run(end.study) is None else "epochs"
         how_far = f"interrupted after {self._round} {what}" if is_current else "not started"
         if end.reason == "error":
@@ -141,16 +123,16 @@ class Progress:
             said = f"{_ENDED.get(end.reason, '')}{self._round} {what} in {took}"
         self._say(f"{end.study}: {said}")
         self._spent_s, self._planned_s = self._paces_s()
-        self._pending.pop(end.study, None)
+        self._pending.discard(end.study)
         self._study, self._current, self._round = None, "", 0
 
-    def _pass(self, name: str, rest: str) -> None:
-        """Show a line that may be overwritten: share done, time left, a name, shortened to fit, and the rest."""
-        self.doing, room, how_far = f"{name}{rest}", self._width(), self.how_far()
-        head = f"[ {how_far} ] " if how_far else ""
-        if room is not None:
-            name = shortened(name, max(min(_SHORTEST_NAME, len(name)), room - len(head + rest)))
-        self._say(f"{head}{name}{rest}", passing=True)
+    def _pass(self, doing: str, name: str = "") -> None:
+        """Show a line that may be overwritten: share done, time left, and what is done to whom.
+
+        The name is last, as a narrow terminal cuts what does not fit.
+        """
+        self.doing, how_far = f"{doing}  {name}".rstrip(), self.how_far()
+        self._say(f"[ {how_far} ] {self.doing}" if how_far else self.doing, passing=True)
 
     def _say(self, line: str, *, passing: bool = False) -> None:
         if line != self._last:
@@ -159,41 +141,35 @@ class Progress:
                 self.lasting.append(line)
             self._show(line, passing)
 
-    @property
-    def _rounds(self) -> float:
-        """Of the current study; the one in progress counts as half done."""
-        return self._round - 0.5 if self._round else 0.0
+    def _done_s(self) -> float:
+        """Planned seconds of what is done of the study, probes or pairs in progress; a begun round is half done."""
+        times = self._times.get(self._current)
+        return times.seconds(self._round - 0.5) if times and self._round else 0.0
 
     def _paces_s(self) -> tuple[float, float]:
         """Seconds of training studies so far, as measured and as planned."""
         if self._study is None or not self._round:
             return self._spent_s, self._planned_s
-        planned_s = self._times[self._current].seconds(self._rounds)
-        return self._spent_s + self._now() - self._study_begun_s, self._planned_s + planned_s
+        return self._spent_s + self._now() - self._study_begun_s, self._planned_s + self._done_s()
 
     def seconds(self) -> tuple[float, float] | None:
         """Seconds left: if each study ends after its fewest rounds, and if all need all rounds; None if unknown.
 
-        The study in progress goes on as it does; others take their planned time at the pace of training so far, in the
-        second no less: a study that ran fast says little of the next.
+        Studies take their planned time at the pace of training so far, in the second no less: a study that ran fast
+        says little of the next. Starts of ranks are left out.
         """
         if any(run.id in self._pending for run in self._plan.training_runs):
             return None
         spent_s, planned_s = self._paces_s()
-        pace, low_s, round_s = spent_s / planned_s if planned_s else 1.0, 0.0, 0.0
-        gangs = {name if self._isolate else self._plan.launch_of(name) for name in self._pending}
-        high_s = STARTUP_S * (len(gangs) - bool(self._current)) + SURVEY_S * (self._plan.survey and self._up_s is None)
-        for name in self._pending.keys() & self._times.keys():
-            one, done = self._times[name], self._rounds if name == self._current else 0.0
-            if done:
-                round_s, least = (self._now() - self._timed_s) / done, max(one.fewest, math.ceil(done))
-                low_s, high_s = low_s + (least - done) * round_s, high_s + (max(least, one.most) - done) * round_s
-            else:
-                low_s, high_s = low_s + pace * one.seconds(one.fewest), high_s + max(1.0, pace) * one.seconds(one.most)
+        pace, low_s, high_s = spent_s / planned_s if planned_s else 1.0, 0.0, 0.0
+        for name in self._pending & self._times.keys():
+            one, done_s = self._times[name], self._done_s() if name == self._current else 0.0
+            low_s += pace * max(0.0, one.seconds(one.fewest) - done_s)
+            high_s += max(1.0, pace) * max(0.0, one.seconds(one.most) - done_s)
         if self._budget_s is not None:
             end_s = max(0.0, self._budget_s - (self._now() - (self._up_s or self._now())))
-            low_s, high_s = min(low_s, end_s), min(high_s, end_s + round_s)
-        return low_s, max(low_s, high_s)
+            low_s, high_s = min(low_s, end_s), min(high_s, end_s)
+        return low_s, high_s
 
     def how_far(self) -> str:
         """``40 %  5 to 12 min left``; empty if it is unknown.
@@ -226,7 +202,7 @@ class Progress:
             return
         ranks, study = block.each("ranks"), self._plan.study(block.study)
         per_second = block.per_second if study is not None else np.full(len(ranks), np.nan)
-        unit = study.workload.family.unit if study is not None else self._plan.unit or "samples"
+        unit = self._plan.unit or "samples"
         columns = {
             f"{unit}/s": (per_second, ".1f"),
             "Memory, GiB": (block.each("peak_memory_bytes") / _GIB, ".1f"),
@@ -244,12 +220,12 @@ class Progress:
 
 
 def range_text(low_s: float, high_s: float) -> str:
-    """``5 to 12 min``, ``40 to 90 s``, ``up to 3 min``; ``3 h`` if both ends are the same."""
-    unit, length_s, step, _ = next(one for one in _UNITS if high_s >= one[3])
+    """``5 to 12 min``, ``40 to 90 s``, ``up to 3 min``; ``50 s`` if both ends are the same."""
+    unit, length_s, step = ("min", 60, 1) if high_s >= 120 else ("s", 1, 10)
     low, high = math.floor(low_s / length_s / step) * step, math.ceil(high_s / length_s / step) * step
     if low <= 0:
-        return f"up to {max(high, step):g} {unit}"
-    return f"{high:g} {unit}" if low >= 0.9 * high else f"{low:g} to {high:g} {unit}"
+        return f"up to {max(high, step)} {unit}"
+    return f"{high} {unit}" if low >= 0.9 * high else f"{low} to {high} {unit}"
 
 
 def load_warning(load: float, cores: int) -> str:

@@ -46,10 +46,9 @@ class Interim:
         source = self._source
         if source.plan_to_measure is None or not source.plan_to_measure.study_ids:
             return
-        settings = source.subject.settings
         self._progress = Progress(
             source.plan_to_measure, now=self._now, samples_per_s=source.expected_samples_per_s,
-            isolate=settings.is_isolated, budget_s=settings.budget_s,
+            budget_s=source.subject.settings.budget_s,
         )  # fmt: skip
         nothing, why = source.subject.evidence_of_nothing(source.plan), "no requirement has been judged yet"
         with suppress(BadInput, OSError):  # read and write errors are reported at the end of the run

@@ -7,9 +7,9 @@ from typing import Any
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.operation import size_text
-from pytest_ddpscale.report.charts import About, Bound, Curve, LineAxes, Point, curves
+from pytest_ddpscale.report.charts import About, Cells, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import bound_text, limits_text, point_text
-from pytest_ddpscale.report.figures import PairValues, pair_bandwidths, pair_bandwidths_within, pair_matrix
+from pytest_ddpscale.report.figures import pair_bandwidths, pair_bandwidths_within, pair_matrix
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.report.words.verdicts import verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
@@ -95,7 +95,7 @@ def _bandwidths(rows: Sequence[CollectiveRow], judged: Judged) -> Curve:
         if row.busbw_gbps is not None:
             size, (bound, is_failed) = row.operation.message_bytes or 0, cases.get(row.probe, (None, False))
             points.append(Point(size, row.busbw_gbps, row.interval, is_failed))
-            bounds += [Bound(size, bound)] if bound is not None else []
+            bounds += [Point(size, bound)] if bound is not None else []
     return Curve(rows[0].operation.kind, points, bounds)
 
 
@@ -131,7 +131,7 @@ def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
         yield SuiteSection("Pairs", said, figures=figures)
 
 
-def _range_of(pairs: PairValues, noun: str) -> str:
+def _range_of(pairs: Cells, noun: str) -> str:
     slowest = min(pairs, key=lambda pair: pairs[pair])
     return (
         f"Pairs of {noun} ({len(pairs)}): from {_gbps(pairs[slowest])} ({' and '.join(slowest)}) to "
@@ -187,5 +187,5 @@ def _bound_values(case: NodeCase, verdict: Verdict) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pair_values(pairs: PairValues) -> list[dict[str, Any]]:
+def _pair_values(pairs: Cells) -> list[dict[str, Any]]:
     return [{"pair": list(names), "gbps": gbps} for names, gbps in sorted(pairs.items())]

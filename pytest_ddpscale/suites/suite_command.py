@@ -172,4 +172,4 @@ def _progress(source: SuiteSource) -> Callable[[Plan], Listener]:
     warning = load_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         show(warning, False)
-    return lambda plan: Progress(plan, show, samples_per_s=source.expected_samples_per_s, width=width)
+    return lambda plan: Progress(plan, show, samples_per_s=source.expected_samples_per_s)

@@ -57,7 +57,7 @@ def test_markdown_escapes_what_would_be_marks() -> None:
 def test_html_has_figures_and_nothing_from_outside_is_markup() -> None:
     page = html_of(REPORT)
     assert "Sizes &lt;script&gt;" in page
-    assert page.count('<img alt="A &lt;picture&gt;: ms, note; 1, time, 2" src="data:image/svg+xml;base64,') == 1
+    assert page.count('<img alt="A &lt;picture&gt;: 1, time, 2" src="data:image/svg+xml;base64,') == 1
     assert "   aligned\ncolumn" in page
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
