@@ -203,7 +203,8 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         odd = "note-odd-process" if is_little else "no-process"
         yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
     if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
-        yield "throttling", *throttled(slow, gpu.temperature_c)
+        at = f"at {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
+        yield "throttling", *throttled(slow, at)
     if is_on:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
         faults["note-remapped"] = gpu.remapped_rows.uncorrectable if gpu.remapped_rows else None
@@ -247,7 +248,7 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
             one = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
                 cells = survey.connections
-                one = first_with.setdefault(str(cells), host) if cells else None
+                one = first_with.setdefault(str(cells), f"that of {host}") if cells else None
             if one:
                 if name == "torch" and one not in found.values() and (why := why_untried(one)):
                     yield host, check, "note-untried", why

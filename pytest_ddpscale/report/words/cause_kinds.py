@@ -55,22 +55,21 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "missing-gpus": CauseKind(
         3, "ISOLATE", "do what the check says; else look for Xid in dmesg, reboot",
-        'A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`). Error 802, "system not '
-        'yet initialized", beside a healthy `nvidia-smi`: the fabric manager is down (`systemctl status '
-        "nvidia-fabricmanager`; of the version of the driver), on GB200 and GB300 `nvidia-imex` or a switch tray.",
+        "A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`). Error 802 beside a healthy "
+        "`nvidia-smi`: `nvidia-fabricmanager` is down or not of the driver's version; on GB200 and GB300 "
+        "`nvidia-imex` or a switch tray.",
     ),
     "gpu-error": CauseKind(
         3, "ISOLATE", "look for Xid in dmesg; reset the GPU",
-        "A CUDA error of this GPU ended its ranks; see `logs/`, and swap the GPU if it returns. The driver may name "
-        "the wrong GPU if one of several peers failed first: then it is a suspect. An error that the program may have "
-        "made (illegal memory access, misaligned address, cuDNN, cuBLAS) is certain only after another batch.",
+        "A CUDA error of this GPU ended its ranks; see `logs/`, and swap the GPU if it returns. It is only a suspect "
+        "if one of several peers may have failed first, or the program may have made the error (illegal memory access, "
+        "cuDNN, cuBLAS), until another batch fails, too.",
     ),
     "slow-node-link": CauseKind(
         4, "CHECK", "check cable, transceivers and port counters",
-        "Messages between two nodes are slow or stall, though each reaches others, or an adapter did not answer "
-        "(`status=12` of NCCL's `NET/IB`). Look at the switch port, too (`ibdiagnet`, `perfquery`, `ethtool -S`). One "
-        "link proves little of either end, so neither node is drained; slow pairs keep a run from being accepted "
-        "although no requirement failed.",
+        "Messages between two nodes are slow or stall, though each reaches others, or an adapter did not answer. "
+        "Look at the switch port, too (`ibdiagnet`, `ethtool -S`). One link proves little of either end: neither node "
+        "is drained, but the run is not accepted.",
     ),
     "slow-gpu-link": CauseKind(
         4, "CHECK", "check nvidia-smi nvlink -e and topo -m; reseat the GPUs",
@@ -80,7 +79,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         4, "ISOLATE", "check PCIe width (nvidia-smi -q -d PCI); reseat the GPU",
         "Fewer PCIe lanes or a lower generation than the SKU has (checks `pcie`, `pcie_under_load`), or copies "
         "between host and GPU slower than the bound or than the same slot on other nodes; a busy host slows them, "
-        "too. An idle GPU lowers its generation, which does not deceive the check under load.",
+        "too.",
     ),
     "nvlink-down": CauseKind(
         4, "ISOLATE", "check nvidia-smi nvlink -s; reset or reseat the GPU",
@@ -151,8 +150,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "disk": CauseKind(
         6, "ISOLATE", "free disk space where runs are written",
-        "Too little space where runs are written, or none in /dev/shm. `--ddp-run-dir` writes elsewhere; `--shm-size` "
-        "gives a container more.",
+        "Too little space where runs are written (`--ddp-run-dir`), or none in /dev/shm (`--shm-size` of a container).",
     ),
     "foreign-processes": CauseKind(
         6, "ISOLATE", "end the processes on the GPUs (nvidia-smi)",
