@@ -50,8 +50,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "lost-gpu": CauseKind(
         3, "ISOLATE", "look for Xid in dmesg; reseat or reset the GPU",
         "A GPU is missing, of another model, does not answer, ended its ranks with an error of its own, or stopped "
-        'while its peers went on (check `gpus`). Xid 79 is "fallen off the bus"; compute mode Prohibited also stands '
-        "here (`nvidia-smi -c 0`). A suspect was only missing in some rounds.",
+        "while its peers went on (check `gpus`). Compute mode Prohibited also stands here (`nvidia-smi -c 0`). A "
+        "suspect was only missing in some rounds.",
     ),
     "missing-gpus": CauseKind(
         3, "ISOLATE", "do what the check says; else look for Xid in dmesg, reboot",
@@ -68,7 +68,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "slow-node-link": CauseKind(
         4, "CHECK", "check cable, transceivers and port counters",
         "Messages between two nodes are slow or stall, though each reaches others, or an adapter did not answer. "
-        "Look at the switch port, too (`ibdiagnet`, `ethtool -S`). One link proves little of either end: neither node "
+        "Look at the switch port, too. One link proves little of either end: neither node "
         "is drained, but the run is not accepted.",
     ),
     "slow-gpu-link": CauseKind(
@@ -88,13 +88,12 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "slow-transport": CauseKind(
         4, "ISOLATE", "check network drivers and NCCL_* variables",
         "NCCL's log shows sockets where InfiniBand, NVLink or peer access were expected (check `transport`): a "
-        "variable, a missing module (`nvidia_peermem`) or plugin; `NCCL_DEBUG=INFO` names them. If all nodes fail "
-        "alike, no node is certain.",
+        "variable, a missing module (`nvidia_peermem`) or plugin; `NCCL_DEBUG=INFO` names them.",
     ),
     "slow-communication": CauseKind(
         4, "ISOLATE", "check NVLinks, PCIe and network ports",
         "A node or GPU is slow only where ranks communicate, in collectives, in training or with all its partners of "
-        "a pair, while it computes as fast as its peers. Look at the cores of its ranks, too.",
+        "a pair, while it computes as fast as its peers.",
     ),
     "slow-gpu": CauseKind(
         5, "ISOLATE", "check power cap, clocks and cooling; reseat or swap the GPU",
@@ -104,8 +103,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "slow-node": CauseKind(
         5, "ISOLATE", "check power caps, clocks, cooling and CPUs",
-        "All GPUs of a node are slower than the other nodes' median. Look at inlet temperature, BIOS, CPU governor "
-        "and other tenants, too. Of two or three nodes the slower one is only a suspect.",
+        "All GPUs of a node are slower than the other nodes' median. Look at inlet temperature and BIOS, too. "
+        "Of two or three nodes the slower one is only a suspect.",
     ),
     "slow-training": CauseKind(
         5, "ISOLATE", "check clocks, power caps and CPUs, then links and ports",
@@ -193,8 +192,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "error-in-run": CauseKind(
         6, "CHECK", "read the error in report.md and in logs/",
-        "Ranks ended in an error that no GPU is blamed for: out of memory, NCCL's time-out, a failed import. The "
-        "first rank that failed says most. `ddpscale culprits` lists the node of a rank that stopped or hangs to "
+        "Ranks ended in an error that no GPU is blamed for: out of memory, NCCL's time-out, a failed import. "
+        "`ddpscale culprits` lists the node of a rank that stopped or hangs to "
         "inspect.",
     ),
     "not-measured": CauseKind(

@@ -90,7 +90,8 @@ def _written(value: float, unit: str) -> str:
 
 
 def _node_alone(metric: str, value: float, unit: str, others: int, median: float) -> str:
-    beside = f"; the median of {count_text(others, 'other node')} is {_written(median, unit)}" if others else ""
+    whom = "the other node" if others == 1 else f"the median of {others} other nodes"
+    beside = f"; {whom} is {_written(median, unit)}" if others else ""
     return f"{metric} {_written(value, unit)} on this node alone{beside}"
 
 
@@ -104,6 +105,13 @@ def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kin
     what = name if of == 1 else f"{failed} of its {of} {noun} fail {name}, the worst"
     beside = f"the median of all others is {others:.4g} {unit}" if others is not None else "no other to compare with"
     return f"{what} at {value:.4g} {unit}; {beside}"
+
+
+def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
+    whom = "from most of the ranks" if is_certain else "between the ranks"
+    said = [f"parameters differ {whom} in {count_text(blocks, 'block')}"] * (blocks > 0)
+    said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
+    return "; ".join(said + ["it is unknown which is right"] * (not is_certain))
 
 
 def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
@@ -144,6 +152,12 @@ def _cuda_finds(count: int, listed: int, problem: str, name: str, driver: str | 
     return f"CUDA finds {count} of the {listed} GPUs that ranks may use{why}: {cure}"
 
 
+def _old_driver(driver: str, torch: str | None, cuda: str) -> str:
+    oldest = _OLDEST_DRIVERS.get(cuda.partition(".")[0], f"for CUDA {cuda}")
+    needs = f"the driver supports CUDA {driver}, torch {torch or 'of unknown version'} needs {cuda}"
+    return f"{needs}: driver {oldest} or later, or a wheel for CUDA {driver}"
+
+
 def _without_kernels(capability: str, built: Listed) -> str:
     major, minor = map(int, capability.split("."))
     kernels = f"{capability}; it has {' '.join(built)}"
@@ -156,9 +170,12 @@ def _ports(ports: Listed) -> str:
 
 def _fewer_ports(active: int, more: int, others: int, least: int, most: int, ports: Listed) -> str:
     have = f"{more} of {others} other nodes have {least}{' or more' if most > least else ''}"
-    return f"{active} InfiniBand or EFA ports are active; {have}; here: {_ports(ports)}"
+    kind = "EFA" if any(layer == "EFA" for *_, layer in ports) else "InfiniBand"
+    return f"{active} {kind} ports are active; {have}; here: {_ports(ports)}"
 
 
+# By major version of CUDA, from table 3 of the CUDA Toolkit release notes.
+_OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
 _REPAIRS = {
     "page-pending": "a memory page waits to be retired",
     "row-failed": "a faulty memory row could not be remapped",
@@ -173,20 +190,20 @@ _DOUBT = (
 
 def _slow_rank(
     slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, *sure: bool
-) -> str:
-    told = slowdown, peers, "the last " * (is_last and not is_always), times, rounds, *sure
-    return f"{{:.2f}}× the median of {{:#peer}} in {{}}{{}} of {{}} rounds{_DOUBT}".format(*map(_Words, told))
+) -> str:  # fmt: skip
+    whom = "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+    when = f"{times} of {rounds} rounds"
+    if not is_always:
+        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
+    return f"{slowdown:.2f}× {whom} in {when}{_DOUBT.format(*map(_Words, sure))}"
 
 
 _ON_FIRST = ": {} on {}: {}; another driver, or a waiver, ends this"
 _ODD_PROCESS = "the driver lists pid {}, which no process has: driver and library (libnvidia-ml.so) differ"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
-_OLD_DRIVER = (
-    "the driver supports CUDA {0}, torch {1:?@|of unknown version} needs {2}: a newer driver, or a wheel for CUDA {0}"
-)
-_THROTTLED = "clocks are throttled: {:, }{:?, @}"
-_DIFFERS = "{}: {}; {} of {} nodes have {}"
+_THROTTLED = "clocks are throttled{1}: {0:, }{2:?, @}"
+_DIFFERS = "{} {}; {} of {} nodes have {}"
 SENTENCES: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
@@ -328,8 +345,7 @@ SENTENCES: Mapping[str, Entry] = {
     "unasked-wrong-data": "wrong data in the probe {}, as seen by {}",
     # judge.agreement, judge.coverage
     "results-differ": "{}: results differ from those of other ranks",
-    "unlike-others": "{2:?unlike most ranks|ranks differ, it is unknown which is right}"
-    "{0:?; parameters in @ of its blocks}{1:?; gradients of one seeded step, each computed alone}",
+    "unlike-others": _unlike,
     "speed-does-not-count": "{} (see {}); speed does not count",
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
@@ -346,7 +362,10 @@ SENTENCES: Mapping[str, Entry] = {
     "no-windows": "{} cannot be read {}",
     "windows": "in {} of {} windows under load",
     "few-polls": "with only {:.0f} polls in {:.0f} s under load",
-    "low-pcie": "{} is {}, expected {}, {}",
+    "low-pcie": lambda reading, lowest, least, windows: (
+        f"PCIe {f'has {lowest} lanes' if reading == 'pcie_width' else f'runs at generation {lowest}'}, "
+        f"expected {least}, {windows}"
+    ),
     "no-load": "utilization never reached {:%}",
     "no-telemetry": "telemetry of only {} of {} GPUs",
     "low-utilization": "low utilization: {}, {}: {} of {:#device} below {:%}, least busy rank {} on {} with {:%}",
@@ -426,8 +445,8 @@ SENTENCES: Mapping[str, Entry] = {
     "no-count": lambda problem: f"CUDA did not count its GPUs: {_cuda_error(problem)}",
     "cuda-finds": _cuda_finds,
     "cuda-lacks": _cuda_finds,
-    "old-driver": _OLD_DRIVER,
-    "note-old-driver": _OLD_DRIVER,
+    "old-driver": _old_driver,
+    "note-old-driver": _old_driver,
     "no-torch": "torch facts cannot be read: {}",
     "without-cuda": "torch {} was built without CUDA",
     "no-architectures": "torch {:?@|of unknown version} lists no architectures",
@@ -463,7 +482,7 @@ SENTENCES: Mapping[str, Entry] = {
     **_REPAIRS,
     "differs": _DIFFERS,
     "note-kernel": _DIFFERS,
-    "unclear": "{0}: {1}; nodes have {4:, }, no majority",
+    "unclear": "{0} {1}; nodes have {4:, }, no majority",
     "note-untried": "{}",
     "note-backend": f"torch communicates through {WITHOUT_OVERLAP}; it may not overlap all-reduce with the backward "
     "pass, and published figures were measured with ProcessGroupNCCL: `ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` "
@@ -489,8 +508,8 @@ SENTENCES: Mapping[str, Entry] = {
     "host-memory": "{:, } goes through host memory: no GPUDirect RDMA, which most other nodes have",
     "no-ports": "it uses TCP to other nodes, and its ports were not surveyed",
     "tcp": lambda fast, ports: (
-        "uses TCP to other nodes although InfiniBand, RoCE or EFA is active: "
-        f"{fast or f'on others; here: {_ports(ports)}'}"
+        f"uses TCP to other nodes although {', '.join(fast)} {'is' if len(fast) == 1 else 'are'} active"
+        if fast else f"uses TCP although other nodes have active InfiniBand or RoCE ports; here: {_ports(ports)}"
     ),
     "unmanaged-ports": "uses TCP to other nodes; {:, } in state INIT: a cable, but no subnet manager",
     "note-ports-down": lambda ports: f"uses TCP to other nodes; here: {_ports(ports)}",

@@ -96,7 +96,7 @@ OLD = {"driver_version": "570.86.15", "cuda_driver_version": 12080}
 @pytest.mark.parametrize(
     ("faults", "machine", "found", "cure"),
     [
-        ([], OLD, "the driver supports CUDA 12.8, torch ", "a newer driver"),
+        ([], OLD, "the driver supports CUDA 12.8, torch ", "driver 580 or later"),
         (["not-ready=1"], {}, "CUDA finds 0 of the 2 GPUs that ranks may use (Error 802: ", "nvidia-fabricmanager"),
     ],
 )  # fmt: skip

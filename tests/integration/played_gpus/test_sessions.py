@@ -250,7 +250,7 @@ def test_nothing_is_launched_on_an_unfit_node(unfit: EndedSession) -> None:
         ("pcie", 3, "PCIe has 8 lanes; expected 16"),
         ("nvlink", 4, "11 NVLinks are up; expected 12"),
         ("ecc", 5, "a memory row waits to be remapped"),
-        ("throttling", 6, "clocks are throttled: hw_thermal_slowdown, at 95 °C"),
+        ("throttling", 6, "clocks are throttled at 95 °C: hw_thermal_slowdown"),
         ("gpus", 7, "lost: GPU is lost"),
     ],
 )
