@@ -203,7 +203,8 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         odd = "note-odd-process" if is_little else "no-process"
         yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
     if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
-        yield "throttling", *throttled(slow, gpu.temperature_c)
+        at = f" at {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
+        yield "throttling", *throttled(slow, at)
     if is_on:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
         faults["note-remapped"] = gpu.remapped_rows.uncorrectable if gpu.remapped_rows else None
@@ -216,14 +217,14 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         yield "nvlink", "no-expectation", "nvlinks"
 
 
-def throttled(reasons: Sequence[str], where: Any) -> tuple[Any, ...]:
-    """A fault without comparison, as code, reasons and where; only a power brake without heat may come from outside.
+def throttled(reasons: Sequence[str], at: str, windows: Any = "") -> tuple[Any, ...]:
+    """A fault without comparison, as code, reasons, how hot and when.
 
-    With the brake, NVML also sets ``hw_slowdown``.
+    Only a power brake without heat may come from outside. With the brake, NVML also sets ``hw_slowdown``.
     """
     listed = " ".join(reasons)
     is_from_outside = "power_brake" in listed and "thermal" not in listed
-    return "power-brake" if is_from_outside else "throttled", tuple(reasons), where
+    return "power-brake" if is_from_outside else "throttled", tuple(reasons), at, windows
 
 
 def memory_faults(gpu: SurveyedGpu) -> dict[str, int | None]:
@@ -247,7 +248,7 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
             one = survey.versions.get(name)
             if name == "topology":  # affinities and the legend do not count
                 cells = survey.connections
-                one = first_with.setdefault(str(cells), host) if cells else None
+                one = first_with.setdefault(str(cells), f"that of {host}") if cells else None
             if one:
                 if name == "torch" and one not in found.values() and (why := why_untried(one)):
                     yield host, check, "note-untried", why
@@ -261,7 +262,7 @@ def _compared(evidence: Evidence, names: Sequence[str]) -> Facts:
         told = counted[usual], len(found), usual if is_clear else tuple(sorted(counted))
         for host, one in found.items():
             if one != usual or not is_clear:
-                yield host, check, code, name, one, *told
+                yield host, check, code, name, "differs" if name == "topology" else one, *told
     others = {place.host for place, one in evidence.transports.items() if one.process_group == WITHOUT_OVERLAP}
     for host in others & known.keys():
         yield host, "versions", "note-backend"

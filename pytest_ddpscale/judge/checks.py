@@ -64,7 +64,7 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> None:
         untold.append(because("no-report", planned - len(hosts), planned))
     if check.reads == "telemetry" and (unended := sorted(broken.keys() - {PAIRS, STUDY_ID})):
         untold.append(because("no-end", tuple(unended)))
-    missing = because("missing-data", tuple(untold[:_MOST_NAMED]), len(untold), broken.get(STUDY_ID, ""))
+    missing = because("missing-data", tuple(untold[:_MOST_NAMED]), len(untold[_MOST_NAMED:]), broken.get(STUDY_ID, ""))
     faults, doubts = _accused(found, planned)
     if untold and not faults:
         answer.reasons = [missing]
@@ -74,7 +74,7 @@ def answer_check(answer: Answer, case: NodeCase, evidence: Evidence) -> None:
     answer.say("passed", because("as-expected", planned))
     if faults:
         failed, told = len({one.place.host for one, _ in faults}), tuple(one.said for one, _ in faults[:_MOST_NAMED])
-        answer.say("failed", because("not-as-expected", failed, planned, told, len(faults)))
+        answer.say("failed", because("not-as-expected", failed, planned, told, len(faults[_MOST_NAMED:])))
     for one, is_certain in faults:
         answer.culprits.append(Culprit("gpu" if one.gpu else "node", (one.place,), one.why, is_certain))
     if untold:
@@ -224,7 +224,7 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
             values, least = getattr(of, reading)[own == at], getattr(expected, reading, None)
             if least is None:
                 seen = set[str]().union(*map(lasting_faults, values.different.values()))
-                yield gpus[at], check, *throttled(sorted(seen), windows)
+                yield gpus[at], check, *throttled(sorted(seen), "", windows)
             else:
                 yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows
 

@@ -253,7 +253,8 @@ def name_slow(
         explain = (explain | (evidence.plan.nodes == 1)) & (definition.baseline != "no_sync")
         answer.culprits = culprits_of(pace.ranks, found, rows, explain)
         first, *others = answer.culprits
-        seen = because("slow-alone", first.kind, first.place.number, first.host, len(others), first.because)
+        who = first.place.number if first.kind == "gpu" else "all ranks"
+        seen = because("slow-alone", first.kind, who, first.host, len(others), first.because)
         answer.reasons.append(two_groups(pace.ranks, found) if len(found.faster) else seen)
     if definition.communicates and not evidence.plan.layout.judged_by_node(case.question.arms):
         name_slow_node_pairs(answer, evidence)

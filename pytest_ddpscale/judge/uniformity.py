@@ -100,7 +100,7 @@ def answer_uniformity(answer: Answer, case: Case, study: Study, evidence: Eviden
     if np.isnan(times_s).all():
         answer.reasons = [missing if len(pace) else because("no-own-round", arm.name, study.id)]
         return
-    names, noun = [f"{one.number} of {one.host}" for one in ranks.rank_places], "GPUs"
+    names, noun = [f"{one.number} of {one.host}" for one in ranks.rank_places], ranks.rank_places[0].noun
     counts, is_of_nodes = np.ones(1, np.bool_), case.requirement.definition is NODE_UNIFORMITY
     if is_of_nodes:  # the median of a node whose GPU is missing is another one's
         rounds = (~np.isnan(times_s)).sum(axis=0)

@@ -57,6 +57,11 @@ class Place(Record, cache_hash=True):  # thousands are keys
         return "GPU" if self.local_rank is None else f"GPU of local rank {self.local_rank}"
 
     @property
+    def noun(self) -> str:
+        """Plural noun for places of its kind."""
+        return "CPU ranks" if self.uuid == CPU else "GPUs"
+
+    @property
     def name(self) -> str:
         """``GPU 6 (GPU-5d3a91c2-…, 00000000:C1:00.0, local rank 2)``, as far as it is known."""
         return self._beside(self.uuid, self.pci)
@@ -167,4 +172,6 @@ class JudgedPlace(Struct, frozen=True, cache_hash=True):  # thousands are looked
     @property
     def noun(self) -> str:
         """Plural noun for its kind."""
-        return {"gpu": "GPUs", "node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
+        return (
+            self.ends[0].noun if self.kind == "gpu" else {"node": "nodes", "gang": "groups", "link": "pairs"}[self.kind]
+        )

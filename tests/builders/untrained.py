@@ -42,7 +42,7 @@ CHECK = replace(
 )  # fmt: skip
 CHECK_PASSED = replace(
     CHECK, id="node_check[pcie]", workload="pcie", outcome="passed", value=1.0, interval=(1.0, 1.0),
-    reason="all 2 nodes as expected", culprits=(),
+    reason="2 nodes as expected", culprits=(),
 )  # fmt: skip
 CHECK_UNKNOWN = replace(
     CHECK, id="node_check[nvlink]", workload="nvlink", outcome="not_measured", value=None, interval=None, rounds=0,

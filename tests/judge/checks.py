@@ -311,8 +311,8 @@ class Checked:
         missing = reason.args[0] if reason.code == "also" else reason
         if missing.code != "missing-data":
             return [self.short(reason)]
-        told, count, why = missing.args
-        more = [f"{count - len(told)} more"] * (count > len(told))
+        told, others, why = missing.args
+        more = [f"{others} more"] * (others > 0)
         return [*map(self.short, told), *more, *filter(None, [why])]
 
     def _culprit(self, one: Culprit) -> str:

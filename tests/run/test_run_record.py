@@ -108,12 +108,12 @@ class TestEnds:
         (
             [{"weak/r": "error", "strong/r": "no end"}],
             "ab",
-            ["measured in 2 sessions: resumed AT", "superseded.jsonl): weak/r (error), strong/r (no end)"],
+            ["measured in several sessions: resumed AT", "superseded.jsonl): weak/r (error), strong/r (no end)"],
         ),
         (
             [{}, {}],
             "cd",
-            ["measured in 3 sessions: resumed AT, AT", "judged by another thresholds file than at the start"],
+            ["measured in several sessions: resumed AT, AT", "judged by another thresholds file than at the start"],
         ),
     ],
 )

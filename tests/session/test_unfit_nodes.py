@@ -27,7 +27,7 @@ from tests.builders.sessions import SAMPLES_PER_S, THRESHOLDS, Open
 PER_NODE = 2
 THREE = ("n1", "n2", "n3")
 THREE_NODES = Cluster(3, THREE, launcher="slurm")
-TOO_SMALL = "gpus: 1 CPU cores for 2 ranks"
+TOO_SMALL = "gpus: 1 CPU core for 2 ranks"
 CHECK, PACE, TOGETHER = "node_check[gpus]", "throughput_per_gpu[r-1rank]", "throughput_per_gpu[r-3nodes]"
 WEAK = "weak_scaling_efficiency[r-2rank]"
 CHECKED = THRESHOLDS.replace("    requirements: []\n", "    requirements: [{check: gpus, severity: fail}]\n").replace(

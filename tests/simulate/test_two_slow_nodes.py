@@ -45,6 +45,6 @@ def test_both_groups_are_named_and_nobody_is_drained(case: Case, factor: float) 
     assert {(c.kind, c.host, c.is_certain) for c in verdict.culprits} == {
         ("node", "simulated-2", False), ("node", "simulated-3", False),
     }  # fmt: skip
-    assert "two groups of ranks: simulated-0, simulated-1 and simulated-2, simulated-3, 1." in verdict.reason
+    assert "two groups of ranks: simulated-0, simulated-1 against simulated-2, simulated-3, 1." in verdict.reason
     assert "× apart even without communication" in verdict.reason
     assert not any(note.startswith("no rank is slow") for note in verdict.notes)

@@ -96,18 +96,8 @@ def _node_alone(metric: str, value: float, unit: str, others: int, median: float
 
 
 def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) -> str:
-    names = f" ({there})" if there else ""
-    lost = f"; {absent} {'is' if len(absent) == 1 else 'are'} missing" if absent else ""
-    why = f": {'; '.join(sorted(set(whys)))}" if whys else ""
-    return f"measured on {len(there)} of {planned} nodes{names}{lost}{why}"
-
-
-def _gpu_errors(errors: Listed, gangs: int, is_certain: bool, host: str) -> str:
-    why = ", while its peers did the same work without such an error"
-    if not is_certain:
-        why = " (not certain: the software, or the other end of a link, may be at fault)"
-    ended = f"{errors: and } ended its rank in {count_text(gangs, 'gang')}"
-    return f"{ended}{why}; look for its Xid: `dmesg | grep -i xid` on {host}"
+    told = there, planned, absent, Listed(sorted({*whys}))
+    return "measured on {0:#} of {1} nodes{0:? (@)}{2:?; missing: @}{3:?: @}".format(*map(_Words, told))
 
 
 def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
@@ -119,9 +109,9 @@ def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kin
 
 def _unlike(blocks: int, is_seeded: bool, is_certain: bool) -> str:
     whom = "from most of the ranks" if is_certain else "between the ranks"
-    said = [f"parameters differ {whom} in {blocks} block{'s' * (blocks > 1)}"] * (blocks > 0)
+    said = [f"parameters differ {whom} in {count_text(blocks, 'block')}"] * (blocks > 0)
     said += [f"gradients of one seeded step, each computed alone, differ {whom}"] * is_seeded
-    return "; ".join([*said, *["it is unknown which is right"] * (not is_certain)])
+    return "; ".join(said + ["it is unknown which is right"] * (not is_certain))
 
 
 def _unseen_loss(smallest_fault: float | None, is_speed_asked: bool) -> str:
@@ -142,21 +132,10 @@ def _places_missing(there: int, expected: int, noun: str, absent: Listed, unseen
     return f"measured on {there} of {expected} {noun}; {ranks} missing{no_results}"
 
 
-def _first_of(told: Listed, count: int) -> str:
-    return "; ".join(told) + (f"; and {count - len(told)} more" if count > len(told) else "")
-
-
 def _at_clock(mhz: float, most_mhz: float, watts: float, limit_w: float, held: Listed) -> str:  # 0 is unknown
     ran = f"{mhz:,.0f}{f' of {most_mhz:,.0f}' if most_mhz else ''} MHz"
     drew = f"{watts:.0f}{f' of {limit_w:.0f}' if limit_w else ''} W" if watts else ""
     return ", ".join(filter(None, (ran, drew, *held)))
-
-
-def _throttled(reasons: Listed, where: Any) -> str:
-    listed = ", ".join(reasons)
-    if isinstance(where, str):
-        return f"clocks are throttled: {listed}, {where}"
-    return f"clocks are throttled{'' if where is None else f' at {where} °C'}: {listed}"
 
 
 def _cuda_error(problem: str) -> str:
@@ -175,27 +154,14 @@ def _cuda_finds(count: int, listed: int, problem: str, name: str, driver: str | 
 
 def _old_driver(driver: str, torch: str | None, cuda: str) -> str:
     oldest = _OLDEST_DRIVERS.get(cuda.partition(".")[0], f"for CUDA {cuda}")
-    wheels = _WHEELS.get(driver.partition(".")[0])
-    install = f"driver {oldest} or later" + (f", or a {wheels} wheel" if wheels else "")
-    return f"the driver supports CUDA {driver}, torch {torch or 'of unknown version'} needs {cuda}: {install}"
+    needs = f"the driver supports CUDA {driver}, torch {torch or 'of unknown version'} needs {cuda}"
+    return f"{needs}: driver {oldest} or later, or a wheel for CUDA {driver}"
 
 
 def _without_kernels(capability: str, built: Listed) -> str:
     major, minor = map(int, capability.split("."))
     kernels = f"{capability}; it has {' '.join(built)}"
     return f"torch has no kernels for compute capability {kernels}; {wheel_for((major, minor))}"
-
-
-def _odd(name: str, one: str) -> str:
-    return "topology differs" if name == "topology" else f"{name} {one}"
-
-
-def _whose(name: str, one: str) -> str:
-    return f"that of {one}" if name == "topology" else one
-
-
-def _differs(name: str, one: str, count: int, total: int, usual: str) -> str:
-    return f"{_odd(name, one)}; {count} of {total} nodes have {_whose(name, usual)}"
 
 
 def _ports(ports: Listed) -> str:
@@ -208,37 +174,36 @@ def _fewer_ports(active: int, more: int, others: int, least: int, most: int, por
     return f"{active} {kind} ports are active; {have}; here: {_ports(ports)}"
 
 
-def _whom(peers: int) -> str:
-    return "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
-
-
-def _doubt(is_odd: bool, explains: bool) -> str:
-    odd = "" if is_odd else "; either may be the odd one: more nodes, or a bound of the site's own, would tell"
-    return odd if explains else f"{odd}; too little to explain the failure"
-
-
-def _slow_rank(
-    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, is_odd: bool, explains: bool
-) -> str:  # fmt: skip
-    when = f"{times} of {rounds} rounds"
-    if not is_always:
-        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
-    return f"{slowdown:.2f}× {_whom(peers)} in {when}{_doubt(is_odd, explains)}"
-
-
-# By major version of CUDA; the oldest drivers are from table 3 of the CUDA Toolkit release notes.
+# By major version of CUDA, from table 3 of the CUDA Toolkit release notes.
 _OLDEST_DRIVERS = {"11": "450", "12": "525", "13": "580"}
-_WHEELS = {"11": "cu118", "12": "cu126 or cu128"}
 _REPAIRS = {
     "page-pending": "a memory page waits to be retired",
     "row-failed": "a faulty memory row could not be remapped",
     "row-pending": "a memory row waits to be remapped",
 }
+# Of a slow rank or node: whether it is the odd one, and whether that explains the failure.
+_DOUBT = (
+    "{:?|; either may be the odd one: more nodes, or a bound of the site's own, would tell}"
+    "{:?|; too little to explain the failure}"
+)
+
+
+def _slow_rank(
+    slowdown: float, peers: int, times: int, rounds: int, is_always: bool, is_last: bool, *sure: bool
+) -> str:  # fmt: skip
+    whom = "the time of its only peer" if peers == 1 else f"the median of {peers} peers"
+    when = f"{times} of {rounds} rounds"
+    if not is_always:
+        when = f"the last {when}" if is_last else f"{when} ({percent(times / rounds)})"
+    return f"{slowdown:.2f}× {whom} in {when}{_DOUBT.format(*map(_Words, sure))}"
+
+
 _ON_FIRST = ": {} on {}: {}; another driver, or a waiver, ends this"
 _ODD_PROCESS = "the driver lists pid {}, which no process has: driver and library (libnvidia-ml.so) differ"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
-_MOST_SHOWN = 8  # hosts or ranks of a group that are listed
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
+_THROTTLED = "clocks are throttled{1}: {0:, }{2:?, @}"
+_DIFFERS = "{} {}; {} of {} nodes have {}"
 SENTENCES: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
     "also": "also: {}",
@@ -278,7 +243,7 @@ SENTENCES: Mapping[str, Entry] = {
     "broke": "{}",
     "interrupted": "{}",
     "one-node": "needs at least 2 nodes to spread ranks over; this run had one",
-    "no-round": "no complete round of {} ranks in {}",
+    "no-round": "no complete round of {:#rank} in {}",
     "no-round-of": "no complete round of {}",
     "no-baseline": "{} has no complete round of the arm {} to compare with",
     "not-read": lambda metric, *first: (
@@ -300,10 +265,7 @@ SENTENCES: Mapping[str, Entry] = {
     "by-ports": "the bound is of the ports' line rate; a network with fewer uplinks needs a row with severity: fail",
     # judge.judged
     "incomplete-rounds": "only {} of {} rounds are complete; the others could change the result",
-    "incredible": lambda value, limit: (
-        f"implausible: {value:.3g} is {'more' if value > limit else 'less'} than {limit:g}; the measurement or its "
-        "baseline was disturbed"
-    ),
+    "incredible": "implausible: {:.3g} is beyond {:g}; the measurement or its baseline was disturbed",
     "beyond-peak": "implausible: {:.4g} {} is more than {}",
     "impossible-pace": "implausible: {:.4g} {}/s of a rank in {} are more than {}",
     "of-data-sheet": "the {:.4g} of the data sheet",
@@ -321,23 +283,14 @@ SENTENCES: Mapping[str, Entry] = {
     "only-waits": "{} waits inside a kernel ({}), so its utilization proves nothing",
     "power-unknown": "power unknown: utilization could not be cross-checked",
     # judge.slow
-    "slow-alone": lambda kind, number, host, more, why: (
-        f"{f'{number} on {host}' if kind == 'gpu' else f'host {host}'}{f' and {more} more' if more else ''} "
-        f"{'are' if more else 'is'} slow even without communication ({why})"
-    ),
-    "slow-ranks": lambda count, ratio, is_odd, explains: (
-        f"all {count} ranks slow, {ratio:.2f}× the median of their peers{_doubt(is_odd, explains)}"
-    ),
+    "slow-alone": "slow even without communication: {1} on {2}{3:? and @ more} ({4})",
+    "slow-ranks": f"all {{}} ranks slow, {{:.2f}}× the median of their peers{_DOUBT}",
     "slow-rank": _slow_rank,
-    "two-groups": lambda *groups_apart: (
-        "two groups of ranks: {} and {}, {:.2f}× apart even without communication".format(
-            *(first_few([*map(str, one)], _MOST_SHOWN) for one in groups_apart[:-1]), groups_apart[-1]
-        )
-    ),
+    "two-groups": "two groups of ranks: {} against {}, {:.2f}× apart even without communication",
     "starved": "all GPUs wait for the host: {:%} busy; look at CPU clocks, NUMA binding and data loaders",
     "less-busy": "{:%} busy; the median of {} peers is {:%}",
     "on-host": "{} on {}, {}",
-    "stands-out": lambda ratio, low, high, peers: f"{ratio:.2f}× ({low:.2f} … {high:.2f}×) {_whom(peers)}",
+    "stands-out": "{:.2f}× ({:.2f} … {:.2f}×) the median of {:#peer}",
     "look-at": "look at {:; …}: slower without communication, not clearly enough to be named by that",
     "slow-at-times": "slow at times: {:; …}",
     "no-own-pace": "no own pace in {} rank blocks of {} of {}, the first of rank {} on {}: {}",
@@ -346,11 +299,8 @@ SENTENCES: Mapping[str, Entry] = {
     "pace-unread": "own pace timed in every round on {} of {} GPUs",
     "node-by-own-pace": "{:.2f}× the median of {} peers by its own pace",
     "gpu-slow-at-times": "{} is slow at times{:? (and @ more)}: {}",
-    "of-peers": lambda place, noun, ratio, peers: (
-        f"{place} {'are' if noun == 'pairs' else 'is'} {ratio:.3f}× the median of "
-        f"{'their' if noun == 'pairs' else 'its'} {peers} peers"
-    ),
-    "beyond-peers": "{}{:? (so are @)}, certainly more than {:%} slower",
+    "of-peers": "{0} at {2:.3f}× the median of {3:#peer}",
+    "beyond-peers": "{}{:? (also @)}, certainly more than {:%} slower",
     "within-peers": "each of {} {} is within {:%} of its peers",
     "few-peers": "{}, more than {:%} slower, but fewer than {} are too few to tell which is the odd one: measure with "
     "more nodes, whose GPUs are peers too, or set a bound of the site's own",
@@ -361,10 +311,8 @@ SENTENCES: Mapping[str, Entry] = {
     "by-the-slowest": "{:.1f%} against the slowest GPU: {}",
     "not-excused": "not excused as spread: {}",
     "perhaps-spread": "{:.1f%} against the slowest GPU, not shown to be spread alone: {}",
-    "spread-excused": lambda value, before, slowest, behind, limit: (
-        f"{100 * value:.1f} % against the slowest GPU keeps the bound; {100 * (value - before):.1f} points of the loss "
-        f"are the spread of its GPUs: {slowest} is {100 * behind:.1f} % behind the median, limit {100 * limit:.3g} %"
-    ),
+    "spread-excused": "{0:.1f%} against the slowest GPU keeps the bound ({1:.1f%} as measured): "
+    "{2} is {3:.1f%} behind the median, limit {4:.3g%}",
     "pace-not-read": "the own pace of some of its GPUs was not read",
     "few-ranks": "its GPUs have too few peers",
     "gpu-beyond": "a GPU is more than {:.3g%} slower than its peers",
@@ -402,7 +350,9 @@ SENTENCES: Mapping[str, Entry] = {
     "unrepeated": f"{_UNREPEATED}, and no other study compared what each rank computes by itself",
     "repeated-elsewhere": f"{_UNREPEATED}: the model has no deterministic kernels; what each rank computes was "
     "compared in other studies",
-    "gpu-errors": _gpu_errors,
+    "gpu-errors": "{: and } ended its rank in {:#gang}{:?, while its peers did the same work without such an error|"
+    " (not certain: the software, or the other end of a link, may be at fault)}; "
+    "look for its Xid: `dmesg | grep -i xid` on {}",
     # judge.checks
     "new-uncorrected": "{} new uncorrectable memory errors under load",
     "note-new-corrected": "{} new corrected memory errors under load",
@@ -418,10 +368,7 @@ SENTENCES: Mapping[str, Entry] = {
     ),
     "no-load": "utilization never reached {:%}",
     "no-telemetry": "telemetry of only {} of {} GPUs",
-    "low-utilization": lambda study, arm, count, devices, limit, rank, host, least: (
-        f"low utilization: {study}, {arm}: {f'{count} of {devices} devices' if devices > 1 else 'the device'} below "
-        f"{percent(limit)}, least busy rank {rank} on {host} with {percent(least)}"
-    ),
+    "low-utilization": "low utilization: {}, {}: {} of {:#device} below {:%}, least busy rank {} on {} with {:%}",
     "stalled": "stalled: {}: busy at nearly idle power: it waits inside a kernel",
     "at-clock": _at_clock,
     "slow-clock": "slow_clock: {}: busy at less than half of its clock",
@@ -433,11 +380,9 @@ SENTENCES: Mapping[str, Entry] = {
     "of-check": "{}: {:?@: }{}",
     "no-report": "{} of {:#node} reported nothing",
     "no-end": "no load to the end of {}",
-    "missing-data": lambda told, count, why: f"missing data: {_first_of(told, count)}{f': {why}' if why else ''}",
-    "as-expected": lambda planned: f"{'all ' if planned > 1 else ''}{count_text(planned, 'node')} as expected",
-    "not-as-expected": lambda failed, planned, told, count: (
-        f"{failed} of {count_text(planned, 'node')} not as expected: {_first_of(told, count)}"
-    ),
+    "missing-data": "missing data: {:; }{:?; and @ more}{:?: @}",
+    "as-expected": "{:#node} as expected",
+    "not-as-expected": "{} of {:#node} not as expected: {:; }{:?; and @ more}",
     "most-nodes-fail": f"{{}} of {{}} nodes fail: {_IS_IT_RIGHT}",
     "most-gpus-fail": f"{{2}} GPUs of most nodes fail: {_IS_IT_RIGHT}",
     "most-outside-fail": "{} of {} nodes are throttled by a power brake: is it the facility? This names no node for "
@@ -480,7 +425,7 @@ SENTENCES: Mapping[str, Entry] = {
     "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
     "ranks-with-other-software": "ranks were measured with different software: {} with {} {}, {} with {} {}",
     "other-nodes-surveyed": "measured on {}, but the surveyed nodes are {}",
-    "sessions": lambda ats: f"measured in {len(ats) + 1} sessions: resumed {', '.join(ats)}",
+    "sessions": "measured in several sessions: resumed {:, }",
     "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
     "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
     # judge.check_rules
@@ -489,7 +434,7 @@ SENTENCES: Mapping[str, Entry] = {
     "no-expectation": "the SKU's `node:` does not set {}",
     "full": "{:.2f} GiB are free where the run is written; expected {:g} GiB",
     "shared-memory-full": "{:.1f} MiB are free in /dev/shm; NCCL needs {:g} for each connection (--shm-size)",
-    "few-cores": "{} CPU cores for {} ranks",
+    "few-cores": "{:#CPU core} for {:#rank}",
     "few-gpus": "{0} GPUs are visible; expected {1}{0:?|: {2}}",
     "none-visible": lambda problem, has_driver, gpus: problem or (
         "no NVIDIA driver is loaded" if not has_driver
@@ -529,17 +474,15 @@ SENTENCES: Mapping[str, Entry] = {
     ),
     "no-process": f"its processes cannot be read: {_ODD_PROCESS}",
     "note-odd-process": f"{_ODD_PROCESS}; hardly any of its memory is in use",
-    "throttled": _throttled,
-    "power-brake": _throttled,
+    "throttled": _THROTTLED,
+    "power-brake": _THROTTLED,
     "uncorrected": "{} uncorrectable memory errors since the driver was loaded",
     "note-corrected": "{} corrected memory errors since the driver was loaded",
     "note-remapped": "{} memory rows were remapped for uncorrectable errors",
     **_REPAIRS,
-    "differs": _differs,
-    "note-kernel": _differs,
-    "unclear": lambda name, one, _, __, found: (
-        f"{_odd(name, one)}; nodes have {', '.join(_whose(name, other) for other in found)}, no majority"
-    ),
+    "differs": _DIFFERS,
+    "note-kernel": _DIFFERS,
+    "unclear": "{0} {1}; nodes have {4:, }, no majority",
     "note-untried": "{}",
     "note-backend": f"torch communicates through {WITHOUT_OVERLAP}; it may not overlap all-reduce with the backward "
     "pass, and published figures were measured with ProcessGroupNCCL: `ddpscale tune --try TORCH_DIST_USE_NCCL2=0,1` "
