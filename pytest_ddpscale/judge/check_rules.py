@@ -203,8 +203,7 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         odd = "note-odd-process" if is_little else "no-process"
         yield "processes", "foreign-process" if 0 < process.pid < _MOST_PIDS else odd, *astuple(process)
     if slow := [one for one in gpu.throttle_reasons or () if one in THROTTLE_FAULTS]:
-        at = f" at {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
-        yield "throttling", *throttled(slow, at)
+        yield "throttling", *throttled(slow, gpu.temperature_c)
     if is_on:
         faults = {"note-corrected": gpu.ecc_corrected, **memory_faults(gpu)}
         faults["note-remapped"] = gpu.remapped_rows.uncorrectable if gpu.remapped_rows else None
@@ -217,14 +216,14 @@ def _on_gpu(expected: NodeExpectation, survey: Survey, gpu: SurveyedGpu) -> Fact
         yield "nvlink", "no-expectation", "nvlinks"
 
 
-def throttled(reasons: Sequence[str], at: str, windows: Any = "") -> tuple[Any, ...]:
-    """A fault without comparison, as code, reasons, how hot and when.
+def throttled(reasons: Sequence[str], at_c: float | None, windows: Any = "") -> tuple[Any, ...]:
+    """A fault without comparison, as code, reasons, temperature and when.
 
     Only a power brake without heat may come from outside. With the brake, NVML also sets ``hw_slowdown``.
     """
     listed = " ".join(reasons)
     is_from_outside = "power_brake" in listed and "thermal" not in listed
-    return "power-brake" if is_from_outside else "throttled", tuple(reasons), at, windows
+    return "power-brake" if is_from_outside else "throttled", tuple(reasons), at_c, windows
 
 
 def memory_faults(gpu: SurveyedGpu) -> dict[str, int | None]:

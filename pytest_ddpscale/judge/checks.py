@@ -224,7 +224,7 @@ def find_under_load(evidence: Evidence, expected: NodeExpectation) -> Facts:
             values, least = getattr(of, reading)[own == at], getattr(expected, reading, None)
             if least is None:
                 seen = set[str]().union(*map(lasting_faults, values.different.values()))
-                yield gpus[at], check, *throttled(sorted(seen), "", windows)
+                yield gpus[at], check, *throttled(sorted(seen), None, windows)
             else:
                 yield gpus[at], check, "low-pcie", reading, int(np.nanmin(values)), least, windows
 

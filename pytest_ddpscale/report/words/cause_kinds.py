@@ -50,26 +50,27 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "lost-gpu": CauseKind(
         3, "ISOLATE", "look for Xid in dmesg; reseat or reset the GPU",
         "A GPU is missing, of another model, does not answer, ended its ranks with an error of its own, or stopped "
-        "while its peers went on (check `gpus`). Compute mode Prohibited also stands here (`nvidia-smi -c 0`). A "
-        "suspect was only missing in some rounds.",
+        'while its peers went on (check `gpus`). Xid 79 is "fallen off the bus"; compute mode Prohibited also stands '
+        "here (`nvidia-smi -c 0`). A suspect was only missing in some rounds.",
     ),
     "missing-gpus": CauseKind(
         3, "ISOLATE", "do what the check says; else look for Xid in dmesg, reboot",
-        "A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`). Error 802 beside a healthy "
-        "`nvidia-smi`: `nvidia-fabricmanager` is down or not of the driver's version; on GB200 and GB300 "
-        "`nvidia-imex` or a switch tray.",
+        'A node has too few GPUs, or CUDA finds fewer than the driver lists (check `gpus`). Error 802, "system not '
+        'yet initialized", beside a healthy `nvidia-smi`: the fabric manager is down (`systemctl status '
+        "nvidia-fabricmanager`; of the version of the driver), on GB200 and GB300 `nvidia-imex` or a switch tray.",
     ),
     "gpu-error": CauseKind(
         3, "ISOLATE", "look for Xid in dmesg; reset the GPU",
-        "A CUDA error of this GPU ended its ranks; see `logs/`, and swap the GPU if it returns. It is only a suspect "
-        "if one of several peers may have failed first, or the program may have made the error (illegal memory access, "
-        "cuDNN, cuBLAS), until another batch fails, too.",
+        "A CUDA error of this GPU ended its ranks; see `logs/`, and swap the GPU if it returns. The driver may name "
+        "the wrong GPU if one of several peers failed first: then it is a suspect. An error that the program may have "
+        "made (illegal memory access, misaligned address, cuDNN, cuBLAS) is certain only after another batch.",
     ),
     "slow-node-link": CauseKind(
         4, "CHECK", "check cable, transceivers and port counters",
-        "Messages between two nodes are slow or stall, though each reaches others, or an adapter did not answer. "
-        "Look at the switch port, too. One link proves little of either end: neither node "
-        "is drained, but the run is not accepted.",
+        "Messages between two nodes are slow or stall, though each reaches others, or an adapter did not answer "
+        "(`status=12` of NCCL's `NET/IB`). Look at the switch port, too (`ibdiagnet`, `perfquery`, `ethtool -S`). One "
+        "link proves little of either end, so neither node is drained; slow pairs keep a run from being accepted "
+        "although no requirement failed.",
     ),
     "slow-gpu-link": CauseKind(
         4, "CHECK", "check nvidia-smi nvlink -e and topo -m; reseat the GPUs",
@@ -79,7 +80,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
         4, "ISOLATE", "check PCIe width (nvidia-smi -q -d PCI); reseat the GPU",
         "Fewer PCIe lanes or a lower generation than the SKU has (checks `pcie`, `pcie_under_load`), or copies "
         "between host and GPU slower than the bound or than the same slot on other nodes; a busy host slows them, "
-        "too.",
+        "too. An idle GPU lowers its generation, which does not deceive the check under load.",
     ),
     "nvlink-down": CauseKind(
         4, "ISOLATE", "check nvidia-smi nvlink -s; reset or reseat the GPU",
@@ -88,12 +89,13 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     "slow-transport": CauseKind(
         4, "ISOLATE", "check network drivers and NCCL_* variables",
         "NCCL's log shows sockets where InfiniBand, NVLink or peer access were expected (check `transport`): a "
-        "variable, a missing module (`nvidia_peermem`) or plugin; `NCCL_DEBUG=INFO` names them.",
+        "variable, a missing module (`nvidia_peermem`) or plugin; `NCCL_DEBUG=INFO` names them. If all nodes fail "
+        "alike, no node is certain.",
     ),
     "slow-communication": CauseKind(
         4, "ISOLATE", "check NVLinks, PCIe and network ports",
         "A node or GPU is slow only where ranks communicate, in collectives, in training or with all its partners of "
-        "a pair, while it computes as fast as its peers.",
+        "a pair, while it computes as fast as its peers. Look at the cores of its ranks, too.",
     ),
     "slow-gpu": CauseKind(
         5, "ISOLATE", "check power cap, clocks and cooling; reseat or swap the GPU",
@@ -103,8 +105,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "slow-node": CauseKind(
         5, "ISOLATE", "check power caps, clocks, cooling and CPUs",
-        "All GPUs of a node are slower than the other nodes' median. Look at inlet temperature and BIOS, too. "
-        "Of two or three nodes the slower one is only a suspect.",
+        "All GPUs of a node are slower than the other nodes' median. Look at inlet temperature, BIOS, CPU governor "
+        "and other tenants, too. Of two or three nodes the slower one is only a suspect.",
     ),
     "slow-training": CauseKind(
         5, "ISOLATE", "check clocks, power caps and CPUs, then links and ports",
@@ -149,7 +151,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "disk": CauseKind(
         6, "ISOLATE", "free disk space where runs are written",
-        "Too little space where runs are written (`--ddp-run-dir`), or none in /dev/shm (`--shm-size` of a container).",
+        "Too little space where runs are written, or none in /dev/shm. `--ddp-run-dir` writes elsewhere; `--shm-size` "
+        "gives a container more.",
     ),
     "foreign-processes": CauseKind(
         6, "ISOLATE", "end the processes on the GPUs (nvidia-smi)",
@@ -192,8 +195,8 @@ CAUSES: Mapping[CauseId, CauseKind] = {
     ),
     "error-in-run": CauseKind(
         6, "CHECK", "read the error in report.md and in logs/",
-        "Ranks ended in an error that no GPU is blamed for: out of memory, NCCL's time-out, a failed import. "
-        "`ddpscale culprits` lists the node of a rank that stopped or hangs to "
+        "Ranks ended in an error that no GPU is blamed for: out of memory, NCCL's time-out, a failed import. The "
+        "first rank that failed says most. `ddpscale culprits` lists the node of a rank that stopped or hangs to "
         "inspect.",
     ),
     "not-measured": CauseKind(

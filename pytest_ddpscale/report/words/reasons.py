@@ -202,7 +202,7 @@ _ON_FIRST = ": {} on {}: {}; another driver, or a waiver, ends this"
 _ODD_PROCESS = "the driver lists pid {}, which no process has: driver and library (libnvidia-ml.so) differ"
 _IS_IT_RIGHT = "is the expectation right? This names no node for certain"
 _UNREPEATED = "{} of {} ranks got another result when they repeated the seeded step of {}"
-_THROTTLED = "clocks are throttled{1}: {0:, }{2:?, @}"
+_THROTTLED = "clocks are throttled{1:? at @ °C}: {0:, }{2:?, @}"
 _DIFFERS = "{} {}; {} of {} nodes have {}"
 SENTENCES: Mapping[str, Entry] = {
     "text": "{}",  # said elsewhere
