@@ -27,8 +27,12 @@ def render_junit(judgement: Judgement) -> str:
     """
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{one_line(judgement.sku)}")
-    told = [("headline", headline(judgement)), ("requirements", counts_text(judgement)), ("sku", judgement.sku)]
-    told += [("outcome", judgement.outcome)]
+    told = [
+        ("headline", headline(judgement)),
+        ("requirements", counts_text(judgement)),
+        ("sku", judgement.sku),
+        ("outcome", judgement.outcome),
+    ]
     told += [("note", note) for note in ([WATERMARK] * judgement.simulated + [*judgement.notes])]
     properties = SubElement(suite, "properties")
     for name, value in told:

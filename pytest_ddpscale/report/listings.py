@@ -26,7 +26,6 @@ from pytest_ddpscale.util.printable import one_line
 if TYPE_CHECKING:
     from pytest_ddpscale.history.key_values import KeyValue
     from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
-    from pytest_ddpscale.history.reading import HostRun
 
 _RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("devices", is_number=True),
          Column("outcome", may_shrink=True))  # fmt: skip
@@ -116,10 +115,10 @@ def _came_to(run: RunDirectory, record: RunRecord) -> str:
 
 def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run and its worst drift."""
-    last = [(node, node.last) for node in nodes]
     rows = [
-        (one.host, one.sku, str(len(one.runs)), run.started_at, _outcome(run), _worst(one)) for one, run in last
-    ]  # fmt: skip
+        (one.host, one.sku, str(len(one.runs)), one.last.started_at, one.last.outcome.replace("_", " "), _worst(one))
+        for one in nodes
+    ]
     yield from text_lines(table(("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT"), rows))
 
 
@@ -128,7 +127,10 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     from pytest_ddpscale.history.prediction import FEWEST_VALUES
 
     last = node.runs[: -_RUNS_SHOWN - 1 : -1]
-    runs = [(run.started_at, _outcome(run), ", ".join(run.failed), str(len(run.worse)), run.path) for run in last]
+    runs = [
+        (run.started_at, run.outcome.replace("_", " "), ", ".join(run.failed), str(len(run.worse)), run.path)
+        for run in last
+    ]
     changes = f"Software changed since the earlier runs: {'; '.join(node.changes)}." if node.changes else ""
     inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
     worse = sum(drift.is_worse for drift in inorder)
@@ -152,10 +154,6 @@ def json_text(nodes: Sequence[NodeHistory]) -> str:
         drifts = [asdict(drift) | {"is_worse": drift.is_worse} for drift in node.drifts]
         found.append({"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts})
     return strict_json(found)
-
-
-def _outcome(run: HostRun) -> str:
-    return run.outcome.replace("_", " ")
 
 
 def _worst(node: NodeHistory) -> str:

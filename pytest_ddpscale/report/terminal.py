@@ -36,7 +36,7 @@ _MOST_WARNINGS = _MOST_ROWS = 3
 # Codes of notes that only the page and -v tell.
 _ON_THE_PAGE = ("low-utilization", "judged-from", "host-bound", "power-unknown")
 _MOST_REMARKS, _MOST_OF_AN_ACCEPTANCE = 3, 10
-_MOST_QUIET_LINES = 6  # with -q; pytest adds its counts, and the path of the report follows
+_MOST_QUIET_LINES = 4  # with -q
 _LEGEND = "limit: at least (≥), at most (≤) or between (…)"
 _LONGEST_PATH = 300
 _GAP = "  "
@@ -62,24 +62,26 @@ def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     most = _MOST_OF_AN_ACCEPTANCE if judgement.accepts else _MOST_REMARKS
     if not judgement.accepts:
         lines += _plain([f"{counts_text(judgement)} (all: -v)"], columns)
-    return [*lines, *_first_remarks(judgement, columns, most)]
+    return [*lines, *_first_remarks(judgement, columns, most), *_watermark(judgement)]
 
 
 def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
-    """The outcome, what to do, and the first remark. pytest adds its own counts, and the path of the report follows."""
+    """The outcome and, in 4 lines with it, what to do or a remark. pytest adds its counts and the report's path."""
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome(judgement, columns, run), *_cause_lines(judgement, columns, run, 0)]
-    return [*lines[:_MOST_QUIET_LINES], *_first_remarks(judgement, columns, int(judgement.accepts))]
+    told = _outcome(judgement, columns, run)
+    lines = [*told, *_cause_lines(judgement, columns, run, 0), *_first_remarks(judgement, columns, 1)]
+    return [*lines[: max(len(told) + 1, _MOST_QUIET_LINES - judgement.simulated)], *_watermark(judgement)]
 
 
 def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, others: int) -> list[Line]:
-    """Next steps of the first cause, which the headline tells, and so many other causes.
+    """Next steps of the first cause, which the headline tells, and so many other causes; with 0, the first step alone.
 
     Only commands may be longer than `columns`: they stay one line, to be copied.
     """
     if judgement.accepts or not (found := causes(judgement)):
         return []
-    lines = list(_steps(next_steps(found[0], judgement, run), _label(found[0]), columns))
+    steps = next_steps(found[0], judgement, run)[: None if others else 1]
+    lines = list(_steps(steps, _label(found[0]), columns))
     for cause in found[1 : others + 1]:
         lines += _wrapped(f"also: {one_line(cause.sentence)}", columns, "  ", "    ", 2)
         lines += _wrapped(f"{_label(cause)}{next_steps(cause, judgement, run)[0].action}", columns, "    ", "", 1)
@@ -214,13 +216,12 @@ def _remarks(judgement: Judgement, *, is_brief: bool = False) -> Iterator[Line]:
 
 
 def _first_remarks(judgement: Judgement, columns: int, most: int) -> Iterator[Line]:
-    """So many remarks, a line that counts the others, and the watermark."""
+    """So many remarks, and a line that counts the others."""
     told = [*_remarks(judgement, is_brief=True)]
     for said, style in told[:most]:
         yield from _plain([said], columns, style)
     if told[most:]:
         yield f"{count_text(len(told) - most, 'more remark')} (-v, or report.html)", ""
-    yield from _watermark(judgement)
 
 
 def _plain(said: Iterable[str], columns: int, style: Style = "", indent: str = "") -> list[Line]:
