@@ -35,7 +35,7 @@ _OTHER_CAUSES, _OTHER_CAUSES_IN_FULL = 2, 10  # the latter with -v
 _MOST_WARNINGS = _MOST_ROWS = 3
 # Codes of notes that only the page and -v tell.
 _ON_THE_PAGE = ("low-utilization", "judged-from", "host-bound", "power-unknown")
-_MOST_REMARKS, _MOST_OF_AN_ACCEPTANCE = 3, 10
+_MOST_REMARKS, _MOST_OF_AN_ACCEPTANCE = 2, 10
 _MOST_QUIET_LINES = 4  # with -q
 _LEGEND = "limit: at least (≥), at most (≤) or between (…)"
 _LONGEST_PATH = 300
@@ -208,7 +208,7 @@ def _remarks(judgement: Judgement, *, is_brief: bool = False) -> Iterator[Line]:
         yield loss, ""
     hidden = _ON_THE_PAGE * is_brief
     found: dict[str, list[str]] = {one: [] for one in (*judgement.notes_of("unseen-loss"), *notes(judgement, hidden))}
-    for verdict in () if is_brief else judgement.verdicts:
+    for verdict in filter(judgement.is_blocked_by, judgement.verdicts) if is_brief else judgement.verdicts:
         for note in dict.fromkeys(verdict.notes):
             found.setdefault(note, []).append(verdict.id)
     for note, of in found.items():
