@@ -59,6 +59,8 @@ def test_each_outcome_has_its_element() -> None:
         (replace(NOT_MEASURED, severity="warn"), [("failure", "inconclusive")]),
     ]:
         assert _results(verdict) == expected
+    [suite] = ElementTree.fromstring(render_junit(JUDGEMENT))
+    assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["8", "3", "1", "1"]
     allowed = ElementTree.fromstring(render_junit(replace(judgement_with(NOT_MEASURED), allows_unmeasured=True)))
     assert [one.get("type") for one in allowed.iter("skipped")] == ["allowed"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace as with_fields
 
-from pytest_ddpscale.report.machine import node_blocks, software_versions, topologies
+from pytest_ddpscale.report.machine import node_blocks, software_versions, took_text, topologies
 from pytest_ddpscale.report.page import key_numbers, report, title_of
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.report.where_time_goes import problem_lines
@@ -164,6 +164,13 @@ def test_versions_that_ranks_do_not_tell_come_from_the_surveys_and_are_counted_w
     versions = software_versions(RUN, replace(EVIDENCE, surveys=surveys))
     assert versions["driver"] == "570.1 (2 nodes), 565.3 (1 node)"
     assert versions["torch"] == EVIDENCE.versions["torch"]
+
+
+def test_how_long_a_run_took_is_told_in_minutes_and_gpu_hours() -> None:
+    used = GpuCoverage(Place("n", None, "GPU-1", 0), ("training",))
+    coverage = Coverage((NodeCoverage("n", ("training",), gpus=(used,) * 4),))
+    half_an_hour = with_fields(RUN, finished_at=(RUN.began + timedelta(minutes=30)).isoformat())
+    assert took_text(half_an_hour, coverage) == "30.0 min, 2.0 GPU-hours"
 
 
 @pytest.mark.parametrize(
