@@ -7,20 +7,13 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 
 from pytest_ddpscale.judge.stats import FAR
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.run.verdicts import (
-    LoweredBound,
-    Verdict,
-)
+from pytest_ddpscale.run.verdicts import LoweredBound, Verdict
 from pytest_ddpscale.util.digits import decimal, rounded
 
 ABSENT = "–"
 _SUFFIX = {"fraction": " %", "x": "×"}  # any other unit is written as it is
-# A bound may have more digits than a value; it is rounded to this many more.
-_EXTRA_DECIMALS_OF_A_BOUND = 2
 # Of a bound that is computed, such as 797.0208 GB/s, unless a limit needs more to show on which side it is.
 _SIGNIFICANT_DIGITS = 4
-# At most this many digits are added to avoid an interval of ± 0.
-_EXTRA_DECIMALS_OF_AN_INTERVAL = 3
 
 
 def lowered_bounds(lowered: LoweredBound) -> tuple[str, str]:
@@ -51,15 +44,14 @@ def point_text(verdict: Verdict) -> str:
     return ABSENT if verdict.value is None else number_text(verdict.value, verdict.unit, _decimals(verdict))
 
 
-def limits_text(verdict: Verdict, *, nearer_end: bool = False) -> str:
+def limits_text(verdict: Verdict) -> str:
     """Limits of the value, at the confidence of its interval.
 
     ``at least 97.1 %`` or ``at most 95.2 %`` if that end of the interval decides; otherwise
-    both ends, ``95.1 … 97.2 %``, or with `nearer_end` only the end that would have to meet the bound. Ends are rounded
-    outwards, so that they claim no more than the interval. ``each round ≥ 50.0 %`` if that decides, whatever the
-    interval is.
+    both ends, ``95.1 … 97.2 %``. Ends are rounded outwards, so that they claim no more than the interval.
+    ``each round ≥ 50.0 %`` if that decides, whatever the interval is.
     """
-    limits = _limits(verdict, nearer_end)
+    limits = _limits(verdict)
     return limits + suffix(verdict.unit) if limits else ABSENT
 
 
@@ -68,7 +60,7 @@ def suffix(unit: str) -> str:
     return _SUFFIX.get(unit, f" {unit}")
 
 
-def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
+def _limits(verdict: Verdict) -> str:
     """`limits_text` without the unit; empty if nothing varied or there is no interval."""
     if verdict.interval is None or not has_interval(verdict) or {*verdict.interval} == {verdict.value}:
         return ""
@@ -81,12 +73,11 @@ def _limits(verdict: Verdict, nearer_end: bool = False) -> str:
         is_above = verdict.passed == is_lower_bound
         far = bound * (FAR if is_above else 1 / FAR)
         return f"each round {'≥' if is_above else '≤'} {_digits(far, unit, _default_decimals(far, unit))}"
-    if not (is_decided or nearer_end):
+    if not is_decided:
         return f"{_digits(low, unit, decimals, ROUND_FLOOR)} … {_digits(high, unit, decimals, ROUND_CEILING)}"
-    # The end that decides; of an undecided one that which would have to meet the bound.
-    is_low = is_lower_bound == (is_kept or not is_decided)
+    is_low = is_lower_bound == is_kept  # the end that decides
     end, rounding = (low, ROUND_FLOOR) if is_low else (high, ROUND_CEILING)
-    while is_decided and is_missed and _digits(end, unit, decimals, rounding) == _digits(bound, unit, decimals):
+    while is_missed and _digits(end, unit, decimals, rounding) == _digits(bound, unit, decimals):
         decimals += 1
     return f"{'at least' if is_low else 'at most'} {_digits(end, unit, decimals, rounding)}"
 
@@ -128,13 +119,10 @@ def _decimals(verdict: Verdict) -> int:
     """Digits after the point for value, interval and bound, enough to show their order."""
     value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
     default = _default_decimals(bound if value is None else value, unit)
-    of_bound = min(_places(bound, unit), default + _EXTRA_DECIMALS_OF_A_BOUND)
+    of_bound = _places(bound, unit)
     decimals = max(default, min(of_bound, _places_of_significant(bound, unit)))
     if value is None:
         return decimals
-    half_width = max(abs(end - value) for end in verdict.interval or (value,))
-    while decimals < default + _EXTRA_DECIMALS_OF_AN_INTERVAL and _looks_zero(half_width, unit, decimals):
-        decimals += 1
     while decimals < of_bound and _looks_missed(verdict, decimals):
         decimals += 1
     while (verdict.margin or 0) < 0 and _digits(value, unit, decimals) == _digits(bound, unit, decimals):

@@ -20,7 +20,7 @@ from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line
 
 
-def explain(verdict: Verdict, where: str, rerun: str) -> str:
+def explain(verdict: Verdict, where: str = "", rerun: str = "") -> str:
     """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
     lines = [f"{verdict_word(verdict)}  {one_line(verdict.id)}: {reason_text(verdict)}"]
     if verdict.value is not None:
@@ -28,11 +28,13 @@ def explain(verdict: Verdict, where: str, rerun: str) -> str:
     if digits.limits_text(verdict) != digits.ABSENT:
         basis = f"{percent(verdict.confidence)} confidence, {count_text(verdict.rounds, 'round')}"
         lines.append(f"  limits    {digits.limits_text(verdict)}  ({basis})")
-    lines.append(f"  bound     {bound_in_words(verdict)}  (severity {verdict.severity}, {where})")
+    lines.append(
+        f"  bound     {bound_in_words(verdict)}  (severity {', '.join(filter(None, (verdict.severity, where)))})"
+    )
     if verdict.value is not None:
         lines.append(f"  margin    {digits.margin_text(verdict)}")
     lines += [f"  {line}" for line in remarks(verdict, in_full=True)]
-    return "\n".join([*lines, f"  rerun     {rerun}"])
+    return "\n".join([*lines, *[f"  rerun     {rerun}"] * bool(rerun)])
 
 
 def verdict_properties(verdict: Verdict) -> list[tuple[str, object]]:

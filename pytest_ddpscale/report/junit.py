@@ -11,16 +11,10 @@ from xml.etree.ElementTree import Element, SubElement
 
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import counts_text, headline
-from pytest_ddpscale.report.words.verdicts import (
-    bound_in_words,
-    reason_text,
-    remarks,
-    verdict_word,
-    waiver_text,
-)
+from pytest_ddpscale.report.explain import explain, verdict_properties
+from pytest_ddpscale.report.words.verdicts import bound_in_words, reason_text, waiver_text
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
-from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line
 
 
@@ -33,11 +27,12 @@ def render_junit(judgement: Judgement) -> str:
     """
     suites = Element("testsuites", name="ddpscale")
     suite = SubElement(suites, "testsuite", name=f"ddpscale.{one_line(judgement.sku)}")
-    told = [("headline", headline(judgement)), ("requirements", counts_text(judgement)), ("sku", judgement.sku)]
-    told += [("outcome", judgement.outcome), ("reason", judgement.reason)]
-    for one in judgement.lowered:
-        was, now = digits.lowered_bounds(one)
-        told.append(("lowered", f"{one.requirement}: {was} → {now}"))
+    told = [
+        ("headline", headline(judgement)),
+        ("requirements", counts_text(judgement)),
+        ("sku", judgement.sku),
+        ("outcome", judgement.outcome),
+    ]
     told += [("note", note) for note in ([WATERMARK] * judgement.simulated + [*judgement.notes])]
     properties = SubElement(suite, "properties")
     for name, value in told:
@@ -61,28 +56,17 @@ def render_junit(judgement: Judgement) -> str:
 
 
 def _testcase(suite: Element, verdict: Verdict, *, blocks: bool) -> None:
+    """A failure or an error if it blocks acceptance; else skipped, or passed."""
     testcase = SubElement(suite, "testcase", classname=f"ddpscale.{verdict.metric}", name=one_line(verdict.id))
     if not verdict.passed:
-        _not_passed(testcase, verdict, blocks=blocks)
-    limits = [*map(float, verdict.interval)] if verdict.interval else None
-    numbers: list[tuple[str, object]] = [("value", verdict.value), ("interval", limits)]
-    numbers += [("bound", f"{key} {float(number)}") for key, number in verdict.bound.items()]
-    numbers += [("unit", verdict.unit), ("launch_sd", verdict.launch_sd), ("outcome", verdict.outcome)]
-    SubElement(testcase, "system-out").text = "\n".join(f"{name}: {one}" for name, one in numbers if one is not None)
-
-
-def _not_passed(testcase: Element, verdict: Verdict, *, blocks: bool) -> None:
-    """A failure or an error if it blocks acceptance; else skipped."""
-    limits, word, message = digits.limits_text(verdict), verdict_word(verdict), reason_text(verdict)
-    value = digits.point_text(verdict) + (f", {limits}" if limits != digits.ABSENT else "")
-    message = message if word in ("WARN", "WAIVED") else f"{word}: {message}"
-    if verdict.value is not None:
-        message += f" ({value}, bound {bound_in_words(verdict)})"
-    tag = "skipped" if not blocks else "error" if verdict.outcome == "error" else "failure"
-    kind = str(verdict.outcome).replace("not_measured", "inconclusive")
-    if not blocks:
-        kind = "waived" if verdict.is_waived else "warn" if verdict.severity == "warn" else "allowed"
-        message = f"{waiver_text(verdict) or kind}: {message}"
-    element = SubElement(testcase, tag, type=kind, message=message)
-    basis = f", {count_text(verdict.rounds, 'round')}" * digits.has_interval(verdict)
-    element.text = "\n".join([f"value {value}{basis}", *remarks(verdict, in_full=True)])
+        message = reason_text(verdict)
+        if verdict.value is not None:
+            message += f" ({digits.point_text(verdict)}, bound {bound_in_words(verdict)})"
+        tag = "skipped" if not blocks else "error" if verdict.outcome == "error" else "failure"
+        kind = str(verdict.outcome).replace("not_measured", "inconclusive")
+        if not blocks:
+            kind = "waived" if verdict.is_waived else "warn" if verdict.severity == "warn" else "allowed"
+            message = f"{waiver_text(verdict) or kind}: {message}"
+        SubElement(testcase, tag, type=kind, message=message).text = explain(verdict)
+    told = verdict_properties(verdict)
+    SubElement(testcase, "system-out").text = "\n".join(f"{name}: {one}" for name, one in told)

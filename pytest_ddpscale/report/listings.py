@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_times
 from pytest_ddpscale.plan.pairing import first_rounds
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.digits import ABSENT, number_text
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -26,7 +26,6 @@ from pytest_ddpscale.util.printable import one_line
 if TYPE_CHECKING:
     from pytest_ddpscale.history.key_values import KeyValue
     from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
-    from pytest_ddpscale.history.reading import HostRun
 
 _RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("devices", is_number=True),
          Column("outcome", may_shrink=True))  # fmt: skip
@@ -43,7 +42,10 @@ def plan_lines(
     whole = estimate(plan, isolate=isolate, samples_per_s=samples_per_s)
     device = "GPU" if plan.device_type == "cuda" else "core"
     studies = count_text(len(plan.studies), "study", "studies")
-    rounds = {study.id: f"at most {study.rounds} rounds of {_arms_text(study)}" for study in plan.studies}
+    rounds = {
+        study.id: f"at most {study.rounds} rounds of {', '.join(arm.name for arm in study.arms)}"
+        for study in plan.studies
+    }
     if plan.probes is not None:
         studies += f" and {count_text(len(plan.probes.arms), 'probe')}"
         names = ", ".join(probe.name for probe in plan.probes.arms)
@@ -65,13 +67,6 @@ def shortened(lines: Sequence[str], most: int = 5) -> list[str]:
     """The first of `plan_lines` and the number of others, so that a run's output fits on a screen."""
     others = len(lines) - most
     return list(lines) if others <= 1 else [*lines[:most], f"  and {others} more (-v, or --collect-only)"]
-
-
-def _arms_text(study: Study) -> str:
-    """``alone, ddp@2 (batch 512)``; a batch stands after the last arm that has it."""
-    following = [*(arm.batch_size for arm in study.arms[1:]), 0]
-    arms = zip(study.arms, following, strict=True)
-    return ", ".join(arm.name + f" (batch {arm.batch_size})" * (arm.batch_size != after) for arm, after in arms)
 
 
 def run_lines(folder: Path, columns: int) -> list[str]:
@@ -120,10 +115,10 @@ def _came_to(run: RunDirectory, record: RunRecord) -> str:
 
 def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run and its worst drift."""
-    last = [(node, node.last) for node in nodes]
     rows = [
-        (one.host, one.sku, str(len(one.runs)), run.started_at, _outcome(run), _worst(one)) for one, run in last
-    ]  # fmt: skip
+        (one.host, one.sku, str(len(one.runs)), one.last.started_at, one.last.outcome.replace("_", " "), _worst(one))
+        for one in nodes
+    ]
     yield from text_lines(table(("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT"), rows))
 
 
@@ -132,16 +127,17 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     from pytest_ddpscale.history.prediction import FEWEST_VALUES
 
     last = node.runs[: -_RUNS_SHOWN - 1 : -1]
-    runs = [(run.started_at, _outcome(run), ", ".join(run.failed), str(len(run.worse)), run.path) for run in last]
+    runs = [
+        (run.started_at, run.outcome.replace("_", " "), ", ".join(run.failed), str(len(run.worse)), run.path)
+        for run in last
+    ]
     changes = f"Software changed since the earlier runs: {'; '.join(node.changes)}." if node.changes else ""
     inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
-    values, worse = count_text(len(inorder), "value"), sum(drift.is_worse for drift in inorder)
-    if not inorder:
-        told = "The last run has no value to compare."
-    elif any(drift.past is not None and drift.past.interval for drift in inorder):
-        told = f"{worse} of {values} worse than predicted from the node's own past."
-    else:
-        told = f"{values} not judged yet: that takes {FEWEST_VALUES} earlier runs."
+    worse = sum(drift.is_worse for drift in inorder)
+    told = (
+        f"{worse} of {count_text(len(inorder), 'value')} worse than predicted from the node's own past; "
+        f"a value is judged after {FEWEST_VALUES} earlier runs."
+    )
     rows = [(*_named(one.value), f"{one.value.value:.4g} {one.value.unit}", _beside(one.past)) for one in inorder]
     yield from text_lines(
         Line(f"{node.host}, {node.sku}: {count_text(len(node.runs), 'run')}"),
@@ -160,16 +156,10 @@ def json_text(nodes: Sequence[NodeHistory]) -> str:
     return strict_json(found)
 
 
-def _outcome(run: HostRun) -> str:
-    return run.outcome.replace("_", " ")
-
-
 def _worst(node: NodeHistory) -> str:
     worst = node.worst
-    if worst is None:
-        return "nothing was compared"
-    if worst.past is None:
-        return "none yet: nothing to compare with"
+    if worst is None or worst.past is None:
+        return "nothing to compare with"
     what, place = _named(worst.value)
     return f"{what} of {place}: {_change(worst.past)} from its own past{_word(worst.past)}"
 

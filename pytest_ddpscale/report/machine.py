@@ -1,9 +1,8 @@
-"""What was tested, and what is wrong with each node: nodes, paths between them, devices, software."""
+"""What was tested, and what is wrong with each node: nodes, devices, software."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
@@ -21,12 +20,11 @@ from pytest_ddpscale.util.listing import by_number, count_text, first_few
 
 ALL_ROWS_UP_TO = 64
 _MOST_NAMED = 5
-_MOST_PATHS, _MOST_TOPOLOGIES = 40, 10
+_MOST_TOPOLOGIES = 10
 _Found = list[tuple[Verdict, Culprit]]
 _UNKNOWN = ("", ABSENT, ABSENT)  # what a node was tested by
 _TITLES = ("Node", "Requirements", "Tested by", "Devices tested")
 _OF_NODES = "Nodes with a failure, a suspicion or an untested part, the worst first, with their requirements"
-_OF_PATHS = "Pairs of nodes, each measured by itself with an all-reduce of two ranks, the slowest first"
 # Packages on the first page, with their titles there.
 _FOREMOST = {
     "driver": "driver", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "pytest_ddpscale": "pytest-ddpscale",
@@ -34,40 +32,27 @@ _FOREMOST = {
 
 
 def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
-    """What is wrong with which node, all others, paths between nodes, and how GPUs are connected."""
-    coverage = judgement.coverage
+    """What is wrong with which node, all others, and how GPUs are connected."""
+    coverage = judgement.coverage or Coverage()
     yield from node_blocks(judgement, evidence.hosts)
-    if coverage and coverage.over_all_nodes:
-        yield Line(f"Decided by all nodes together: {', '.join(coverage.over_all_nodes)}.")
-    if coverage and coverage.paths:
-        hosts, median = [node.host for node in coverage.nodes], statistics.median(one.gbps for one in coverage.paths)
-        rows = [
-            (
-                f"{hosts[one.node]} – {hosts[one.other]}",
-                f"{one.gbps:.3g} GB/s",
-                f"{one.gbps / median:.2f}×",
-                f"{one.rounds}",
-            )
-            for one in sorted(coverage.paths, key=lambda path: (path.gbps, path.node, path.other))
-        ]
-        titles = ("Path", "Bandwidth", "Relative to the median", "Rounds")
-        yield Closed(_OF_PATHS, [first_rows(table(titles, rows, of_numbers=True), _MOST_PATHS)])
+    together = ", ".join(coverage.over_all_nodes)
+    yield Line(f"Decided by all nodes together: {together}." if together else "")
     for number, (names, matrix) in enumerate(topologies(evidence.surveys.values())):
         yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {names}", [Listing(matrix)])
 
 
 def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]:
     """A table of the nodes that something is wrong with, and the others; hosts are those of a run without coverage."""
-    coverage, missed = judgement.coverage, [one for one in judgement.verdicts if not one.passed]
-    idle = {gpu.place for gpu in coverage.idle_gpus} if coverage else set()
-    tested = {node.host: _tested(node, idle) for node in coverage.nodes} if coverage else {}
+    coverage, missed = judgement.coverage or Coverage(), [one for one in judgement.verdicts if not one.passed]
+    idle = {gpu.place for gpu in coverage.idle_gpus}
+    tested = {node.host: _tested(node, idle) for node in coverage.nodes}
     named: dict[str, _Found] = {host: [] for host, (lacks, *_) in tested.items() if lacks}
     for verdict in missed:
         for culprit in verdict.accused:
             for host in culprit.hosts:
                 named.setdefault(host, []).append((verdict, culprit))
-    known = {*(tested if coverage else hosts), *named}
-    troubled = sorted(named, key=lambda host: (-_failures(named[host]), by_number(host)))
+    known = {*(tested if judgement.coverage else hosts), *named}
+    troubled = sorted(named, key=lambda host: (-sum(one.is_certain for _, one in named[host]), by_number(host)))
     rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
     shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
     notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
@@ -77,9 +62,8 @@ def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]
         who = count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
         them = "them" if sound[1:] else "it"
         said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
-        others = table(_TITLES, [(host, ABSENT, *tested.get(host, _UNKNOWN)[1:]) for host in sound])
-        yield Closed(said, [first_rows(others, ALL_ROWS_UP_TO)]) if coverage else Line(f"{said}.")
-    if coverage and coverage.unnamed_nodes:
+        yield Closed(said, [Line(first_few(sound, ALL_ROWS_UP_TO))]) if sound[1:] else Line(f"{said}.")
+    if coverage.unnamed_nodes:
         yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
 
 
@@ -92,10 +76,6 @@ def _tested(node: NodeCoverage, idle: Collection[Place]) -> tuple[str, str, str]
     lacks = f"left out: {node.left_out}" if node.left_out else f"not tested: {names}" if names else ""
     measured = {PROBES, TRAINING, INFERENCE} & set(node.tested_by)
     return lacks or ("" if measured else "no measurement"), tested_by, gpus
-
-
-def _failures(found: _Found) -> int:
-    return len({verdict.id for verdict, culprit in found if culprit.is_certain and verdict.outcome == "failed"})
 
 
 def _found_text(found: _Found) -> str:
@@ -120,10 +100,10 @@ def _remarks(found: _Found) -> list[str]:
 
 def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:
     """Hosts that share an `nvidia-smi topo -m`, and that; the most common first."""
-    hosts: dict[str, list[str]] = {}
+    hosts = defaultdict[str, list[str]](list)
     for survey in surveys:
-        if survey.topology:
-            hosts.setdefault(survey.topology, []).append(survey.host)
+        hosts[survey.topology or ""].append(survey.host)
+    hosts.pop("", None)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
     return [(first_few(names, 8), matrix) for matrix, names in ordered[:_MOST_TOPOLOGIES]]
 
@@ -148,9 +128,7 @@ def took_text(run: RunRecord, coverage: Coverage | None) -> str:
     """``14.6 min, 15.6 GPU-hours``; empty for a run that was not measured from its beginning to its end."""
     if not run.finished_at or run.is_simulated() or run.is_imported or run.resumed:
         return ""
-    minutes = (in_utc(run.finished_at) - run.began).total_seconds() / 60
-    if minutes < 0:  # the clock was set back
-        return ""
+    minutes = max((in_utc(run.finished_at) - run.began).total_seconds() / 60, 0.0)  # the clock may be set back
     gpus = sum(bool(gpu.tested_by) for gpu in coverage.gpus) if coverage else 0
     return f"{minutes:.1f} min" + (f", {minutes * gpus / 60:.1f} GPU-hours" if gpus else "")
 

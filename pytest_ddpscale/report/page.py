@@ -31,18 +31,16 @@ from pytest_ddpscale.report.words.verdicts import (
     check_text,
     is_provisional,
     only_warns,
-    reason_text,
     remarks,
     short_name,
-    spread_text,
     verdict_style,
     verdict_word,
-    waiver_text,
+    why_text,
 )
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import GangRecord
-from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, SITE, TICKET, WATERMARK, Resumed, RunRecord, in_utc
+from pytest_ddpscale.run.run_json import JUDGED_NOTE, OPERATOR, WATERMARK, Resumed, RunRecord, in_utc
 from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.document import (
@@ -152,7 +150,8 @@ def _first(
     is_simulated = judgement.simulated or run.is_simulated()
     headline = _headline_so_far(judgement) if goes_on else cause.headline(judgement, run)
     style, means = OUTCOMES[judgement.outcome]
-    why = f"{judgement.reason}. " * (judgement.outcome == "incomplete" and judgement.reason not in headline)
+    reason = judgement.reason[:1].upper() + judgement.reason[1:]
+    why = f"{reason}. " * (judgement.outcome == "incomplete" and judgement.reason not in headline)
     yield Line([Link("Skip to the requirements", "#requirements")], "skip")
     if is_simulated:
         watermark = Word(f"{WATERMARK}."), " This report judges a model of a machine; it accepts no machine."
@@ -161,26 +160,20 @@ def _first(
         yield Hole(LIVE)
     yield Headline(headline, style)
     yield Line(f"{'' if goes_on else means} {why}Judged for {judgement.sku}: {counts_text(judgement)}.")
-    rows = [_cells(one, {})[:5] for one in imported(judgement, run)[:_MOST_IMPORTED]]
-    yield Section("What was imported, the nearest to its bound first", [Table(_COLUMNS[:5], rows)])
+    valued = _table(imported(judgement, run)[:_MOST_IMPORTED], {}, {})
+    yield Section("What was imported, the nearest to its bound first", [valued])
     yield Section("Failures so far, by cause" if goes_on else "Causes, and what to do",
                   [*_causes(causes, judgement, run)])  # fmt: skip
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
         yield Line(["Measure everything again: ", Code(shlex.join(map(one_line, run.command_again)))], "step")
-    warned = [cause.warning_text(one) for one in cause.warnings(judgement)]
-    more = count_text(len(warned) - _MOST_SHOWN, "more warning")
-    yield bullets(warned[:_MOST_SHOWN])
-    yield Closed(more, [bullets(warned[_MOST_SHOWN:], _MOST_LISTED)], is_short=True)
+    yield bullets([cause.warning_text(one) for one in cause.warnings(judgement)], _MOST_SHOWN)
     numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
     yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
     yield Facts(facts(judgement, run, versions, evidence.gangs))
-    lacks = not_tested_lines(judgement)
-    told = [("Reservations", one) for one in reservations(judgement)]
-    yield Facts([*told, *(("Not tested", one) for one in lacks[:_MOST_SHOWN])], "lines")
-    further = "else was not tested, and what " * bool(lacks[_MOST_SHOWN:])
-    not_covered = bullets([*lacks[_MOST_SHOWN:], *NOT_COVERED])
-    yield Closed(f"What {further}a pass does not cover", [not_covered], is_short=True)
+    told = [("Reservations", one) for one in (*judgement.notes_of("variable"), *reservations(judgement))]
+    yield Facts([*told, *(("Not tested", _with_code(one)) for one in not_tested_lines(judgement))], "lines")
+    yield Closed("What a pass does not cover", [bullets(NOT_COVERED)], is_short=True)
     if is_simulated or goes_on:
         later = "To be signed once measuring is over."
         yield Line("Not to be signed: no machine was measured." if is_simulated else later)
@@ -216,11 +209,16 @@ def _causes(causes: Sequence[Cause], judgement: Judgement, run: RunRecord) -> It
         told.append(lines)
     if causes:
         yield Items(told[:_MOST_SHOWN], 1, "cause", "causes")
-        paragraphs = [(name, CAUSES[name].paragraph) for name in dict.fromkeys(one.id for one in causes)]
+        paragraphs = [(name, _with_code(CAUSES[name].paragraph)) for name in dict.fromkeys(one.id for one in causes)]
         yield Closed("What each id means, how sure it is, and what to do: ddpscale explain ID", [Facts(paragraphs)])
     left = f"{len(causes) - _MOST_CAUSES} more: verdicts.json lists all." if causes[_MOST_CAUSES:] else ""
     more = Items(told[_MOST_SHOWN:], _MOST_SHOWN + 1, "cause", "causes")
     yield Closed(count_text(len(causes) - _MOST_SHOWN, "more cause"), [more, Line(left)], is_short=True)
+
+
+def _with_code(said: str) -> list[Span]:
+    """A sentence whose commands and names stand between backticks."""
+    return [Code(part) if at % 2 else part for at, part in enumerate(said.split("`")) if part]
 
 
 def key_numbers(judgement: Judgement) -> list[tuple[str, str, str, str, str]]:
@@ -285,9 +283,7 @@ def facts(
         ("Software", machine.software_line(versions)),
         ("When", _when(run, judgement)),
         *(("Resumed", _resumed_text(one)) for one in run.resumed),
-        ("Site", run.noted.get(SITE, "")),
-        ("Ticket", run.noted.get(TICKET, "")),
-        *run.further_notes.items(),
+        *((name.capitalize(), said) for name, said in run.noted.items() if name != OPERATOR),
     ]
     return [(name, said) for name, said in found if said]
 
@@ -324,6 +320,7 @@ def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
         Line("" if found else "No requirement was judged."),
         Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source.",
              "legend"),
+        Line(_WAIVED if judgement.waived else "", "legend"),
         Line(_PROVISIONAL if any(map(is_provisional, found)) else "", "legend"),
         Line(f"{TOO_NARROW}." * any(map(interval_mark, judgement.verdicts)), "legend"),
     ]  # fmt: skip
@@ -349,61 +346,45 @@ def _table(verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Ma
 def _key(verdict: Verdict) -> object:
     """The same for requirements whose reasons differ only in measured values, which stand in their rows."""
     accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
-    reason = re.sub(r"\d+\.\d+", "", _reason(verdict))
+    reason = re.sub(r"\d+\.\d+", "", why_text(verdict))
     return verdict.outcome, reason or verdict.metric, accused
 
 
-def _reason(verdict: Verdict) -> str:
-    return spread_text(verdict) if verdict.passed else reason_text(verdict)
-
-
 def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[Text]:
-    bound = digits.bound_text(verdict) + "*" * is_provisional(verdict)
+    bound, number = digits.bound_text(verdict) + "*" * is_provisional(verdict), numbers.get(verdict.source)
     return [
         f"{METRICS[verdict.metric].title}: {short_name(verdict)}",
         Word(verdict_word(verdict), verdict_style(verdict)),
         digits.point_text(verdict),
         digits.limits_text(verdict) + interval_mark(verdict),
-        [bound, *_source(verdict, numbers)],
+        [bound, " ", Link(f"[{number}]", f"#source-{number}")] if number else bound,
         digits.margin_text(verdict),
         digits.ABSENT if METRICS[verdict.metric].subject == "check" else str(verdict.rounds),
     ]
 
 
-def _source(verdict: Verdict, numbers: Mapping[str, int]) -> list[Span]:
-    number = numbers.get(verdict.source)
-    return [" ", Link(f"[{number}]", f"#source-{number}")] if number else []
-
-
 def _note(group: Sequence[Verdict], of_cause: Mapping[str, int]) -> Note:
-    """The reason of all, and what else is known of each."""
-    told, number = _reason(group[0]), of_cause.get(group[0].id)
-    said = {one.id: [*({_reason(one)} - {told}), *remarks(one, in_full=True)] for one in group}
-    of_all = [remark for remark in said[group[0].id] if all(remark in of_one for of_one in said.values())]
-    lines = of_all[:]
+    """The reason of all, and what else is known of all or of some."""
+    told, number = why_text(group[0]), of_cause.get(group[0].id)
+    names = defaultdict[str, list[str]](list)
     for one in group:
-        own = "; ".join(remark for remark in said[one.id] if remark not in of_all)
-        lines += [f"{short_name(one)}: {own}" if group[1:] else own] if own else []
+        for said in dict.fromkeys([why_text(one), *remarks(one, in_full=True)]):
+            names[said].append(short_name(one))
+    del names[told]
+    lines = [f"{first_few(of)}: {said}" if group[len(of) :] else said for said, of in names.items()]
     return Note([[Link(f"Cause {number}", f"#cause-{number}"), f": {told}"] if number else told], lines)
 
 
 def _reservations(judgement: Judgement) -> Iterator[Block]:
-    waived = [f"{one.id}: {waiver_text(one)}" for one in judgement.waived]
-    yield Section("Waivers", [Line(_WAIVED), bullets(waived)] if waived else [])
     lowered = [(one.requirement, *digits.lowered_bounds(one)) for one in judgement.lowered]
     titles = ("Requirement", "Before", "Here")
     yield first_rows(table(titles, lowered, of_numbers=True, caption="Bounds that the site lowered"), _MOST_LOWERED)
     yield Section("Changed by the site", [bullets(judgement.altered)])
-    by_spread = [
-        f"{one.id} passed with {digits.point_text(one)}, bound {digits.bound_text(one)}: {spread_text(one)}"
-        for one in judgement.verdicts if spread_text(one)
-    ]  # fmt: skip
-    yield Closed("Passed by the spread of their GPUs", [bullets(by_spread, _MOST_LISTED)], is_short=True)
 
 
 def _method(judgement: Judgement) -> Iterator[Block]:
     told = notes(judgement)
-    yield Closed("Confidence", [Line(uniform_loss_text(judgement))], is_short=True)
+    yield Line(uniform_loss_text(judgement))
     yield Closed(count_text(len(told), "note"), [bullets(told, _MOST_LISTED)], is_short=True)
     metrics = dict.fromkeys(one.metric for one in judgement.verdicts)
     checks = [(short_name(one), check_text(one)) for one in judgement.verdicts]
@@ -415,16 +396,10 @@ def _method(judgement: Judgement) -> Iterator[Block]:
 
 def digests(judgement: Judgement, run: RunRecord) -> list[tuple[str, str]]:
     """What the verdicts rest on, with hashes to check it by."""
-    judged = judgement.basis.get("judged_at")
-    found = [
-        ("Judged", f"{in_utc(judged):%Y-%m-%d %H:%M} UTC" if judged else ""),
-        ("Measurements, SHA-256", judgement.basis.get("measurements_sha256", "")),
-    ]
-    used = (
-        [("Thresholds", run.thresholds), *(("Extends", one) for one in run.thresholds.extends)]
-        if run.thresholds
-        else []
-    )
-    for name, one in used:
-        found += [(name, one.path), (f"{name}, SHA-256", one.sha256)] if one else []
-    return [(name, said or digits.ABSENT) for name, said in found]
+    basis, used = judgement.basis, run.thresholds
+    judged = f"{in_utc(basis['judged_at']):%Y-%m-%d %H:%M} UTC" if "judged_at" in basis else digits.ABSENT
+    files = [("Thresholds", used), *(("Extends", one) for one in used.extends)] if used else []
+    return [
+        ("Judged", judged), ("Measurements, SHA-256", basis.get("measurements_sha256", digits.ABSENT)),
+        *((name, f"{one.path}, SHA-256 {one.sha256}") for name, one in files),
+    ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import Cause, causes, counts_text, headline, warning_text, warnings
@@ -12,18 +11,16 @@ from pytest_ddpscale.report.machine import tested_text, took_text
 from pytest_ddpscale.report.next_steps import next_steps
 from pytest_ddpscale.report.sentences import TOO_NARROW, interval_mark, uniform_loss_text
 from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes
-from pytest_ddpscale.report.words.reasons import said as said_of
 from pytest_ddpscale.report.words.verdicts import (
     Style,
     despite_text,
     is_provisional,
-    reason_text,
     remarks,
     short_name,
-    spread_text,
     verdict_style,
     verdict_word,
     waiver_text,
+    why_text,
 )
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import Judgement, NextStep, Verdict
@@ -34,66 +31,62 @@ Line = tuple[str, Style]
 
 _LEAST_COLUMNS = 40
 _MOST_LINES_OF_A_REASON = 4
-_MOST_CAUSE_LINES = 8  # on the screen, without -v
+_OTHER_CAUSES, _OTHER_CAUSES_IN_FULL = 2, 10  # the latter with -v
 _MOST_WARNINGS = _MOST_ROWS = 3
 # Codes of notes that only the page and -v tell.
 _ON_THE_PAGE = ("low-utilization", "judged-from", "host-bound", "power-unknown")
-_MOST_LINES = 20  # without -v
-_MOST_QUIET_LINES = 4  # with -q; pytest adds its marks and its counts, and the path of the report follows
+_MOST_REMARKS, _MOST_OF_AN_ACCEPTANCE = 2, 10
+_MOST_QUIET_LINES = 4  # with -q
+_LEGEND = "limit: at least (≥), at most (≤) or between (…)"
 _LONGEST_PATH = 300
 _GAP = "  "
-_HEADER: tuple[str, ...] = ("value", "limit", "bound", "verdict")
-_ENOUGH = 25  # width of a name within its metric, for which the far end of intervals gives way
+_ENOUGH = 12  # width of a name within its metric, for which limits give way
+_HEADER: tuple[str, ...] = ("value", "limit ", "bound ", "verdict")
 
 
 def brief_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
     """The outcome with its cause, what to do, other causes, and the worst blocking requirements.
 
-    At most 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. The first line
+    About 20 lines on the screen, as pairs like those of `table_lines`, which has all requirements. The first line
     begins with the outcome's word, and only commands are wider than `columns`: they stay one line, to be copied.
     Without `run`, the run's run.json, nothing is said about measuring again.
     """
     columns = max(columns, _LEAST_COLUMNS)
-    lines = [*_outcome(judgement, columns, run), *_plain(map(one_line, judgement.notes_of("variable")), columns)]
+    lines = _outcome(judgement, columns, run)
     valued = imported(judgement, run)
-    lines += _cause_lines(judgement, columns, run, 0 if valued else _MOST_CAUSE_LINES)
+    lines += _cause_lines(judgement, columns, run, 0 if valued else _OTHER_CAUSES)
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     shown = (valued or sorted(blocking, key=lambda one: (one.outcome != "failed", one.margin or 0.0)))[:_MOST_ROWS]
-    lines += _table(shown, columns, lambda one: [*_indented(despite_text(one), columns)][:2])
+    lines += _table(shown, columns, lambda one: _plain([despite_text(one)], columns, indent="    ")[:2])
     lines += _plain(_signs(shown), columns)
+    most = _MOST_OF_AN_ACCEPTANCE if judgement.accepts else _MOST_REMARKS
     if not judgement.accepts:
         lines += _plain([f"{counts_text(judgement)} (all: -v)"], columns)
-    return [*lines, *_as_fit(judgement, _MOST_LINES, lines, columns)]
+    return [*lines, *_first_remarks(judgement, columns, most), *_watermark(judgement)]
 
 
 def quiet_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
-    """The outcome, and what fits into 4 lines: what to do or, if it accepts, remarks. pytest adds its own counts."""
+    """The outcome and, in 4 lines with it, what to do or a remark. pytest adds its counts and the report's path."""
     columns = max(columns, _LEAST_COLUMNS)
-    lines = _outcome(judgement, columns, run)
-    if judgement.accepts:
-        return [*lines, *_as_fit(judgement, _MOST_QUIET_LINES, lines, columns)]
-    steps = _cause_lines(judgement, columns, run, 0)
-    room = _MOST_QUIET_LINES - len(lines) - judgement.simulated
-    fits = screen_lines([line for line, _ in steps], columns) <= room
-    return [*lines, *(steps if fits else steps[:1]), *_watermark(judgement)]
+    told = _outcome(judgement, columns, run)
+    lines = [*told, *_cause_lines(judgement, columns, run, 0), *_first_remarks(judgement, columns, 1)]
+    return [*lines[: max(len(told) + 1, _MOST_QUIET_LINES - judgement.simulated)], *_watermark(judgement)]
 
 
-def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, most: int) -> list[Line]:
-    """Next steps of the first cause, which the headline tells, and the other causes, in at most so many lines.
+def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, others: int) -> list[Line]:
+    """Next steps of the first cause, which the headline tells, and so many other causes; with 0, the first step alone.
 
-    With 0, the first cause alone. Only commands may be longer than `columns`: they stay one line, to be copied.
+    Only commands may be longer than `columns`: they stay one line, to be copied.
     """
     if judgement.accepts or not (found := causes(judgement)):
         return []
-    lines = list(_steps(next_steps(found[0], judgement, run), _label(found[0]), columns))
-    for number, cause in enumerate(found[1:] if most else (), 1):
-        own = _wrapped(f"also: {one_line(cause.sentence)}", columns, "  ", "    ", 2)
-        own += _wrapped(f"{_label(cause)}{next_steps(cause, judgement, run)[0].action}", columns, "    ", "", 1)
-        more = len(found) - number
-        if screen_lines(lines, columns) + len(own) + (more > 1) > most:
-            lines.append(f"  also: {count_text(more, 'more cause')}, see report.html")
-            break
-        lines += own
+    steps = next_steps(found[0], judgement, run)[: None if others else 1]
+    lines = list(_steps(steps, _label(found[0]), columns))
+    for cause in found[1 : others + 1]:
+        lines += _wrapped(f"also: {one_line(cause.sentence)}", columns, "  ", "    ", 2)
+        lines += _wrapped(f"{_label(cause)}{next_steps(cause, judgement, run)[0].action}", columns, "    ", "", 1)
+    more = len(found) - 1 - others
+    lines += [f"  also: {count_text(more, 'more cause')}, see report.html"] * bool(others and more > 0)
     return [(line, "") for line in lines]
 
 
@@ -110,11 +103,6 @@ def _label(cause: Cause) -> str:
     return f"{cause.category} {cause.id}: "
 
 
-def screen_lines(lines: Sequence[str], columns: int) -> int:
-    """How many lines of a screen they take."""
-    return sum(max(1, -(-len(line) // columns)) for line in lines)
-
-
 def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None) -> list[Line]:
     """The judgement as a table `columns` characters wide, with an explanation under each row that did not pass.
 
@@ -125,22 +113,19 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
     """
     columns, verdicts = max(columns, _LEAST_COLUMNS), judgement.verdicts
 
-    def explained(verdict: Verdict) -> Iterator[Line]:
-        why = spread_text(verdict) if verdict.passed else reason_text(verdict)
+    def explained(verdict: Verdict) -> list[Line]:
         own = [one for one in remarks(verdict) if not one.startswith("note: ")]  # notes follow the table
-        return chain.from_iterable(_indented(one, columns) for one in (why, *own))
+        return _plain((why_text(verdict), *own), columns, indent="    ")
 
-    levels = {f"{one.confidence:.4g}" for one in verdicts if digits.limits_text(one) != digits.ABSENT}
-    legend = f"limit: at least (≥), at most (≤) or between (…) with a confidence of {', '.join(sorted(levels))}"
-    told = [*_signs(verdicts), legend if levels else ""]
-    lines = [*_table(verdicts, columns, explained), ("", ""), *_plain(filter(None, told), columns)]
-    lines = lines if verdicts else []
+    lines: list[Line] = []
+    if verdicts:
+        lines = [*_table(verdicts, columns, explained), ("", ""), *_plain([*_signs(verdicts), _LEGEND], columns)]
     for said, style in _remarks(judgement):
         lines += _plain([said], columns, style)
     if verdicts:
         lines += _plain([counts_text(judgement)], columns)
     lines += [*_watermark(judgement), *_outcome(judgement, columns, run)]
-    return [*lines, *_cause_lines(judgement, columns, run, _MOST_LINES)]
+    return [*lines, *_cause_lines(judgement, columns, run, _OTHER_CAUSES_IN_FULL)]
 
 
 def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
@@ -153,16 +138,15 @@ def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
 def _table(verdicts: Sequence[Verdict], columns: int, explained: Callable[[Verdict], Iterable[Line]]) -> list[Line]:
     """Rows of requirements by metric, each followed by the lines that explain it.
 
-    If space is short, the far end of intervals and long units that the value has already give way, then all limits; a
-    name that does not fit stands on a line of its own, so that no two names look alike.
+    If space is short, limits give way; a name that does not fit stands on a line of its own, so that no two names look
+    alike.
     """
     if not verdicts:
         return []
     names = [f"{_GAP}{short_name(one)}" for one in verdicts]
-    unmarked = [" " * any(map(is_marked, verdicts)) for is_marked in (interval_mark, is_provisional)]
-    for least, is_narrow, dropped in ((min(_ENOUGH, max(map(len, names))), False, 0), (0, True, 0), (0, True, 1)):
-        rows = [_HEADER, *(_cells(one, is_narrow, unmarked) for one in verdicts)]
-        rows = [(value, *others[dropped:]) for value, *others in rows]
+    least = min(_ENOUGH, max(map(len, names)))
+    for dropped in (0, 1):
+        rows = [(value, *others[dropped:]) for value, *others in (_HEADER, *map(_cells, verdicts))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         room = columns - sum(width + len(_GAP) for width in widths)
         if room >= least:
@@ -184,24 +168,23 @@ def _table(verdicts: Sequence[Verdict], columns: int, explained: Callable[[Verdi
     return lines
 
 
-def _cells(verdict: Verdict, is_narrow: bool, unmarked: Sequence[str]) -> tuple[str, ...]:
-    """Of `_HEADER`; `unmarked` stand in place of the marks of limit and bound, so that numbers line up."""
-    limit = digits.limits_text(verdict, nearer_end=is_narrow).replace("at least", "≥").replace("at most", "≤")
-    bound, unit = digits.bound_text(verdict), digits.suffix(verdict.unit)
-    if is_narrow and verdict.value is not None and len(unit) > len(" %"):
-        limit, bound = limit.removesuffix(unit), bound.removesuffix(unit)
-    limit += interval_mark(verdict) or unmarked[0]
-    bound += "*" if is_provisional(verdict) else unmarked[1]
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    """Of `_HEADER`: limit and bound without the unit that the value has, and with a mark or a space after each."""
+    limit = digits.limits_text(verdict).replace("at least", "≥").replace("at most", "≤")
+    bound, unit = digits.bound_text(verdict), digits.suffix(verdict.unit) * (verdict.value is not None)
+    limit = limit.removesuffix(unit) + (interval_mark(verdict) or " ")
+    bound = bound.removesuffix(unit) + ("*" if is_provisional(verdict) else " ")
     return digits.point_text(verdict), limit, bound, verdict_word(verdict)
 
 
 def _outcome(judgement: Judgement, columns: int, run: RunRecord | None) -> list[Line]:
-    """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like."""
+    """``REJECTED: …`` in as many lines as it needs, which nothing else is indented like; variables that qualify it."""
     # Without blockers, incomplete was allowed.
     is_red = judgement.outcome == "incomplete" and judgement.blockers and not judgement.rehearsed
     style = "failed" if is_red else OUTCOMES[judgement.outcome][0]
     following = " " * len("REJECTED: ")
-    return [(line, style) for line in _wrapped(headline(judgement, run), columns, "", following, most=None)]
+    lines: list[Line] = [(one, style) for one in _wrapped(headline(judgement, run), columns, "", following, most=None)]
+    return lines + _plain(map(one_line, judgement.notes_of("variable")), columns)
 
 
 def _watermark(judgement: Judgement) -> list[Line]:
@@ -220,44 +203,29 @@ def _remarks(judgement: Judgement, *, is_brief: bool = False) -> Iterator[Line]:
     for warning in warnings(judgement)[:_MOST_WARNINGS]:
         if warning.sentence not in told:
             yield warning_text(warning), "warned"
-    for one in judgement.waived:
-        what = f"{one_line(one.id)} ({digits.point_text(one)}, bound {digits.bound_text(one)})"
-        yield f"{what} is {waiver_text(one)}", "warned"
-    lowered = [(one_line(one.requirement), *digits.lowered_bounds(one)) for one in judgement.lowered]
-    yield from ((f"lowered by the site: {name}: {was} → {now}", "warned") for name, was, now in lowered)
-    if not is_brief:
-        yield from ((f"changed by the site: {one_line(one)}", "") for one in judgement.altered if one not in told)
+    yield from ((one_line(f"{one.id}: {waiver_text(one)}"), "warned") for one in judgement.waived)
     if (loss := uniform_loss_text(judgement)) and (judgement.accepts or not is_brief):
         yield loss, ""
     hidden = _ON_THE_PAGE * is_brief
     found: dict[str, list[str]] = {one: [] for one in (*judgement.notes_of("unseen-loss"), *notes(judgement, hidden))}
-    for verdict in judgement.verdicts:
-        routine = {said_of(one) for one in verdict.remarks if one.is_of(hidden)}
-        for note in dict.fromkeys(one for one in verdict.notes if one not in routine):
+    for verdict in filter(judgement.is_blocked_by, judgement.verdicts) if is_brief else judgement.verdicts:
+        for note in dict.fromkeys(verdict.notes):
             found.setdefault(note, []).append(verdict.id)
     for note, of in found.items():
         yield f"note: {one_line(': '.join(filter(None, (first_few(of, 2), note))))}", ""
 
 
-def _as_fit(judgement: Judgement, most: int, before: Sequence[Line], columns: int) -> Iterator[Line]:
-    """As many remarks as fit below other lines, with a line that counts the others, and the watermark."""
-    waiting = [_plain([said], columns, style) for said, style in _remarks(judgement, is_brief=True)]
-    watermark = _watermark(judgement)
-    room = most - screen_lines([line for line, _ in before], columns) - len(watermark)
-    while waiting and len(waiting[0]) + (len(waiting) > 1) <= room:
-        room -= len(waiting[0])
-        yield from waiting.pop(0)
-    if waiting and room > 0:
-        yield f"{count_text(len(waiting), 'more remark')} (-v, or report.html)", ""
-    yield from watermark
+def _first_remarks(judgement: Judgement, columns: int, most: int) -> Iterator[Line]:
+    """So many remarks, and a line that counts the others."""
+    told = [*_remarks(judgement, is_brief=True)]
+    for said, style in told[:most]:
+        yield from _plain([said], columns, style)
+    if told[most:]:
+        yield f"{count_text(len(told) - most, 'more remark')} (-v, or report.html)", ""
 
 
-def _plain(said: Iterable[str], columns: int, style: Style = "") -> list[Line]:
-    return [(line, style) for one in said for line in _wrapped(one, columns, "", "  ")]
-
-
-def _indented(content: str, columns: int) -> Iterator[Line]:
-    return ((line, "") for line in _wrapped(content, columns, "    ", "      "))
+def _plain(said: Iterable[str], columns: int, style: Style = "", indent: str = "") -> list[Line]:
+    return [(line, style) for one in said for line in _wrapped(one, columns, indent, f"{indent}  ")]
 
 
 def _wrapped(

@@ -375,7 +375,7 @@ def _html_table(block: Table, near: str) -> str:
     )
     rows, bodies, begin = [_html_row(row, kinds) for row in block.rows], "", 0
     for end, said in [*sorted(block.below.items()), (len(rows), Note(())), (len(rows), Note([block.more]))]:
-        note = html(*map(Line, said.lines), Closed("Evidence", [bullets(said.evidence)]))
+        note = html(*map(Line, said.lines), Closed(f"Evidence: {len(said.evidence)}", [bullets(said.evidence)]))
         wide = f'<tr class="note"><td colspan="{len(kinds)}">{note}</td></tr>' if note else ""
         bodies += _element("tbody", f"{''.join(rows[begin:end])}{wide}") if wide or end > begin else ""
         begin = end

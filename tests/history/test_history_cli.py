@@ -61,8 +61,8 @@ def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp
     run = judged_run(tmp_path / "run")
     assert said(capsys, "--history", file, "--add", run.path) == f"{run.path}: added\n"
     text = said(capsys, "n1", "--history", file)
-    assert "4 values not judged yet: that takes 5 earlier runs." in text
-    assert "none yet: nothing to compare with" in said(capsys, "--history", file)
+    assert "a value is judged after 5 earlier runs." in text
+    assert "nothing to compare with" in said(capsys, "--history", file)
 
 
 def test_adding_goes_on_after_a_directory_that_is_none(

@@ -404,9 +404,9 @@ def test_a_waived_failure_is_signed_for(site: Site) -> None:
     above, signatures = report.split("The signatures confirm that this report was read, including ")
     assert f"- Reservations: {WEAK}: {ENDS_TOMORROW}" in above
     assert signatures.startswith("provisional bounds and waivers, and that its outcome is **ACCEPTED WITH WAIVERS**")
-    signatures, waivers = signatures.split("### Waivers")
     assert "| **WAIVED** | 97.5 % |" in signatures
-    assert f": {ENDS_TOMORROW}" in waivers
+    assert ENDS_TOMORROW in signatures
+    assert "without a waiver they would reject the machine" in signatures
     assert "only warns" not in report
     [suite] = ElementTree.parse(site.path / "measured" / "junit.xml").getroot().iter("testsuite")
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "1")
@@ -424,7 +424,6 @@ def test_the_headline_says_how_much_less_the_site_asks_for(site: Site) -> None:
     own = "changed by the site: the whole thresholds file, the thresholds since it was measured"
     assert outcome_line(result) == f"ACCEPTED: {ALL - 1} of {ALL - 1} requirements passed; {less}; {own}"
     weak = "weak_scaling_efficiency of resnet152-fp16 at world size 8"
-    assert f"lowered by the site: {weak}: ≥ 98.0 % → ≥ 97.0 %" in result.outlines
     report = (site.path / "measured" / "report.md").read_text(encoding="utf-8")
     assert less in report.splitlines()[0]
     assert f"| {weak} | ≥ 98.0 % | ≥ 97.0 % |" in report

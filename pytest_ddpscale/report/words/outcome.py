@@ -15,8 +15,7 @@ from pytest_ddpscale.util.printable import one_line
 OUTCOMES: dict[RunOutcome, tuple[Style, str]] = {
     "accepted": ("passed", "Every requirement that can reject this machine was measured and met."),
     "accepted_with_waivers": (
-        "warned", "Every requirement that can reject this machine was measured, and met except those that are waived: "
-        "see Waivers.",
+        "warned", "Every requirement that can reject this machine was measured, and met except those that are waived.",
     ),
     "rejected": ("failed", "At least one requirement is not met: this machine is not fit to open."),
     "incomplete": ("undecided", "Fitness was not demonstrated; the machine is not accepted."),
@@ -25,7 +24,7 @@ OUTCOMES: dict[RunOutcome, tuple[Style, str]] = {
         "not accept the machine.",
     ),
 }  # fmt: skip
-_OF_A_WORKLOAD = "what "  # a change by the site of what a workload trains begins so
+_MOST_CHANGES = 4  # named
 
 
 def outcome_text(judgement: Judgement) -> str:
@@ -62,8 +61,7 @@ def outcome_word(outcome: RunOutcome) -> str:
 def changes_by_site(judgement: Judgement) -> list[str]:
     """Bounds that the site lowered, and what else it changed for the SKU; empty if it changed nothing.
 
-    ``3 bounds lowered by the site, 1 requirement not asked``; of several workloads that train something else it names
-    the first.
+    ``3 bounds lowered by the site, 1 requirement not asked``.
     """
     easier = Counter(
         ("requirement", "not asked") if one.now is None
@@ -72,19 +70,13 @@ def changes_by_site(judgement: Judgement) -> list[str]:
         for one in judgement.lowered
     )  # fmt: skip
     counted = [f"{count_text(number, noun)} {what}" for (noun, what), number in easier.items()]
-    names = [one_line(part) for part in judgement.altered]
-    trained = [name for name in names if name.startswith(_OF_A_WORKLOAD)]
-    others = [name for name in names if name not in trained]
-    named = [*others, *([first_few(trained, 1) + " such workloads"] if trained[1:] else trained)]
     lowered = [", ".join([f"{counted[0]} by the site", *counted[1:]])] if counted else []
-    return [*lowered, *([f"changed by the site: {', '.join(named)}"] if named else [])]
+    names = first_few([*map(one_line, judgement.altered)], _MOST_CHANGES)
+    return [*lowered, *([f"changed by the site: {names}"] if names else [])]
 
 
 def reservations(judgement: Judgement) -> Iterator[str]:
-    """What qualifies the verdict: environment variables, waivers, what the site changed, provisional bounds, and what
-    was not selected.
-    """
-    yield from judgement.notes_of("variable")
+    """What qualifies the verdict: waivers, what the site changed, provisional bounds, and what was not selected."""
     for one in judgement.waived:
         yield f"{one.id}: {waiver_text(one)}"
     yield from changes_by_site(judgement)

@@ -93,11 +93,9 @@ def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
         said.append(f"{hidden} more: culprits.csv lists all" if hidden > 0 else "")
     if (ratio := verdict.compared) is not None:
         source = f" ({ratio.source})" if ratio.source else ""
-        here, there = (
-            f"{ratio.samples_per_s:.4g} {THROUGHPUT_PER_GPU.unit_of()}",
-            f"{ratio.reference_samples_per_s:.4g}",
-        )
-        said.append(one_line(f"ratio of {here} per device here, {there} of {ratio.reference}{source}"))
+        here = f"{ratio.samples_per_s:.4g} {THROUGHPUT_PER_GPU.unit_of()} per device here"
+        there = f"{ratio.reference_samples_per_s:.4g} of {ratio.reference}{source}"
+        said.append(one_line(f"ratio of {here}, {there}"))
     return [*filter(None, said), *(f"note: {one_line(note)}" for note in verdict.notes)]
 
 
@@ -107,9 +105,9 @@ def despite_text(verdict: Verdict) -> str:
     return reason_text(verdict) if verdict.outcome == "failed" and is_met else ""
 
 
-def spread_text(verdict: Verdict) -> str:
-    """Why it passed although its value may be below the bound; empty for all others."""
-    return reason_text(verdict) if verdict.passed and verdict.against_slowest is not None else ""
+def why_text(verdict: Verdict) -> str:
+    """Why it did not pass, or passed although its value may be below the bound; empty for other passes."""
+    return "" if verdict.passed and verdict.against_slowest is None else reason_text(verdict)
 
 
 def culprit_text(culprit: Culprit, full_uuid: bool = False) -> str:
