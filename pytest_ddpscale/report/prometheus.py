@@ -92,9 +92,14 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
 
 
 def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[Family]:
-    """Values and bounds of verdicts in one base unit."""
+    """Values, interval ends and bounds of verdicts in one base unit."""
     found = [(one, _labels(one), _BASE_UNITS[one.unit][1]) for one in verdicts]
     values = [(labels, factor * one.value) for one, labels, factor in found if one.value is not None]
+    limits = [
+        ({**labels, "end": end}, factor * limit)
+        for one, labels, factor in found
+        for end, limit in zip(("low", "high"), one.interval or (), strict=False)
+    ]
     bounds = [
         ({**labels, "kind": _BOUND_KINDS[key]}, factor * bound)
         for one, labels, factor in found
@@ -102,6 +107,7 @@ def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[Family]:
     ]
     words = unit.replace("_", " ")
     yield f"requirement_value_{unit}", f"Point estimate of the requirement, {words}.", values
+    yield f"requirement_limit_{unit}", f"Ends of the confidence interval of the value, {words}.", limits
     yield f"requirement_bound_{unit}", f"Bound that the value has to meet, {words}.", bounds
 
 
