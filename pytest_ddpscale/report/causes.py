@@ -352,8 +352,8 @@ def _of_device(found: _Found, pace: _Pace) -> Cause:
             sentence += f" in {first.slow_rounds} of {first.rounds} rounds"
     if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
         sentence += f" ({said(shown)})"
-    if others:
-        sentence += f", {first_few([f'{culprit_name(one)} even {one.slowdown:.2f}×' for one in others], 2)}"
+    told = [f"{culprit_name(one)} even {one.slowdown:.2f}×" if one.slowdown else culprit_text(one) for one in others]
+    sentence += f", {first_few(told, 2)}" if told else ""
     return Cause(kind, sentence, _ids(found), (first, *others))
 
 

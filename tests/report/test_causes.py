@@ -153,6 +153,9 @@ JUDGED: dict[str, Judgement] = {
     "wrong data of a slow GPU": judged(missed("one", GPU), missed("two", replace(WRONG, slowdown=1.2))),
     "a slow node with a GPU that is less slow": judged(missed("one", replace(GPU, slowdown=1.05)), missed("two", NODE)),
     "a slow node with a slower GPU": judged(missed("one", NODE, replace(GPU, slowdown=1.52)), missed("two", NODE)),
+    "a slow node with a slower GPU that has memory errors": judged(
+        missed("one", NODE, replace(GPU, slowdown=1.52)), checked("ecc", replace(FAST, evidence="3 memory errors"))
+    ),
     "a slow node explains what is open for it": judged(
         missed("one", NODE), missed("open", replace(NODE, is_certain=False), **OPEN | {"value": 0.9745}),
         missed("far", replace(NODE, is_certain=False), **OPEN | {"value": 0.3}),
