@@ -164,11 +164,9 @@ def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
     how much is met. If no cause names a device, it adds one that certainly misses a warning bound. With its run.json,
     of a run that was imported it says what was.
     """
-    if imported := imported_text(judgement, run):
-        return imported
-    found, left_out = causes(judgement), judgement.not_selected
-    is_caused = bool(found) and not judgement.accepts and judgement.outcome != "partial"
-    told, rest = outcome_text(judgement), list[str]()
+    found, left_out, imported = causes(judgement), judgement.not_selected, imported_text(judgement, run)
+    is_caused = bool(found) and not (imported or judgement.accepts or judgement.outcome == "partial")
+    told, rest = imported or outcome_text(judgement), changes_by_site(judgement) * bool(imported)
     if is_caused:
         told, rest = f"{outcome_word(judgement.outcome)}: {found[0].sentence}", changes_by_site(judgement)
     if left_out and judgement.outcome != "partial" and f"{left_out} not selected" not in told:
