@@ -230,7 +230,7 @@ def test_what_run_json_need_not_say_may_be_missing() -> None:
 def test_many_arms_of_low_utilization_are_one_note() -> None:
     remarks = [because("low-utilization", "s", f"ddp@{n}", 1, 1, 0.8, 0, "n1", 0.7) for n in range(7)]
     judgement = replace(ACCEPTED, notes=(*map(said, remarks), "other"), remarks=(*remarks, because("text", "other")))
-    assert notes(judgement) == [f"{said(remarks[0])} (6 more arms alike: values.csv)", "other"]
+    assert notes(judgement) == [f"{said(remarks[0])} (6 more arms alike: verdicts.json)", "other"]
     assert notes(judgement, ["low-utilization"]) == ["other"]
 
 
