@@ -87,6 +87,8 @@ def test_one_gpu_is_the_one_under_ddp_unless_verdicts_or_arms_say_otherwise() ->
     judged = replace(PASSED, world_size=8, one_gpu="alone")
     assert curve_of(both, blocks, EFFICIENCY).values == {2: pytest.approx(0.8)}
     assert curve_of(both, blocks, EFFICIENCY, judged).values[2] == pytest.approx(0.6)
+    throughput = replace(judged, metric="throughput_per_gpu", world_size=1)
+    assert curve_of(both, blocks, EFFICIENCY, throughput).values[2] == pytest.approx(0.6), "as its only bound says"
     assert curve_of(alone, blocks, EFFICIENCY).values == {2: pytest.approx(0.6)}
 
 
