@@ -183,7 +183,7 @@ def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
 
 def _shortened(sentence: str, room: int) -> str:
     """Its first words, among them who is named."""
-    return textwrap.shorten(sentence, max(room, _LONGEST_REASON), placeholder=" …")
+    return textwrap.shorten(sentence, max(room, _LONGEST_REASON), placeholder=" …", break_on_hyphens=False)
 
 
 def counts_text(judgement: Judgement) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -337,6 +338,12 @@ def test_what_a_headline_leaves_out_stands_elsewhere() -> None:
     ]
     assert all(one in text for one in WORKLOADS for text in said[:2])
     assert all(line.strip() in text for line in error.reason.split("\n") for text in said[2:])
+
+
+def test_a_headline_never_cuts_a_host_into_another_name() -> None:
+    for room in range(250, 278):
+        long = absent("one", outcome="error", reason=f"{('w ' * room)[:room]} node-in-west-wing stopped")
+        assert not re.search(r"node-(?!in-west-wing)", headline(judged(long, outcome="incomplete"))), room
 
 
 def test_hostile_names_stay_one_printable_line() -> None:
