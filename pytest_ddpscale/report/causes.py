@@ -164,11 +164,9 @@ def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
     how much is met. If no cause names a device, it adds one that certainly misses a warning bound. With its run.json,
     of a run that was imported it says what was.
     """
-    if imported := imported_text(judgement, run):
-        return imported
-    found, left_out = causes(judgement), judgement.not_selected
-    is_caused = bool(found) and not judgement.accepts and judgement.outcome != "partial"
-    told, rest = outcome_text(judgement), list[str]()
+    found, left_out, imported = causes(judgement), judgement.not_selected, imported_text(judgement, run)
+    is_caused = bool(found) and not (imported or judgement.accepts or judgement.outcome == "partial")
+    told, rest = imported or outcome_text(judgement), changes_by_site(judgement) * bool(imported)
     if is_caused:
         told, rest = f"{outcome_word(judgement.outcome)}: {found[0].sentence}", changes_by_site(judgement)
     if left_out and judgement.outcome != "partial" and f"{left_out} not selected" not in told:
@@ -185,7 +183,7 @@ def headline(judgement: Judgement, run: RunRecord | None = None) -> str:
 
 def _shortened(sentence: str, room: int) -> str:
     """Its first words, among them who is named."""
-    return textwrap.shorten(sentence, max(room, _LONGEST_REASON), placeholder=" …")
+    return textwrap.shorten(sentence, max(room, _LONGEST_REASON), placeholder=" …", break_on_hyphens=False)
 
 
 def counts_text(judgement: Judgement) -> str:
@@ -352,8 +350,8 @@ def _of_device(found: _Found, pace: _Pace) -> Cause:
             sentence += f" in {first.slow_rounds} of {first.rounds} rounds"
     if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
         sentence += f" ({said(shown)})"
-    if others:
-        sentence += f", {first_few([f'{culprit_name(one)} even {one.slowdown:.2f}×' for one in others], 2)}"
+    told = [f"{culprit_name(one)} even {one.slowdown:.2f}×" if one.slowdown else culprit_text(one) for one in others]
+    sentence += f", {first_few(told, 2)}" if told else ""
     return Cause(kind, sentence, _ids(found), (first, *others))
 
 

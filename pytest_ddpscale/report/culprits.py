@@ -7,6 +7,7 @@ and decides nothing itself. Hosts of ISOLATE causes are drained, the others that
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +59,7 @@ class HostFinding:
         evidence: why, in one line.
         run: the run directory.
         started_unix_s: when the run began; 0 if nothing follows from it.
+        requirements: ids of those that reject the host, or that the run which accepts it met.
     """
 
     use: Use
@@ -65,6 +67,7 @@ class HostFinding:
     evidence: str
     run: Path = Path()
     started_unix_s: int = 0
+    requirements: frozenset[str] = frozenset()
 
     @property
     def reason(self) -> str:
@@ -114,14 +117,18 @@ def read_findings(path: Path, *, rehearses: bool = False) -> list[HostFinding]:
 
 
 def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:
-    """All findings; a host that a run rejects and a later one accepts, or the reverse, is for a person."""
-    in_time = sorted(findings, key=lambda one: one.started_unix_s)
-    latest = {(one.host, one.use): one.started_unix_s for one in in_time}
-    found = []
+    """All findings; a host that a run rejects and a later one accepts, or the reverse, is for a person.
+
+    A run that accepts contradicts only a rejection by requirements that it met.
+    """
+    found, of_host = list[HostFinding](), defaultdict[tuple[str, Use], list[HostFinding]](list)
+    for one in findings:
+        of_host[one.host, one.use].append(one)
     for one in findings:
         other, does = _AGAINST.get(one.use, (one.use, ""))
         doubt = f"{one.evidence}; a later run {does} it"
-        is_doubted = does and latest.get((one.host, other), 0) > one.started_unix_s
+        later = (after for after in of_host[one.host, other] if after.started_unix_s > one.started_unix_s)
+        is_doubted = does and any(one.use == "accepted" or one.requirements <= after.requirements for after in later)
         found.append(replace(one, use="look", evidence=doubt) if is_doubted else one)
     return found
 
@@ -158,7 +165,8 @@ def _accepted(judgement: Judgement, trained: Sequence[str]) -> list[HostFinding]
         why = f"{outcome_text(judgement)}: {first_few(unnamed)} failed without naming a host"
         return [HostFinding("look", NOBODY, why), *named]
     failing = {host for verdict in judgement.waived for one in verdict.culprits for host in one.hosts}
-    fit = [HostFinding("accepted", host, one_line(judgement.reason)) for host in trained if host not in failing]
+    why, met = one_line(judgement.reason), frozenset(one.id for one in judgement.verdicts if one.passed)
+    fit = [HostFinding("accepted", host, why, requirements=met) for host in trained if host not in failing]
     return [*fit, *named]
 
 
@@ -175,7 +183,8 @@ def _rejected(judgement: Judgement, hosts: Sequence[str]) -> list[HostFinding]:
         evidence += f": {despite}" if despite else ""
         evidence += f" and {more} more failed" if more else ""
     if len(hosts) == 1:
-        return [HostFinding("drain", hosts[0], evidence), *accused]
+        missed = frozenset(one.id for one in failed)
+        return [HostFinding("drain", hosts[0], evidence, requirements=missed), *accused]
     nobody = f"rejected ({evidence}), but no node or GPU is {'certain to be at fault' if accused else 'named'}"
     return [HostFinding("look", NOBODY, nobody), *accused]
 
@@ -202,7 +211,8 @@ def _accused(judgement: Judgement) -> Iterator[HostFinding]:
                 if said not in known or any(verdict.is_waived for verdict in verdicts)
             ]  # fmt: skip
         if pieces:
-            yield HostFinding(use, host, "; ".join(pieces))
+            named_by = frozenset(verdict.id for verdicts in evidence.values() for verdict in verdicts)
+            yield HostFinding(use, host, "; ".join(pieces), requirements=named_by)
 
 
 def _listed(verdicts: Sequence[Verdict]) -> str:

@@ -81,7 +81,9 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
     ]  # fmt: skip
     confidence = verdicts[0].confidence if verdicts else _CONFIDENCE
     of_one = {arm.kind for arm in arms if arm.world_size == 1}
-    one_gpu: OneGpu = next((one.one_gpu for one in judged if one.one_gpu), "ddp" if "ddp" in of_one else "alone")
+    others = [one for one in verdicts if one.workload == study.workload.name and one.one_gpu in of_one]
+    ways = (one.one_gpu for one in (*judged, *others) if one.one_gpu)
+    one_gpu: OneGpu = next(ways, "ddp" if "ddp" in of_one else "alone")
     points = []
     for size in sorted({arm.world_size for arm in arms}):
         question = Question(metric, study.workload, size, one_gpu=one_gpu)

@@ -37,7 +37,7 @@ _MOST_WARNINGS = _MOST_ROWS = 3
 _ON_THE_PAGE = ("low-utilization", "judged-from", "host-bound", "power-unknown")
 _MOST_REMARKS, _MOST_OF_AN_ACCEPTANCE = 2, 10
 _MOST_QUIET_LINES = 4  # with -q
-_LEGEND = "limit: at least (≥), at most (≤) or between (…)"
+_LEGEND = "limit: at least (≥), at most (≤) or between (…) with a confidence of"
 _LONGEST_PATH = 300
 _GAP = "  "
 _ENOUGH = 12  # width of a name within its metric, for which limits give way
@@ -119,7 +119,8 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
 
     lines: list[Line] = []
     if verdicts:
-        lines = [*_table(verdicts, columns, explained), ("", ""), *_plain([*_signs(verdicts), _LEGEND], columns)]
+        legend = f"{_LEGEND} {', '.join(sorted({f'{one.confidence:.4g}' for one in verdicts}))}"
+        lines = [*_table(verdicts, columns, explained), ("", ""), *_plain([*_signs(verdicts), legend], columns)]
     for said, style in _remarks(judgement):
         lines += _plain([said], columns, style)
     if verdicts:

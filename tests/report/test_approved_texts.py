@@ -163,6 +163,9 @@ def test_an_import_that_lacks_measurements_leads_with_what_was_imported() -> Non
         "imported-first.txt", masked("\n".join([page, *(line for line, _ in brief_lines(IMPORTED, 80, run))]))
     )
     assert "imported" not in headline(IMPORTED, RUN)
+    changed = replace(IMPORTED, altered=("uses another batch",), not_selected=2)
+    qualified = "; 2 of 5 requirements not selected; changed by the site: uses another batch"
+    assert headline(changed, run) == headline(IMPORTED, run) + qualified
     undecided = replace(IMPORTED, verdicts=(*IMPORTED.verdicts, INCONCLUSIVE))
     assert headline(undecided, run) == headline(undecided), "what was imported and blocks acceptance leads"
 

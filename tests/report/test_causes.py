@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -153,6 +154,9 @@ JUDGED: dict[str, Judgement] = {
     "wrong data of a slow GPU": judged(missed("one", GPU), missed("two", replace(WRONG, slowdown=1.2))),
     "a slow node with a GPU that is less slow": judged(missed("one", replace(GPU, slowdown=1.05)), missed("two", NODE)),
     "a slow node with a slower GPU": judged(missed("one", NODE, replace(GPU, slowdown=1.52)), missed("two", NODE)),
+    "a slow node with a slower GPU that has memory errors": judged(
+        missed("one", NODE, replace(GPU, slowdown=1.52)), checked("ecc", replace(FAST, evidence="3 memory errors"))
+    ),
     "a slow node explains what is open for it": judged(
         missed("one", NODE), missed("open", replace(NODE, is_certain=False), **OPEN | {"value": 0.9745}),
         missed("far", replace(NODE, is_certain=False), **OPEN | {"value": 0.3}),
@@ -334,6 +338,12 @@ def test_what_a_headline_leaves_out_stands_elsewhere() -> None:
     ]
     assert all(one in said[0] for one in WORKLOADS)
     assert all(line.strip() in text for line in error.reason.split("\n") for text in said[1:])
+
+
+def test_a_headline_never_cuts_a_host_into_another_name() -> None:
+    for room in range(250, 278):
+        long = absent("one", outcome="error", reason=f"{('w ' * room)[:room]} node-in-west-wing stopped")
+        assert not re.search(r"node-(?!in-west-wing)", headline(judged(long, outcome="incomplete"))), room
 
 
 def test_hostile_names_stay_one_printable_line() -> None:

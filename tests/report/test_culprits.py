@@ -172,12 +172,15 @@ def test_only_a_later_run_that_accepts_a_node_leaves_it_to_a_person(
 ) -> None:
     rejected = [failed(node("n1"))]
     old = write_judged_run(tmp_path / "old", "rejected", ["n1", "n2"], rejected)
-    after = rejected if outcome == "rejected" else []
+    met = replace(rejected[0], outcome="passed", culprits=())
+    after = rejected if outcome == "rejected" else [met]
     new = write_judged_run(tmp_path / "new", outcome, hosts, after, started_unix_s=LATER, tested=tested)
     assert said(old, new)[0] == f"{use} n1"
     assert f"{use} n1" in said(new, old), "whatever is read first"
     before = write_judged_run(tmp_path / "before", outcome, hosts, after, started_unix_s=STARTED_UNIX_S - 60)
     assert said(before, old)[-1] == "drain n1", "an earlier run excuses nobody"
+    other = write_judged_run(tmp_path / "other", "accepted", ["n1"], [replace(met, id="x")], started_unix_s=LATER)
+    assert said(old, other)[0] == "drain n1", "it was not asked for what failed"
 
 
 def test_a_node_that_was_rejected_since_is_not_accepted(tmp_path: Path) -> None:

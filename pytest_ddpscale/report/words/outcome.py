@@ -93,6 +93,6 @@ def notes(judgement: Judgement, left_out: Sequence[str] = ()) -> list[str]:
     Of several on low utilization it is the first, with the number of the others.
     """
     hidden, idle = judgement.notes_of(*left_out), judgement.notes_of("low-utilization")
-    more = f" ({count_text(len(idle) - 1, 'more arm')} alike: values.csv)" if idle[1:] else ""
+    more = f" ({count_text(len(idle) - 1, 'more arm')} alike: verdicts.json)" if idle[1:] else ""
     shown = [one for one in judgement.other_notes if one not in (*hidden, *idle[1:])]
     return [one + more * (one in idle) for one in shown]
