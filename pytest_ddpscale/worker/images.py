@@ -37,6 +37,7 @@ from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.worker.control import Control
 
 # ImageNet's statistics, used by torchvision's models, for red, green and blue pixels in 0 … 1.
+_LOOK_S = 5.0  # between looks at whether a loader worker died
 _MEAN, _STDEV = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Labelled = tuple[torch.Tensor, torch.Tensor]
 Loaded = tuple[torch.Tensor, torch.Tensor, str]
@@ -227,7 +228,7 @@ class ImageLoader:
         self.waited_s: list[float] = []
         self.images, self.labels = torch.empty(0), torch.empty(0)
         self._samples, self._device = samples, device
-        self._channels_last = channels_last
+        self._channels_last, self._timeout_s = channels_last, timeout_s
         self._batches = ShardBatches(samples, shard)
         if not self._batches.per_epoch:
             one, ranks = shard.batch_size, shard.world_size
@@ -244,7 +245,7 @@ class ImageLoader:
             context.set_forkserver_preload([__name__])
             options = {
                 "multiprocessing_context": context, "prefetch_factor": data.prefetch, "persistent_workers": True,
-                "worker_init_fn": partial(_begin_worker, cores), "timeout": timeout_s,
+                "worker_init_fn": partial(_begin_worker, cores), "timeout": min(timeout_s, _LOOK_S),
             }  # fmt: skip
         # They have other cores than the rank, of whose cores torch would warn.
         warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -275,7 +276,7 @@ class ImageLoader:
         for _ in range(count):
             began_s = time.perf_counter()
             with self._named():
-                images, labels, problem = next(batches)
+                images, labels, problem = self._next(batches, began_s + self._timeout_s)
             self.waited_s.append(time.perf_counter() - began_s)
             if problem:
                 raise RuntimeError(problem)
@@ -304,6 +305,17 @@ class ImageLoader:
     def close(self) -> None:
         """End the loader workers."""
         self._coming, self._loader = iter(()), None
+
+    def _next(self, batches: Iterator[Any], deadline_s: float) -> Any:
+        """The next batch. Only at the end of a wait of its own does torch see whether a worker died."""
+        while True:
+            try:
+                return next(batches)
+            except RuntimeError as error:
+                if "timed out" not in str(error):
+                    raise
+                if time.perf_counter() > deadline_s:
+                    raise RuntimeError(f"no batch came within {self._timeout_s:g} s") from error
 
     @contextmanager
     def _named(self) -> Iterator[None]:
