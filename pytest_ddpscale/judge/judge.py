@@ -85,9 +85,10 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
             other = _of_probe(Answer(blank_verdict(by_ports, confidence)), by_ports, case.probe, evidence)
             is_above = by_ports.requirement.bound > case.requirement.bound
             answer = other if is_above or other.outcome == "failed" else answer
-            if other.outcome == "failed":
-                answer.remarks.append(because("by-ports"))
         fail_by_pairs(answer, case.probe, evidence)
+        is_alike = not answer.culprits or any(one.code == "most-fail-alike" for one in answer.remarks)
+        if by_ports and answer.outcome == "failed" and answer.blank.severity == "fail" and is_alike:
+            answer.remarks.append(because("by-ports"))
     elif case.requirement.check:
         answer_check(answer, case, evidence)
     doubt_variables(answer, case, evidence)
