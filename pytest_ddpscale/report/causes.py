@@ -97,8 +97,7 @@ class Cause:
 def causes(judgement: Judgement) -> tuple[Cause, ...]:
     """All causes of failures, then of undecided requirements; at least one explains each blocker.
 
-    Within each, the most severe come first; of equally severe ones those with a culprit, then errors, then those that
-    explain most.
+    Within each, the most severe come first; of equals those with a culprit, then errors, then what explains most.
     """
     if not _LATEST or _LATEST[0][0] is not judgement:
         _LATEST[:] = [(judgement, _causes(judgement))]
@@ -442,7 +441,9 @@ def _of_alike(kind: CauseId, verdicts: Sequence[Verdict], judgement: Judgement) 
     suspects = _suspects(kind, verdicts, judgement)
     if kind == "interrupted":
         count = count_text(len(verdicts), "requirement was", "requirements were")
-        sentence = f"measuring was interrupted before {count} decided"
+        whys = {reason_text(one).removeprefix("interrupted: ") for one in verdicts}
+        why = f": {min(whys)}" if len(whys) == 1 else ""
+        sentence = f"measuring was interrupted before {count} decided{why}"
     elif kind == "environment":
         sentence = reason_text(first)
     elif first.outcome == "failed":

@@ -108,7 +108,7 @@ def test_what_is_missing_is_measured_anew_and_then_accepted(
     assert [*resumed.measured_anew] == [LAST]
     report = (run.path / "report.md").read_text(encoding="utf-8")
     notes = site.verdicts("run")["notes"]
-    assert "measured in 2 sessions" in notes[0]
+    assert "measured in several sessions: resumed 20" in notes[0]
     assert notes[0] in report
     assert f"superseded.jsonl): {LAST} (" in notes[1]
 
@@ -122,8 +122,8 @@ def test_an_interrupted_study_is_not_measured_and_says_what_finishes_it(
         "throughput_per_gpu": "passed", "weak_scaling_efficiency": "passed", "strong_scaling_speedup": "not_measured",
     }  # fmt: skip
     assert site.outcome("run") == "incomplete"
-    reason = "interrupted: the job reached its time limit; --ddp-resume=run finishes it"
-    assert f"INCOMPLETE: not measured: strong_scaling_speedup[tiny-2rank]: {reason}" in outcome_line(result)
+    reason = "measuring was interrupted before 1 requirement was decided: the job reached its time limit"
+    assert f"INCOMPLETE: {reason}; --ddp-resume=run finishes it" in outcome_line(result)
     (cause,) = site.verdicts("run")["causes"]
     assert cause["id"] == "interrupted"
     command, *resumed = shlex.split(cause["next_steps"][0]["command"])

@@ -91,10 +91,10 @@ def test_it_takes_no_more_than_its_share(measuring: AcceptanceSession, monkeypat
 def test_what_was_judged_after_a_study_is_on_the_page_at_once(measuring: AcceptanceSession, timed: Timed) -> None:
     assert measuring.run is not None
     timed.page.begin()
-    assert "no requirement has been judged yet" in text_of(measuring)
+    assert "No requirement has been judged yet" in text_of(measuring)
     measuring.run.append_records([StudyEnd(STUDY, "rounds")])
     timed.page.hear(StudyEnd(STUDY, "rounds"))
-    assert "measuring was still running when this was written at 20" in text_of(measuring)
+    assert "Measuring was still running when this was written at 20" in text_of(measuring)
 
 
 def test_after_an_interruption_the_page_is_left_alone(timed: Timed) -> None:
