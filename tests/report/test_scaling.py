@@ -33,6 +33,10 @@ from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Verdict
+from pytest_ddpscale.session.open import find_source
+from pytest_ddpscale.session.session import AcceptanceSession
+from pytest_ddpscale.session.sources import Site
+from pytest_ddpscale.settings import settings_from
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from pytest_ddpscale.util.document import plain
 from tests.approved import assert_approved
@@ -249,3 +253,26 @@ def test_the_page_has_the_table_in_gpu_hours_and_kwh(two_nodes: str) -> None:
     page = page_text(page_of(JUDGEMENT, RUN, evidence))
     assert all(f"| {' | '.join(map(plain, row))} |" in page for row in (weak.titles, *weak.rows))
     assert "\nScaling, as numbers\n" not in page_text(page_of(JUDGEMENT, RUN, evidence, goes_on=True))
+
+
+def test_the_json_has_the_values_of_the_verdicts(two_nodes: str, tmp_path: Path, capsys: Printed) -> None:
+    judged = RunDirectory(tmp_path / "judged")
+    shutil.copytree(two_nodes, judged.path)
+    settings = settings_from({"ddp_judge": str(judged.path)}, {}, {})
+    session = AcceptanceSession(find_source(Site(settings, Path(), Path())))
+    session.source.select(session.source.cases)
+    judgement = session.conclude(interrupted=False, spoiled=())
+    judged.write_json(judged.verdicts_json, judgement)
+    main(["scaling", str(judged.path), "--format", "json"])
+    with_verdicts = json.loads(capsys.readouterr().out)
+    sizes = {one["study"]: {size["gpus"]: size for size in one["sizes"]} for one in with_verdicts}
+    told = {
+        "throughput_per_gpu": lambda size: size["samples_per_s"] / size["gpus"],
+        "weak_scaling_efficiency": lambda size: size["efficiency"],
+        "strong_scaling_speedup": lambda size: size["speedup"],
+    }
+    found = [one for one in judgement.verdicts if one.metric in told and one.value is not None]
+    assert {one.metric for one in found} == set(told)
+    for one in found:
+        study = f"{'strong' if one.metric.startswith('strong') else 'weak'}/{one.workload}"
+        assert told[one.metric](sizes[study][one.world_size]) == pytest.approx(one.value, rel=1e-14)
