@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +165,10 @@ def _probed(evidence: Evidence, *, is_between: bool) -> dict[Any, Any]:
 
 def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -> Cells:
     """The lowest median of the rounds of each pair of names."""
-    found: dict[tuple[str, str], float] = {}
+    found, key = dict[tuple[str, str], float](), cache(by_number)
     for ends, gbps in rails.items():
-        one, other = sorted(map(name, ends), key=by_number)
-        found[one, other] = min(float(np.median(gbps)), found.get((one, other), math.inf))
+        one, other = sorted(map(name, ends), key=key)
+        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
     return found
 
 
