@@ -12,7 +12,7 @@ from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.judge.values import matching_study
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -70,9 +70,9 @@ def conclude_with_links(
     verdicts, cases, evidence = _judge_all(run, cluster, confidence)
     coverage = coverage_of(evidence, cases, verdicts, {}, run.plan.layout.ranks_per_node)
     found, links = tuple(verdicts.values()), slow_links(evidence)
-    facts = RunFacts(found, len(found), coverage=coverage, slow_links=[said(one.because) for one in links])
+    facts = RunFacts(found, len(found), coverage=coverage, slow_links=[say(one.because) for one in links])
     outcome, why, _ = conclude(facts)
-    return outcome, said(why), found, links
+    return outcome, say(why), found, links
 
 
 def _judge_all(

@@ -16,7 +16,7 @@ from pytest_ddpscale.judge.stats import PASSED
 from pytest_ddpscale.judge.values import groups_of, matching_study, probed_values, why_no_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 
@@ -55,7 +55,7 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return said(why_no_study(evidence.plan, case.question))
+        return say(why_no_study(evidence.plan, case.question))
     return "not measured, or not usable by the judge"
 
 
@@ -67,7 +67,7 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
         if case.requirement.severity == "fail" and (definition.subject == "check" or definition.compares_results):
             verdict = judge(case, evidence, CONFIDENCE)
             for culprit in verdict.culprits if verdict.outcome == "failed" else ():
-                found.setdefault(culprit.host, f"{case.id}: {said(culprit.because)}")
+                found.setdefault(culprit.host, f"{case.id}: {say(culprit.because)}")
     for probed in evidence.probes:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
             found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")

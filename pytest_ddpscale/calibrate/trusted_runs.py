@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
 from pytest_ddpscale.history.recording import started_at_of, versions_by_host
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -76,7 +76,7 @@ def read_trusted_run(path: Path) -> TrustedRun:
         raise _unusable(path, f"did not complete {study} ({why})", "a run in which every study completed")
     parted = why_not_one_machine(records)
     if parted:
-        raise _unusable(path, f"is not of one machine: {said(parted)}", "a run whose studies had the same nodes")
+        raise _unusable(path, f"is not of one machine: {say(parted)}", "a run whose studies had the same nodes")
     gpus: dict[str, set[str]] = {}
     for gang in gangs:
         for place in gang.places:

@@ -15,7 +15,7 @@ from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU, M
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload, incomparable_fields
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.verdicts import Verdict
 
 _LEAST_SHARE = 1e-6  # smallest lower limit relative to the value, for values that err by factors
@@ -231,7 +231,7 @@ def _throughput(run: ComparedRun, study: Study, size: int, confidence: float) ->
     question = Question(THROUGHPUT_PER_GPU, study.workload, size, one_gpu=_one_gpu(study))
     found, worst = values(run.evidence, question), worst_value(question, run.evidence, confidence)
     if found.broken is not None or worst is None:
-        return _Reached(why_not=said(found.broken) if found.broken else "no complete round")
+        return _Reached(why_not=say(found.broken) if found.broken else "no complete round")
     why_not = "" if worst.interval else f"{int(found.rounds().max())} rounds are too few"
     return _Reached(worst.value, worst.interval, worst.place, why_not=why_not)
 

@@ -33,7 +33,7 @@ def heading(plan: Plan, fraction: float, memory: str) -> str:
 
 def header(plan: Plan) -> str:
     """Headings of the rows."""
-    rate = f"{plan.unit}/s per GPU"
+    rate = f"{plan.unit}/s per {plan.device}"
     return f"{'batch':>8}  {'fits':<4}  {'peak GiB':>8}  {'share':>6}  {rate:>13}"
 
 
@@ -48,11 +48,12 @@ def row(trial: BatchTrial) -> str:
 
 def conclusion(plan: Plan, largest: int | None, trials: Sequence[BatchTrial], least: int, most: int) -> list[str]:
     """The result of the search, in sentences."""
-    by_batch = {trial.batch: trial for trial in trials}
+    by_batch, rate = {trial.batch: trial for trial in trials}, f"{plan.unit}/s per {plan.device}"
     if largest is None:
-        return [f"No batch fits: with the smallest, {least} {plan.samples} per GPU, {by_batch[least].why_not}."]
+        why = by_batch[least].why_not
+        return [f"No batch fits: with the smallest, {least} {plan.samples} per {plan.device}, {why}."]
     found = by_batch[largest]
-    asked = f"{largest} {plan.samples} per GPU{_of_memory(found)}"
+    asked = f"{largest} {plan.samples} per {plan.device}{_of_memory(found)}"
     lines = [f"The largest batch is {asked}; {_beyond(largest, by_batch, most)}."]
     best = fastest(trials)
     if (
@@ -61,7 +62,7 @@ def conclusion(plan: Plan, largest: int | None, trials: Sequence[BatchTrial], le
         and best.samples_per_s
         and best.samples_per_s > _NOTABLE * found.samples_per_s
     ):
-        rates = f"{best.samples_per_s:.1f} {plan.unit}/s per GPU, against {found.samples_per_s:.1f} with {largest}"
+        rates = f"{best.samples_per_s:.1f} {rate}, against {found.samples_per_s:.1f} with {largest}"
         lines.append(f"The fastest batch was {best.batch}: {rates}. The largest is not the fastest.")
     return lines
 

@@ -160,7 +160,7 @@ def _why_not(end: GangEnd, kills: int | None, study: Study) -> str:
     if why:
         return why
     found = end.interrupted or end.why or "the gang ended early for an unknown reason"
-    where = f"{study.workload.name} with {study.workload.batch_size} {study.workload.family.samples} per GPU"
+    where = f"{study.workload.name} with {study.workload.batch_size} {study.workload.family.samples} per rank"
     raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
 
 

@@ -193,6 +193,11 @@ class Plan:
         return self.layout.world_size if self.study_ids else 0
 
     @property
+    def device(self) -> str:
+        """What a rank has one of, for headings: GPU; on a CPU ``rank``."""
+        return "GPU" if self.device_type == "cuda" else "rank"
+
+    @property
     def unit(self) -> str:
         """Unit of the samples that are trained, for headings: ``img``; of several families ``img or tok``."""
         return self._of_families("unit")

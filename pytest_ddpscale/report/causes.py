@@ -28,7 +28,7 @@ from pytest_ddpscale.plan.operation import KINDS, operation_of
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.words.cause_kinds import CAUSES, OF_CHECK, UNMET
 from pytest_ddpscale.report.words.outcome import changes_by_site, imported_text, outcome_text, outcome_word
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.report.words.verdicts import (
     culprit_name,
     culprit_text,
@@ -244,7 +244,7 @@ def missing_gpus(judgement: Judgement) -> dict[str, list[Culprit]]:
     for gpu in sorted(gpus, key=lambda one: -one.rounds_missing):
         why = because("not-measured-with-peers", gpu.rounds_missing)
         for name in open_.intersection(gpu.missing_in):
-            found[name].append(Culprit("gpu", (gpu.place,), why, is_certain=False, evidence=said(why)))
+            found[name].append(Culprit("gpu", (gpu.place,), why, is_certain=False, evidence=say(why)))
     return found
 
 
@@ -348,7 +348,7 @@ def _of_device(found: _Found, pace: _Pace) -> Cause:
         if 0 < (first.slow_rounds or 0) < (first.rounds or 0):
             sentence += f" in {first.slow_rounds} of {first.rounds} rounds"
     if shown := next((one.shown for one, _ in found if one.identity == first.identity and one.shown), None):
-        sentence += f" ({said(shown)})"
+        sentence += f" ({say(shown)})"
     told = [f"{culprit_name(one)} even {one.slowdown:.2f}×" if one.slowdown else culprit_text(one) for one in others]
     sentence += f", {first_few(told, 2)}" if told else ""
     return Cause(kind, sentence, _ids(found), (first, *others))

@@ -104,7 +104,7 @@ def margin_text(verdict: Verdict) -> str:
     if margin < -1:
         return f"{number_text(1 - margin, 'x', 1)} the bound"
     decimals = 1
-    while margin < 0 and _looks_zero(margin, "fraction", decimals):
+    while margin < 0 and not _digits(margin, "fraction", decimals).strip("0."):
         decimals += 1
     text = number_text(margin, "fraction", decimals)
     return text if text.startswith("−") else f"+{text}"
@@ -120,7 +120,8 @@ def _decimals(verdict: Verdict) -> int:
     value, bound, unit = verdict.value, verdict.bound_value, verdict.unit
     default = _default_decimals(bound if value is None else value, unit)
     of_bound = _places(bound, unit)
-    decimals = max(default, min(of_bound, _places_of_significant(bound, unit)))
+    digits = decimal(bound, _power_of_ten(unit)).adjusted() + 1 if math.isfinite(bound) else _SIGNIFICANT_DIGITS
+    decimals = max(default, min(of_bound, _SIGNIFICANT_DIGITS - digits))
     if value is None:
         return decimals
     while decimals < of_bound and _looks_missed(verdict, decimals):
@@ -128,10 +129,6 @@ def _decimals(verdict: Verdict) -> int:
     while (verdict.margin or 0) < 0 and _digits(value, unit, decimals) == _digits(bound, unit, decimals):
         decimals += 1
     return decimals
-
-
-def _places_of_significant(value: float, unit: str) -> int:
-    return _SIGNIFICANT_DIGITS - 1 - decimal(value, _power_of_ten(unit)).adjusted() if math.isfinite(value) else 0
 
 
 def _looks_missed(verdict: Verdict, decimals: int) -> bool:
@@ -143,11 +140,6 @@ def _looks_missed(verdict: Verdict, decimals: int) -> bool:
     both = (_digits(end, unit, decimals, rounding), _digits(bound, unit, decimals))
     shown, of = (sign * Decimal(one.replace("−", "-")) for one in both)
     return sign * end >= sign * bound and shown < of
-
-
-def _looks_zero(value: float, unit: str, decimals: int) -> bool:
-    """Whether `decimals` digits hide that `value` is not zero."""
-    return value != 0 and not _digits(value, unit, decimals).strip("0.")
 
 
 def _default_decimals(value: float, unit: str) -> int:

@@ -24,7 +24,6 @@ from pytest_ddpscale.report.scaling import (
     PLOTS,
     SPEEDUP,
     Quantity,
-    device_of,
     scaling_curve,
 )
 from pytest_ddpscale.run.evidence import Evidence
@@ -64,12 +63,11 @@ _TIME = (
 def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
     """All figures of a run, in the order of the page."""
     mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
-    about, plan = partial(About, mark=mark), evidence.plan
-    device = device_of(plan)
+    about, plan, device = partial(About, mark=mark), evidence.plan, evidence.plan.device
     found = [
         heat_map(
             about("heat-map", f"Step time by node and {device}", _HEAT_MAP.format(device=device)),
-            slowness_by_gpu(evidence), judgement.verdicts,
+            slowness_by_gpu(evidence), device, judgement.verdicts,
         ),
         pair_matrix(
             about("pair-matrix", "Bandwidth between nodes", _PAIRS), pair_bandwidths(evidence), judgement.verdicts
@@ -88,16 +86,16 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
     return [one for one in (*found, where_time_goes(time, evidence)) if one]
 
 
-def write_pngs(drawn: Sequence[Picture], directory: Path) -> list[Path]:
-    """Write each picture beside the page; returns the files. Nothing is written, not even the directory, of none."""
-    for one in drawn:
-        png = one.png()
+def write_pngs(drawn: list[Picture], directory: Path) -> None:
+    """Write pictures also as files beside the page, which they then name. Of none, not even the directory is made."""
+    for at, one in enumerate(drawn):
+        png, path = one.png(), directory / f"{one.key}.png"
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{one.key}.png").write_bytes(png)
-    return [directory / f"{one.key}.png" for one in drawn]
+        path.write_bytes(png)
+        drawn[at] = replace(one, path=f"{directory.name}/{path.name}")
 
 
-def heat_map(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
+def heat_map(about: About, values: Cells, device: str, verdicts: Iterable[Verdict]) -> Picture | None:
     """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
@@ -105,7 +103,7 @@ def heat_map(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> P
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip
     # Shades are those of the numbers in cells, as they are rounded.
-    titles, scale = ("node", "GPU", "relative step time"), ("typical", "≥ 1.02×", "≥ 1.10×")
+    titles, scale = ("node", device, "relative step time"), ("typical", "≥ 1.02×", "≥ 1.10×")
     return matrix(about, titles, values, "x", blamed, (1.0, 1.015, 1.095), scale)
 
 
@@ -135,20 +133,18 @@ def slowness_by_gpu(evidence: Evidence) -> Cells:
     return found
 
 
-def pair_bandwidths(evidence: Evidence) -> Cells:
+def pair_bandwidths(evidence: Evidence, *, within_nodes: bool = False) -> Cells:
     """GB/s of each pair of nodes by name: the slowest rail, each rail as the median of its rounds.
 
     The values come from the search for slow nodes and links, or from send-recv probes if there was no search.
+    Within nodes they are of each pair of local ranks, on the slowest node, from such probes.
     """
+    if within_nodes:
+        return _slowest(_probed(evidence, is_between=False), lambda end: f"rank {end.local_rank}")
     rails, measured = defaultdict[Any, list[float]](list), rails_of(evidence)
     for ends, gbps in zip(measured.places[measured.ends].tolist(), measured.gbps.tolist(), strict=True):
         rails[tuple(ends)].append(gbps)
     return _slowest(rails or _probed(evidence, is_between=True), lambda end: end.host)
-
-
-def pair_bandwidths_within(evidence: Evidence) -> Cells:
-    """GB/s of each pair of local ranks by name: the median over rounds on the slowest node."""
-    return _slowest(_probed(evidence, is_between=False), lambda end: f"rank {end.local_rank}")
 
 
 def _probed(evidence: Evidence, *, is_between: bool) -> dict[Any, Any]:
@@ -168,7 +164,7 @@ def _slowest(rails: Mapping[Any, Sequence[float]], name: Callable[[Any], str]) -
     found, key = dict[tuple[str, str], float](), cache(by_number)
     for ends, gbps in rails.items():
         one, other = sorted(map(name, ends), key=key)
-        found[one, other] = min(statistics.median(gbps), found.get((one, other), math.inf))
+        found[one, other] = min(float(statistics.median(gbps)), found.get((one, other), math.inf))
     return found
 
 

@@ -31,6 +31,7 @@ def write_reports(
     Returns:
         One sentence for each file that could not be written.
     """
+    from pytest_ddpscale.report.figures import figures, write_pngs
     from pytest_ddpscale.report.page import report, title_of
 
     record, kept = _as_judged(record, judgement), _with_kept_traces(run, evidence)
@@ -47,8 +48,8 @@ def write_reports(
             "metrics.prom": lambda: prometheus.render_prometheus(judgement, record, evidence.gangs),
         }
         problems += [_written(run.path / name, render) for name, render in views.items()]
-        problems.append(_attempt("plots", lambda: drawn.extend(_drawn(kept, judgement, record))))
-        problems.append(_attempt("plots", lambda: _write_pngs(drawn, run.plots)))
+        problems.append(_attempt("plots", lambda: drawn.extend(figures(kept, judgement, record)), Exception))
+        problems.append(_attempt("plots", lambda: write_pngs(drawn, run.plots)))
     document = cache(lambda: report(judgement, record, kept, drawn))
     problems.append(_written(run.path / "report.md", lambda: markdown_page(document())))
     if is_final:
@@ -71,30 +72,13 @@ def write_live_page(run: RunDirectory, page: str, progress: Sequence[Block]) -> 
 
 def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
     """Render report.html, with run.json as it was judged; of a run that goes on, browsers reload it."""
+    from pytest_ddpscale.report.figures import figures
     from pytest_ddpscale.report.page import report, title_of
 
     record, drawn = _as_judged(record, judgement), list[Picture]()
-    _attempt("plots", lambda: drawn.extend(_drawn(evidence, judgement, record)))
+    _attempt("plots", lambda: drawn.extend(figures(evidence, judgement, record)), Exception)
     blocks = report(judgement, record, evidence, drawn, goes_on=goes_on)
     return html_page(title_of(judgement, goes_on=goes_on), blocks, REFRESH_S * goes_on)
-
-
-def _drawn(evidence: Evidence, judgement: Judgement, record: RunRecord) -> list[Picture]:
-    """The figures of a run. Raises OSError, whatever is broken in matplotlib: a run is worth more than its figures."""
-    from pytest_ddpscale.report.figures import figures
-
-    try:
-        return figures(evidence, judgement, record)
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
-
-
-def _write_pngs(drawn: list[Picture], plots: Path) -> None:
-    """Write figures also as files in the folder `plots`, which they then name."""
-    from pytest_ddpscale.report.figures import write_pngs
-
-    names = {path.stem: f"{path.parent.name}/{path.name}" for path in write_pngs(drawn, plots)}
-    drawn[:] = [replaced(one, path=names.get(one.key, "")) for one in drawn]
 
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:
@@ -120,12 +104,15 @@ def _written(path: Path, render: Callable[[], str]) -> str:
     return _attempt(path.name, lambda: write_atomically(path, render()))
 
 
-def _attempt(what: str, write: Callable[[], object]) -> str:
-    """Call `write`; return a sentence if it fails, so a full disk does not stop the other files."""
+def _attempt(what: str, write: Callable[[], object], foreseen: type[Exception] = OSError) -> str:
+    """Call `write`; return a sentence if it fails, so a full disk does not stop the other files.
+
+    Of figures anything may fail: a run is worth more than they are.
+    """
     try:
         write()
     except WritingError as error:
         return f"{what} {error.found}. {error.action}"
-    except OSError as error:
-        return f"{what} could not be written: {error.strerror or error}"
+    except foreseen as error:
+        return f"{what} could not be written: {getattr(error, 'strerror', None) or error}"
     return ""

@@ -119,17 +119,16 @@ def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
         (one.host, one.sku, str(len(one.runs)), one.last.started_at, one.last.outcome.replace("_", " "), _worst(one))
         for one in nodes
     ]
-    yield from text_lines(table(("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT"), rows))
+    return text_lines(table(("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT"), rows))
 
 
 def node_lines(node: NodeHistory) -> Iterator[str]:
     """One node: its last runs, and every value beside its own past."""
     from pytest_ddpscale.history.prediction import FEWEST_VALUES
 
-    last = node.runs[: -_RUNS_SHOWN - 1 : -1]
     runs = [
         (run.started_at, run.outcome.replace("_", " "), ", ".join(run.failed), str(len(run.worse)), run.path)
-        for run in last
+        for run in node.runs[: -_RUNS_SHOWN - 1 : -1]
     ]
     changes = f"Software changed since the earlier runs: {'; '.join(node.changes)}." if node.changes else ""
     inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
@@ -139,7 +138,7 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
         f"a value is judged after {FEWEST_VALUES} earlier runs."
     )
     rows = [(*_named(one.value), f"{one.value.value:.4g} {one.value.unit}", _beside(one.past)) for one in inorder]
-    yield from text_lines(
+    return text_lines(
         Line(f"{node.host}, {node.sku}: {count_text(len(node.runs), 'run')}"),
         table(("RUN", "OUTCOME", "FAILED", "REGRESSED, NO BASELINE", "PATH"), runs),
         Line(changes), Line(told), table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows),

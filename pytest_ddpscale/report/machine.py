@@ -102,8 +102,8 @@ def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:
     """Hosts that share an `nvidia-smi topo -m`, and that; the most common first."""
     hosts = defaultdict[str, list[str]](list)
     for survey in surveys:
-        hosts[survey.topology or ""].append(survey.host)
-    hosts.pop("", None)
+        if survey.topology:
+            hosts[survey.topology].append(survey.host)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
     return [(first_few(names, 8), matrix) for matrix, names in ordered[:_MOST_TOPOLOGIES]]
 

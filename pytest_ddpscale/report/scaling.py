@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from pytest_ddpscale.plan.metric_catalogue import (
     Metric,
 )
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.study import Plan, Scaling, Study
+from pytest_ddpscale.plan.study import Scaling, Study
 from pytest_ddpscale.report.charts import Curve, Point
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -222,13 +222,8 @@ def scaling_series(evidence: Evidence, verdicts: Sequence[Verdict], job: Trainin
             sizes.append(MeasuredSize(size, size * one.value, energy_j[size], efficiency, one.note))
         if sizes:
             name, unit = f"{study.scaling}/{study.workload.name}", study.workload.family.unit
-            found.append(ScalingSeries(name, scaling_facts(sizes, job), unit, device_of(plan)))
+            found.append(ScalingSeries(name, scaling_facts(sizes, job), unit, plan.device))
     return found
-
-
-def device_of(plan: Plan) -> str:
-    """GPU, or rank on a CPU."""
-    return "GPU" if plan.device_type == "cuda" else "rank"
 
 
 def energy_j_per_sample(groups: ArmRounds) -> float | None:
@@ -344,16 +339,12 @@ def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tupl
 
 def _cells(fact: ScalingFact) -> tuple[str, ...]:
     share, cost = partial(percent, decimals=1), "{:.2f}".format
+    told = (fact.gain, share), (fact.saved_share, share), (fact.gpu_cost, cost), (fact.energy_cost, cost)
+    gain, saved, *costs = (_ABSENT if value is None else number(value) for value, number in told)
     return (
         str(fact.gpus), f"{fact.samples_per_s:.0f}", f"{fact.speedup:.2f}x", share(fact.efficiency),
-        _said(fact.gain, share),
-        f"{fact.train_s:.0f} s", _said(fact.saved_share, share), _said(fact.gpu_cost, cost),
-        _said(fact.energy_cost, cost), fact.nodes,
+        gain, f"{fact.train_s:.0f} s", saved, *costs, fact.nodes,
     )  # fmt: skip
-
-
-def _said(value: float | None, number: Callable[[float], str]) -> str:
-    return _ABSENT if value is None else number(value)
 
 
 def print_scaling(arguments: argparse.Namespace) -> None:

@@ -132,8 +132,8 @@ def table_lines(judgement: Judgement, columns: int, run: RunRecord | None = None
 def tested_line(judgement: Judgement, run: RunRecord | None) -> str:
     """``tested: 8 of 8 nodes, 64 of 64 GPUs, 28 of 28 node pairs · 14.6 min, 15.6 GPU-hours``, as far as known."""
     coverage = judgement.coverage
-    tested = f"tested: {tested_text(coverage)}" if coverage is not None else ""
-    return " · ".join(filter(None, (tested, took_text(run, coverage) if run is not None else "")))
+    tested = f"tested: {tested_text(coverage)}" if coverage else ""
+    return " · ".join(filter(None, (tested, took_text(run, coverage) if run else "")))
 
 
 def _table(verdicts: Sequence[Verdict], columns: int, explained: Callable[[Verdict], Iterable[Line]]) -> list[Line]:

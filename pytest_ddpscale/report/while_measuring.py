@@ -119,7 +119,7 @@ class Progress:
         elif end.reason == "interrupted" or not is_current:  # without a message, no time was left for this launch
             said = f"{how_far}: {headline_of(end.message) or 'time limit reached'}"
         else:
-            took = _clock(self._now() - self._study_begun_s)
+            took = "{}:{:02d}".format(*divmod(round(self._now() - self._study_begun_s), 60))
             said = f"{_ENDED.get(end.reason, '')}{self._round} {what} in {took}"
         self._say(f"{end.study}: {said}")
         self._spent_s, self._planned_s = self._paces_s()
@@ -239,9 +239,3 @@ def failed_so_far(judgement: Judgement) -> set[str]:
     """Ids of the requirements that fail; those that are not measured yet do not."""
     blocking = filter(judgement.is_blocked_by, judgement.verdicts)
     return {one.id for one in blocking if one.outcome in ("failed", "error")}
-
-
-def _clock(seconds: float) -> str:
-    """``1:05``."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -23,7 +23,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import PACES, Pace
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.record_lines import Listener, Unfit
 from pytest_ddpscale.run.records import RunStart, StudyEnd
 from pytest_ddpscale.run.run_directory import new_run_directory
@@ -66,14 +66,14 @@ class MeasureSource(EvidenceSource):
         from pytest_ddpscale.judge.checks import unfit_nodes
 
         found = unfit_nodes(self.selected, plan, surveys_of(surveys), today())
-        return {host: said(why) for host, why in found.items()}
+        return {host: say(why) for host, why in found.items()}
 
     def hopeless_of(self, plan: Plan, surveys: Sequence[Survey]) -> dict[str, str]:
         """Nodes where no rank can run, and reasons."""
         from pytest_ddpscale.judge.checks import unfit_nodes
 
         found = unfit_nodes(self.selected, plan, surveys_of(surveys), today(), hopeless=True)
-        return {host: said(why) for host, why in found.items()}
+        return {host: say(why) for host, why in found.items()}
 
     def select(self, cases: Sequence[AnyCase]) -> None:
         """Plan what can be measured here."""

@@ -26,7 +26,7 @@ from pytest_ddpscale.judge.outcome import (
 )
 from pytest_ddpscale.judge.values import matching_study, samples_of
 from pytest_ddpscale.report.where_time_goes import problem_lines
-from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
@@ -54,7 +54,7 @@ def other_blockers(run: RunFacts) -> tuple[Blocker, ...]:
         measured = [v for v in run.verdicts if v.outcome != "not_measured"]
         run = run._replace(verdicts=measured, required=run.required - (len(run.verdicts) - len(measured)))
     outcome, reason, cause = conclude(run)
-    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", said(reason), cause),)
+    return () if outcome in (*ACCEPTING, "partial") else (Blocker("run", "acceptance", say(reason), cause),)
 
 
 class AcceptanceSession:
@@ -125,7 +125,7 @@ class AcceptanceSession:
         verdicts = tuple(self.verdicts[case.id] for case in judged)
         coverage, slow = (
             self._coverage(evidence),
-            {said(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)},
+            {say(because("slow-between", one.hosts, one.because)): set(one.hosts) for one in slow_links(evidence)},
         )
         probes_asked = {case.probe.name for case in source.selected if isinstance(case, NodeCase) and case.probe}
         variables = [*notes_on_variables(evidence, source.cases)]
@@ -135,7 +135,7 @@ class AcceptanceSession:
             is_simulated=source.is_simulated, silent=source.machine.silent,
             lost=lost_hosts(source.measured_run.read_records()), slow_links=tuple(slow),
             allows_unmeasured=self.subject.settings.allow_incomplete,
-            wrong_data=[said(why) for why in unasked_wrong_data(evidence, probes_asked)],
+            wrong_data=[say(why) for why in unasked_wrong_data(evidence, probes_asked)],
             variables=variables,
             calibrate=self.subject.calibrate_command(source.measured_run.path, is_simulated=source.is_simulated),
         )  # fmt: skip
@@ -147,8 +147,8 @@ class AcceptanceSession:
             if still or any(one.blocks(allows_unmeasured=run.allows_unmeasured) for one in verdicts):
                 (outcome, why, cause), blockers = concluded, still
             else:
-                rehearsed = f"would be {would_be.replace('_', ' ')}, {said(why_so)}"
-        reason = said(why)
+                rehearsed = f"would be {would_be.replace('_', ' ')}, {say(why_so)}"
+        reason = say(why)
         if interrupted and outcome == "incomplete" and self.interim.interruption:
             reason = f"{self.interim.interruption}; {reason}"
         accused = {host for v in verdicts for c in v.culprits for host in c.hosts}
@@ -165,7 +165,7 @@ class AcceptanceSession:
         )
         loss = uniform_loss(verdicts, confidence, lambda name, at: judge(by_id[name], evidence, at))
         return Judgement(
-            self.sku, outcome, reason, verdicts, tuple(map(said, remarks)), self._basis(), coverage,
+            self.sku, outcome, reason, verdicts, tuple(map(say, remarks)), self._basis(), coverage,
             run.allows_unmeasured, run.is_simulated, blockers, self.subject.extends, self.subject.lowered,
             self._altered(outcome, verdicts, coverage), loss,
             len(source.cases) - len(verdicts), source.measured_run.read_run().is_unfinished,
@@ -193,7 +193,7 @@ class AcceptanceSession:
         verdicts = tuple(self._verdict_so_far(case, evidence, why) for case in self.source.selected)
         remarks = (*notes_on_variables(evidence, self.source.cases), *self.source.notes(verdicts))
         return Judgement(
-            self.sku, "incomplete", reason, verdicts, tuple(map(said, remarks)), self._basis(),
+            self.sku, "incomplete", reason, verdicts, tuple(map(say, remarks)), self._basis(),
             extends=self.subject.extends, lowered=self.subject.lowered, altered=self.subject.altered,
             not_selected=len(self.source.cases) - len(verdicts), unfinished=True,
             requirements=json_of(self.source.selected), remarks=remarks,

@@ -9,7 +9,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.operation import size_text
 from pytest_ddpscale.report.charts import About, Cells, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import bound_text, limits_text, point_text
-from pytest_ddpscale.report.figures import pair_bandwidths, pair_bandwidths_within, pair_matrix
+from pytest_ddpscale.report.figures import pair_bandwidths, pair_matrix
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.report.words.verdicts import verdict_word
 from pytest_ddpscale.run.verdicts import Verdict
@@ -43,7 +43,7 @@ def collectives_report(measured: MeasuredSuite) -> SuiteReport:
         values={
             "rows": [_row_values(row) for row in rows],
             "bounds": [_bound_values(case, verdict) for case, verdict in judged],
-            "pairs_within_nodes_gbps": _pair_values(pair_bandwidths_within(evidence)),
+            "pairs_within_nodes_gbps": _pair_values(pair_bandwidths(evidence, within_nodes=True)),
             "pairs_of_nodes_gbps": _pair_values(pair_bandwidths(evidence)),
         },
     )
@@ -117,7 +117,7 @@ def _bounds(judged: Judged, why_none: str) -> SuiteSection:
 
 def _pairs(measured: MeasuredSuite) -> Iterator[SuiteSection]:
     """Matrices of pairs of ranks within a node and of pairs of nodes, as far as they were measured."""
-    within, between = pair_bandwidths_within(measured.evidence), pair_bandwidths(measured.evidence)
+    within, between = (pair_bandwidths(measured.evidence, within_nodes=one) for one in (True, False))
     figures = [
         pair_matrix(About("pairs-within", "Bandwidth between ranks of a node"), within),
         pair_matrix(About("pairs-between", "Bandwidth between nodes"), between),

@@ -35,7 +35,7 @@ def factors_report(measured: MeasuredSuite) -> SuiteReport:
     found = sweeps(measured)
     cells = list(all_cells(found))
     filled = [sweep for sweep in found if sweep.measured]
-    sections = [_section(sweep, measured.confidence) for sweep in filled]
+    sections = [_section(sweep, measured.confidence, measured.evidence.plan.device) for sweep in filled]
     if filled:
         sections = [SuiteSection("Method", [_METHOD, _LOSS]), *sections, _data_section(filled)]
     problems = [f"{_name(cell)}: {cell.problem}" for cell in cells if cell.problem]
@@ -63,7 +63,7 @@ def _name(cell: Cell) -> str:
     return f"{cell.workload.name} on {cell.world_size}"
 
 
-def _section(sweep: Sweep, confidence: float) -> SuiteSection:
+def _section(sweep: Sweep, confidence: float, device: str) -> SuiteSection:
     interval = interval_title(confidence)
     columns = (sweep.factor, "computation ms", interval, "communication ms", interval, "of the step", interval)
     rows = [
@@ -81,16 +81,16 @@ def _section(sweep: Sweep, confidence: float) -> SuiteSection:
          "communication not hidden by computation": [cell.communication_ms for cell in sweep.cells]},
     )  # fmt: skip
     return SuiteSection(
-        f"By {sweep.factor}", [_at(sweep), f"The document's {_FIGURES[sweep.factor]}."],
+        f"By {sweep.factor}", [_at(sweep, device), f"The document's {_FIGURES[sweep.factor]}."],
         [SuiteTable(columns, rows)], figures=[figure],
     )  # fmt: skip
 
 
-def _at(sweep: Sweep) -> str:
+def _at(sweep: Sweep, device: str) -> str:
     """The factors that are kept constant, in a sentence."""
     one = sweep.cells[0]
     kept = {
-        "model": one.workload.family.model, "batch": f"batch {one.workload.batch_size} per GPU",
+        "model": one.workload.family.model, "batch": f"batch {one.workload.batch_size} per {device}",
         "world size": f"{one.world_size} ranks", "trained parameters": f"{one.data.parameters:,} trained parameters",
     }  # fmt: skip
     gone = {sweep.factor, "trained parameters"} if sweep.factor == "model" else {sweep.factor}

@@ -50,7 +50,7 @@ def _headline(evidence: Evidence, found: Sequence[InferredBatch], planned: int, 
     if not found:
         return f"{what}: none of {planned} batches was measured"
     fastest = max(found, key=lambda one: one.arms[-1].samples_per_s.value)
-    best, device = fastest.arms[-1], "GPU" if evidence.plan.device_type == "cuda" else "rank"
+    best, device = fastest.arms[-1], evidence.plan.device
     together = f"{best.ranks} at once" if best.ranks > 1 else "alone"
     parts = [f"{best.samples_per_s.value:.4g} {evidence.plan.unit}/s per {device} ({together}, batch {fastest.batch})"]
     if fastest.kept is not None:
@@ -76,7 +76,7 @@ def saturation_text(where: Saturation) -> str:
 def _throughput(
     evidence: Evidence, found: Sequence[InferredBatch], where: Saturation | None, confidence: float
 ) -> SuiteSection:
-    device = "GPU" if evidence.plan.device_type == "cuda" else "rank"
+    device = evidence.plan.device
     interval, rate = interval_title(confidence), f"{evidence.plan.unit}/s"
     columns = ["Batch", f"Alone {rate}", interval]
     ranks = max(one.arms[-1].ranks for one in found)

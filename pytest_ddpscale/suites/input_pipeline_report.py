@@ -135,15 +135,15 @@ def _headline(study: Study, chosen: LoadedArm | None, answer: Answer) -> str:
 
 
 def _table(arms: Sequence[LoadedArm], measured: MeasuredSuite) -> SuiteSection:
-    device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     interval = f"{percent(measured.confidence)} interval"
-    rate = f"{measured.evidence.plan.unit}/s"
-    columns = ["Data", f"{rate} per {device}", interval, "Efficiency", interval, "Of the fastest", interval,
+    plan = measured.evidence.plan
+    rate = f"{plan.unit}/s"
+    columns = ["Data", f"{rate} per {plan.device}", interval, "Efficiency", interval, "Of the fastest", interval,
                "Waited s/step", "Of a step"]  # fmt: skip
     said = (
         f"{INPUT_PIPELINE_EFFICIENCY.title}: throughput relative to synthetic data in the same round. Waited: seconds "
         "per step that the rank that waited most was blocked for its next batch, mean over rounds. Waiting may cost "
-        "nothing while the GPU still computes earlier work."
+        "nothing while the device still computes earlier work."
     )
     return SuiteSection("Loading", [said], [SuiteTable(columns, [_row(one) for one in arms])])
 

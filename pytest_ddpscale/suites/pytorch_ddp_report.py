@@ -51,7 +51,8 @@ def pytorch_ddp_report(measured: MeasuredSuite, usual: Variant) -> SuiteReport:
         rows = _rows(measured, study, usual)
         if rows:
             compared = list(_compared(measured, study, usual))
-            sections.append(_section(study, rows, compared, interval_title(measured.confidence)))
+            level = interval_title(measured.confidence)
+            sections.append(_section(study, rows, compared, level, evidence.plan.device))
             values[study.workload.family.model] = {**benchmark_values(rows), **_ratio_values(compared)}
     headline = f"PyTorch's DDP benchmark: {len(values)} of {len(evidence.plan.studies)} models measured"
     return SuiteReport(headline, sections, problems, {"benchmarks": values}, exported_files(measured, usual))
@@ -72,9 +73,11 @@ def _rows(measured: MeasuredSuite, study: Study, usual: Variant) -> list[Benchma
     return found
 
 
-def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[ComparedArm], level: str) -> SuiteSection:
+def _section(
+    study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[ComparedArm], level: str, device: str
+) -> SuiteSection:  # fmt: skip
     listing = "\n".join(benchmark_lines(study.workload.family.model, study.workload.batch_size, rows))
-    rate = f"{study.workload.family.unit}/s"
+    rate = f"{study.workload.family.unit}/s per {device}"
     sizes = [(one.size, *one.texts) for one in compared if one.bucket_cap_mb is None]
     buckets = [
         (one.size, f"{one.bucket_cap_mb:g}", f"{one.samples_per_s.value:.1f}", *one.texts)
@@ -83,8 +86,8 @@ def _section(study: Study, rows: Sequence[BenchmarkRow], compared: Sequence[Comp
     ]
     tables = [
         scaling_table(rows),
-        SuiteTable(("size", "against no ddp", level, "says"), sizes, "Throughput per GPU, round by round"),
-        SuiteTable(("size", "bucket_cap_mb", f"{rate} per GPU", "against 25", level, "says"), buckets, "Bucket sizes"),
+        SuiteTable(("size", "against no ddp", level, "says"), sizes, f"Throughput per {device}, round by round"),
+        SuiteTable(("size", "bucket_cap_mb", rate, "against 25", level, "says"), buckets, "Bucket sizes"),
     ]
     return SuiteSection(
         study.workload.family.model, overhead_text(rows), [one for one in tables if one.rows], [listing]

@@ -189,7 +189,7 @@ def _settings(chosen: Sequence[TriedSetting], plan: Plan) -> SuiteSection:
                 _RULES.format(name=one.candidate.name, batch=round(ranks * usual * factor), usual=ranks * usual,
                               factor=factor, root=math.sqrt(factor))
             )  # fmt: skip
-    said += ["With world size k, the global batch is k times that of one GPU, and the same rules hold."]
+    said += [f"With world size k, the global batch is k times that of one {plan.device}, and the same rules hold."]
     return SuiteSection("With these settings", said, listings=[variables] if variables else [])
 
 

@@ -43,9 +43,8 @@ _EPOCHS = (
 def whole_run_report(measured: MeasuredSuite) -> SuiteReport:
     """The whole report."""
     runs = trained_runs(measured.evidence)
-    device = "GPU" if measured.evidence.plan.device_type == "cuda" else "rank"
     complete = [one for one in runs if one.is_complete]
-    series = series_of(complete, device)
+    series = series_of(complete, measured.evidence.plan.device)
     problems = [f"{one.run.id}: {problem}" for one in runs if (problem := problem_of(one, measured))]
     wrongs = {one.run.id: wrongs for one in complete if (wrongs := wrongs_of(one))}
     verdicts = run_verdicts(runs, list(wrongs), measured.confidence)

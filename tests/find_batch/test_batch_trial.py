@@ -81,7 +81,7 @@ def test_another_failure_ends_the_search_and_says_who_and_with_what(tmp_path: Pa
     with pytest.raises(GangError) as refused:
         tried((memory({"own_bytes": 1}) if reported else "") + source, tmp_path)
     why = "rank 1 on n1 failed in warm-up: ValueError: no such model"
-    assert str(refused.value) == f"r with 16 images per GPU: the search stopped for a reason other than memory: {why}."
+    assert str(refused.value) == f"r with 16 images per rank: the search stopped for a reason other than memory: {why}."
 
 
 def test_a_study_that_has_no_end_does_not_fit_in_silence(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_workloads_of_the_sku_are_tried_one_after_the_other(
     said = capsys.readouterr().out
     assert "shuffle96-fp32 (shufflenet_v2_x0_5, fp32, 96 px, contiguous) on 2 ranks" in said
     assert "      48  no           -       -              -  OutOfMemoryError on rank 0 in warm-up\n" in said
-    assert "The largest batch is 40 images per GPU (40.00 GiB, 40 %); the next, 48, does not fit" in said
+    assert "The largest batch is 40 images per rank (40.00 GiB, 40 %); the next, 48, does not fit" in said
     assert "The fastest batch was 8" in said
     found = json.loads(file.read_text())
     assert (found["sku"], found["ranks"], found["fraction"], found["steps"]) == ("cpu", 2, 0.9, 12)
@@ -63,7 +63,7 @@ def test_the_workloads_of_the_sku_are_tried_one_after_the_other(
 
 def test_nothing_that_fits_is_an_exit_code_of_its_own(tried: list[Plan], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--gpu-sku=cpu", "--least=48", "--ranks=1") == 1
-    assert "No batch fits: with the smallest, 48 images per GPU" in capsys.readouterr().out
+    assert "No batch fits: with the smallest, 48 images per rank" in capsys.readouterr().out
 
 
 def test_a_model_that_no_requirement_names(tried: list[Plan]) -> None:
@@ -115,7 +115,7 @@ def test_a_gang_that_fails_is_a_sentence_and_what_was_found_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(plan: Plan, *_: Any) -> BatchTrial:
-        raise GangError("r with 8 images per GPU", "rank 1 on n1 failed in warm-up: ValueError: no")
+        raise GangError("r with 8 images per rank", "rank 1 on n1 failed in warm-up: ValueError: no")
 
     monkeypatch.setattr(batch_trial, "try_batch", fail)
     file, earlier = tmp_path / "found.json", tmp_path / "earlier.json"
@@ -123,7 +123,7 @@ def test_a_gang_that_fails_is_a_sentence_and_what_was_found_is_kept(
     for at in (file, earlier):
         assert run("--gpu-sku=cpu", "--ranks=1", "--json", str(at)) == 3
         said = capsys.readouterr().err
-        assert said == "ddpscale: r with 8 images per GPU: rank 1 on n1 failed in warm-up: ValueError: no.\n"
+        assert said == "ddpscale: r with 8 images per rank: rank 1 on n1 failed in warm-up: ValueError: no.\n"
     assert json.loads(file.read_text())["workloads"] == []
     assert earlier.read_text() == "yesterday's"
 

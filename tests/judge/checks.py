@@ -42,7 +42,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import PROBES, Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, busy_as_told
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
@@ -307,7 +307,7 @@ class Checked:
     def _each(self, reason: Any) -> list[str]:
         """What is told of each that is missing, or of the reason."""
         if "says" in self.flags:
-            return re.split(r"; (?=n\d+: |and \d+ more|\d+ of \d+ nodes? reported)", said(reason))
+            return re.split(r"; (?=n\d+: |and \d+ more|\d+ of \d+ nodes? reported)", say(reason))
         missing = reason.args[0] if reason.code == "also" else reason
         if missing.code != "missing-data":
             return [self.short(reason)]
@@ -321,13 +321,13 @@ class Checked:
             usual = {"uuid": f"GPU-{one.host}-{gpu}", "rank": gpu, "pci": f"0:{gpu:02}"}
             found = {"uuid": one.place.uuid or None, "rank": one.place.local_rank, "pci": one.place.pci or usual["pci"]}
             where += f".{gpu}" + "".join(f" {key}={found[key]}" for key in usual if found[key] != usual[key])
-        shown = f" ({said(one.shown)})" if one.shown else ""
+        shown = f" ({say(one.shown)})" if one.shown else ""
         return f"{where}{'' if one.is_certain else ' perhaps'}: {self.short(one.because)}{shown}"
 
     def short(self, reason: Reason) -> str:
         """The sentence or the codes of a reason, these behind the GPU or node."""
         if "says" in self.flags:
-            return said(reason)
+            return say(reason)
         if reason.code != "at":
             return codes(reason, every=True)
         host, gpu, why = reason.args
@@ -340,7 +340,7 @@ class Checked:
             texts = unfit_nodes(cases, self.plan, self.evidence().surveys, DAY, hopeless=is_hopeless)
             for host, reason in texts.items():
                 names = dict.fromkeys(one.args[0] if one.code == "of-check" else one.code for one in reason.args)
-                yield f"{why} {host}: {said(reason) if 'says' in self.flags else ' '.join(names)}"
+                yield f"{why} {host}: {say(reason) if 'says' in self.flags else ' '.join(names)}"
 
 
 def tell(line: str) -> Iterator[str]:

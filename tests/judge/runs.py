@@ -57,7 +57,7 @@ from pytest_ddpscale.judge.values import samples_of
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import Pace, build_plan
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import Reason
@@ -225,7 +225,7 @@ class Run:
         verdict = judge(case, evidence, CONFIDENCE)
         assert verdict.because
         whys = verdict.because, *(one.because for one in verdict.culprits), *verdict.remarks
-        sentences = [*map(said, (*whys, *self._further(case, evidence, verdict)))]
+        sentences = [*map(say, (*whys, *self._further(case, evidence, verdict)))]
         yield from (
             one for number, one in enumerate(sentences) if not any(one in other for other in sentences[:number])
         )

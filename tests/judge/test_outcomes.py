@@ -63,7 +63,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.planner import Pace
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.causes import causes
-from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import Place
@@ -265,7 +265,7 @@ def told(line: str) -> Iterator[str]:
     outcome, why, _ = conclude(facts)
     yield f"{outcome}: {_names([codes(why, every=True)])}"
     judgement = Judgement(
-        "a100", outcome, said(why), verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
+        "a100", outcome, say(why), verdicts, coverage=coverage, allows_unmeasured=facts.allows_unmeasured,
         blockers=other_blockers(facts),
     )  # fmt: skip
     yield from (f"~ {codes(one, every=True)}" for one in facts.variables)

@@ -23,7 +23,7 @@ from pytest_ddpscale.judge.stats import (
 )
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.simulate.round_noise import RoundNoise
 from pytest_ddpscale.util.arrays import FloatArray
@@ -249,7 +249,7 @@ def test_the_bound_decides(values: list[float], bound: float, limit: int, outcom
     found = estimate(np.array([values]), "factors", CONFIDENCE, limit)
     codes, why = found.against(bound, 1)
     assert codes.tolist() == [{"passed": 1, "failed": -1, "inconclusive": 0}[outcome]]
-    assert said(found.why(0, str(why[0]))).startswith(reason)
+    assert say(found.why(0, str(why[0]))).startswith(reason)
 
 
 def test_a_ratio_and_its_inverse_have_inverse_intervals() -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.report.words.verdicts import only_warns
 from pytest_ddpscale.run.place import Culprit, Place
 from pytest_ddpscale.run.reason import Reason
@@ -34,7 +34,7 @@ def codes(reason: Reason, every: bool = False) -> str:
     """The codes of a reason and of those within it; with `every`, and all arguments but where others are shown."""
     shown = () if reason.code in PLACES else SHOWN.get(reason.code, range(len(reason.args) * every))
     found = [] if reason.code in PLACES else [reason.code]
-    assert said(reason)  # each has a sentence
+    assert say(reason)  # each has a sentence
     for number, arg in enumerate(reason.args):
         if isinstance(arg, Reason) or (isinstance(arg, tuple) and arg and isinstance(arg[0], Reason)):
             found += [codes(one, every) for one in ([arg] if isinstance(arg, Reason) else arg)]

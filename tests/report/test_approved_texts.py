@@ -18,7 +18,7 @@ from pytest_ddpscale.report.explain import explain
 from pytest_ddpscale.report.listings import plan_lines
 from pytest_ddpscale.report.prometheus import render_prometheus
 from pytest_ddpscale.report.terminal import brief_lines, quiet_lines, table_lines
-from pytest_ddpscale.report.words.reasons import said, worded
+from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import because
@@ -100,7 +100,7 @@ MIXED = replace(
                 against_slowest=AgainstSlowest(0.981, (0.977, 0.984), "GPU 5 on n1", 0.037)),
         worded(replace(RATIO, flags=(THIS_LAUNCH_ONLY,), remarks=(because("host-bound"), because("text", "hot")))),
     ),
-    notes=tuple(map(said, REMARKS)), remarks=REMARKS, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput", 1),
+    notes=tuple(map(say, REMARKS)), remarks=REMARKS, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput", 1),
 )  # fmt: skip
 IMPORTED = replace(JUDGEMENT, outcome="incomplete", verdicts=(NOT_MEASURED, PASSED, RATIO))
 JUDGEMENTS = {"mixed": MIXED, "every-outcome": JUDGEMENT, "untrained": untrained.JUDGEMENT, "launches": LAUNCHES}

@@ -26,7 +26,7 @@ from pytest_ddpscale.report import charts
 from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves, grouped_bars
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
-from pytest_ddpscale.report.figures import figures, pair_bandwidths_within, pair_matrix, write_pngs
+from pytest_ddpscale.report.figures import figures, pair_bandwidths, pair_matrix, write_pngs
 from pytest_ddpscale.report.scaling import scaling_tables
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
@@ -184,14 +184,15 @@ def test_an_endless_interval_and_an_undefined_one_stay_inside(interval: tuple[fl
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     assert drawn(evidence_of_plan(PLAN, []), JUDGEMENT) == {}
-    assert write_pngs([], tmp_path / "plots") == []
+    write_pngs([], tmp_path / "plots")
     assert not (tmp_path / "plots").exists()
 
 
 def test_every_picture_is_beside_the_page_with_its_title_and_table_and_the_same_each_time(tmp_path: Path) -> None:
     found = drawn(ALL, JUDGEMENT)
-    written = write_pngs([*found.values()], tmp_path / "new" / "plots")
-    assert [path.stem for path in written] == [*found]
+    written = [*found.values()]
+    write_pngs(written, tmp_path / "new" / "plots")
+    assert [one.path for one in written] == [f"plots/{key}.png" for key in found]
     for figure in found.values():
         assert figure.alt.startswith(f"{figure.title}: ")
         assert figure.table.rows
@@ -250,7 +251,7 @@ def test_nothing_to_compare_with_is_not_drawn_and_pairs_are_those_of_the_slowest
     small, large = Arm("send-recv-1mib", 3), Arm("send-recv-4mib", 3)
     plan = Plan("a100", "cuda", (), nodes=2, ranks_per_node=3, probes=ProbeStudy((small, large), 8, 0.1))
     measured = measure_probe(plan, small, steady(1.0)) + measure_probe(plan, large, steady(20.0, {(1, 2): 5.0}))
-    within = pair_bandwidths_within(probe_evidence(plan, measured))
+    within = pair_bandwidths(probe_evidence(plan, measured), within_nodes=True)
     assert [*within] == [("rank 0", "rank 1"), ("rank 0", "rank 2"), ("rank 1", "rank 2")]
     assert [*within.values()] == pytest.approx([20, 20, 5], rel=0.01)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.report.words.reasons import said
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord
@@ -120,7 +120,7 @@ class TestEnds:
 def test_the_reader_is_told_of_sessions(sessions: list[dict[str, str]], thresholds: str, parts: list[str]) -> None:
     at, used = "2026-01-31T12:00:00+00:00", {"path": "thresholds.yaml", "sha256": "ab" * 32}
     resumed = [{"at": at, "argv": [], "status_before": "running", "measured_anew": anew} for anew in sessions]
-    notes = [said(one) for one in run_record(resumed=resumed, thresholds=used).resumption_notes(thresholds * 32)]
+    notes = [say(one) for one in run_record(resumed=resumed, thresholds=used).resumption_notes(thresholds * 32)]
     assert len(notes) == len(parts)
     assert all(part in note for part, note in zip(parts, (one.replace(at, "AT") for one in notes), strict=True))
 
@@ -201,7 +201,7 @@ MANY = " ".join(f"node{number:04}:0" for number in range(500))
 )
 def test_studies_are_of_one_machine_or_it_is_said_why_not(told: list[str], why: str) -> None:
     found = why_not_one_machine(launches(*told))
-    assert (said(found) if found else "") == why
+    assert (say(found) if found else "") == why
 
 
 @rows(
@@ -216,7 +216,7 @@ def test_ranks_with_other_software_than_their_peers_are_named(surveyed: str, hos
     versions = [{"torch": "2.9.0"}, {"torch": "2.10.0"}]
     who = gang(*[(host, rank) for rank, host in enumerate(hosts)], versions=versions)
     found = why_not_one_machine([*(Survey(host, 1.0) for host in surveyed), who, block("weak/r", 0)])
-    assert (found and said(found)) == (f"ranks were measured with different software: {why}" if why else None)
+    assert (found and say(found)) == (f"ranks were measured with different software: {why}" if why else None)
 
 
 def test_hosts_are_lost_until_they_take_part_again() -> None:

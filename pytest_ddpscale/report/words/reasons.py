@@ -24,7 +24,7 @@ from pytest_ddpscale.util.listing import count_text, first_few
 Entry: TypeAlias = str | Callable[..., str]
 
 
-def said(reason: Reason) -> str:
+def say(reason: Reason) -> str:
     """The sentence, without a full stop."""
     entry, args = SENTENCES[reason.code], map(_said, reason.args)
     return entry.format(*map(_Words, args)) if isinstance(entry, str) else entry(*args)
@@ -32,7 +32,7 @@ def said(reason: Reason) -> str:
 
 def _said(arg: Any) -> Any:
     if isinstance(arg, Reason):
-        return said(arg)
+        return say(arg)
     if isinstance(arg, tuple | list):
         return Listed(map(_said, arg))
     return arg
@@ -72,9 +72,9 @@ class _Words:
 
 def worded(verdict: Verdict) -> Verdict:
     """The verdict with the sentences of its reasons, where they are not written yet."""
-    notes = dict.fromkeys((*verdict.notes, *map(said, verdict.remarks)))
-    culprits = (replace(one, evidence=one.evidence or said(one.because)) for one in verdict.culprits)
-    reason = verdict.reason or (said(verdict.because) if verdict.because else "")
+    notes = dict.fromkeys((*verdict.notes, *map(say, verdict.remarks)))
+    culprits = (replace(one, evidence=one.evidence or say(one.because)) for one in verdict.culprits)
+    reason = verdict.reason or (say(verdict.because) if verdict.because else "")
     return replace(verdict, reason=reason, notes=tuple(notes), culprits=tuple(culprits))
 
 
