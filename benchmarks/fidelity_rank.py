@@ -106,6 +106,7 @@ def main() -> None:
     seconds = rank.run()
     (folder / f"rank-{control.rank}.json").write_text(json.dumps(seconds), encoding="utf-8")
     rank.close()
+    control.leave()
 
 
 if __name__ == "__main__":
