@@ -226,11 +226,13 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.parametrize("axes", [LOG, replace(LOG, scale="log"), LineAxes("x", "y")])
 def test_what_is_no_curve_is_not_drawn_and_equal_values_are(axes: LineAxes) -> None:
-    assert curves(ABOUT, axes, {"": [Curve("a", [Point(4.0, 4.0)])]}) is None, "one point"
-    assert curves(ABOUT, axes, {"": []}) is None
-    nameless = curves(ABOUT, axes, {"": [Curve("\x1b", [Point(1.0, 4.0), Point(2.0, 4.0)])]})
-    zero = curves(ABOUT, LineAxes("x", "y"), {"": [Curve("a", [Point(0.0, 0.0), Point(1.0, 0.0)])]})
-    assert all(one and one.svg for one in (nameless, zero))
+    def of(name: str, *points: Point, axes: LineAxes = axes) -> Picture | None:
+        return curves(ABOUT, axes, {"": [Curve(name, points)] if points else []})
+
+    assert of("a", Point(4.0, 4.0)) is None, "one point"
+    assert of("a") is None
+    zero = of("a", Point(0.0, 0.0), Point(1.0, 0.0), axes=LineAxes("x", "y"))
+    assert all(one and one.svg for one in (zero, of("\x1b", Point(1.0, 4.0), Point(2.0, 4.0))))
 
 
 def test_nothing_to_compare_with_is_not_drawn() -> None:

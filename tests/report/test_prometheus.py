@@ -45,9 +45,13 @@ def named(name: str, judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> 
     return {"/".join(one.labels.values()): one.value for one in samples(judgement, run) if one.name == name}
 
 
+EVERY = [
+    Verdict("m[w]", one.name, "w", 8, "fail", {"at_least": 1.0}, "passed", 1.0, (1.0, 1.0)) for one in METRICS.values()
+]
+
+
 def test_every_metric_has_a_bound_in_a_base_unit() -> None:
-    for metric in METRICS.values():
-        verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
+    for verdict in EVERY:
         assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
 
 
@@ -90,11 +94,7 @@ def test_the_dashboard_and_alerts_are_about_what_is_there() -> None:
     shown += [one["query"] for one in dashboard["templating"]["list"]]
     groups = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))["groups"]
     told = [rule["expr"] for group in groups for rule in group["rules"]]
-    every = [
-        Verdict("m[w]", one.name, "w", 8, "fail", {"at_least": 1.0}, "passed", 1.0, (1.0, 1.0))
-        for one in METRICS.values()
-    ]
-    known = {one.name for one in samples(judgement_with(FAILED, *every))}
+    known = {one.name for one in samples(judgement_with(FAILED, *EVERY))}
     for expressions in (shown, told):
         used = re.findall(r"\bddpscale_\w+", " ".join(expressions))
         assert used
