@@ -24,11 +24,13 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_json import Resumed
+from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, AgainstSlowest, Judgement, UniformLoss
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.approved import assert_approved, masked
 from tests.builders import untrained
 from tests.builders.culprits import gpu, node
+from tests.builders.judged import evidence_of_plan
 from tests.builders.judgements import (
     ACCEPTED,
     EVIDENCE,
@@ -36,6 +38,7 @@ from tests.builders.judgements import (
     GANG,
     INCONCLUSIVE,
     JUDGEMENT,
+    MEASUREMENTS,
     NOT_MEASURED,
     PASSED,
     PLAN,
@@ -54,6 +57,7 @@ LAUNCHES = replace(
         replace(PASSED, launch_sd=0.0123),
         replace(RATIO, flags=(THIS_LAUNCH_ONLY,)),
     ),
+    coverage=Coverage((NodeCoverage("node7", ("training",), gpus=(GpuCoverage(Place("node7"), ("training",)),) * 4),)),
     uniform_loss=UniformLoss(0.0028, 0.051, 0.95, "throughput_per_gpu[a]", 5),
 )
 # Of three nodes one lost a GPU, one was left out, one never answered; measured in two sessions, with profiles.
@@ -74,9 +78,16 @@ RESUMED = Resumed(at="2026-03-01T11:00:00+00:00", argv=(), status_before="interr
 MEASURED = with_fields(
     RUN, resumed=(RESUMED,), noted={"operator": "A. Name", "site": "Hall 2", "rack": "B 7", "ticket": "OPS-7"}
 )
+SURVEYS = {
+    f"n{at}": Survey(f"n{at}", 0.0, topology=topology, versions={"driver": driver, "torch": "other"})
+    for at, (topology, driver) in enumerate((("Y", "565.3"), ("X", "570.1"), ("X", "570.1"), ("", None)))
+}
 PROFILES = [
     profile("weak/r", "ddp@2", [(100, 60, 30), (100, 62, 30), (100, 64, 30)], [(40, 10)] * 3),
-    ArmProfile(study="weak/r", arm="each@2", gang=0, rank=0, problem="this build of torch has no Kineto"),
+    *(
+        ArmProfile(study="weak/r", arm=f"each@{2**at}", gang=0, rank=0, problem="torch without Kineto")
+        for at in range(5)
+    ),
 ]
 # Failures with one reason, a suspect, a culprit of what only warns, a pass by the spread of GPUs, signs, and notes that
 # only -v and the page tell, in an environment that changes what was measured.
@@ -102,6 +113,7 @@ MIXED = replace(
     ),
     notes=tuple(map(say, REMARKS)), remarks=REMARKS, uniform_loss=UniformLoss(0.021, 0.021, 0.95, "throughput", 1),
 )  # fmt: skip
+ALL = evidence_of_plan(PLAN, MEASUREMENTS)
 IMPORTED = replace(JUDGEMENT, outcome="incomplete", verdicts=(NOT_MEASURED, PASSED, RATIO))
 JUDGEMENTS = {"mixed": MIXED, "every-outcome": JUDGEMENT, "untrained": untrained.JUDGEMENT, "launches": LAUNCHES}
 
@@ -128,8 +140,9 @@ def ticket(judgement: Judgement) -> Iterable[str]:
 
 
 def page(judgement: Judgement) -> Iterable[str]:
-    plan = untrained.PLAN if judgement is untrained.JUDGEMENT else PLAN
-    yield page_text(page_of(judgement, RUN, replace(EVIDENCE, plan=plan)))
+    """With measurements of the machine that was launched several times, so with times and costs."""
+    evidence = replace(EVIDENCE, plan=untrained.PLAN) if judgement is untrained.JUDGEMENT else EVIDENCE
+    yield page_text(page_of(judgement, RUN, ALL if judgement is LAUNCHES else evidence))
 
 
 WRITERS: dict[str, Callable[[Judgement], Iterable[str]]] = {
@@ -144,30 +157,35 @@ def test_reports_say_what_was_approved(name: str) -> None:
 
 
 def test_the_report_of_a_machine_says_what_of_it_was_tested_by_whom() -> None:
-    evidence = replace(EVIDENCE, profiles=PROFILES)
+    evidence = replace(EVIDENCE, profiles=PROFILES, surveys=SURVEYS)
     assert_approved("machine-report.md", masked(ticket_of(MACHINE, MEASURED, evidence)))
     assert_approved("machine-page.txt", masked(page_text(page_of(MACHINE, MEASURED, evidence))))
 
 
+def test_times_and_costs_wait_for_the_end() -> None:
+    assert "Scaling, as numbers" not in page_of(LAUNCHES, RUN, ALL, goes_on=True)
+
+
 def test_nobody_signs_what_goes_on_or_was_simulated() -> None:
-    for name, page in (
-        ("simulated", page_of(replace(ACCEPTED, simulated=True))), ("going-on", page_of(JUDGEMENT, goes_on=True))
-    ):  # fmt: skip
-        assert_approved(f"{name}-first.txt", masked(page_text(page.partition('id="figures"')[0])))
+    """And a terminal of any width says that right before the outcome."""
+    simulated = replace(ACCEPTED, simulated=True)
+    for name, page in (("simulated", page_of(simulated)), ("going-on", page_of(JUDGEMENT, goes_on=True))):
+        lines = [line for line, _ in table_lines(simulated, 20)] if name == "simulated" else []
+        assert_approved(f"{name}-first.txt", masked("\n".join([first_screen(page), *lines])))
+
+
+def first_screen(page: str) -> str:
+    return page_text(page.partition('id="figures"')[0])
 
 
 def test_an_import_that_lacks_measurements_leads_with_what_was_imported() -> None:
+    """And with what was imported and blocks acceptance before all."""
     run = with_fields(RUN, status="imported", source="a paper")
-    page = page_text(page_of(IMPORTED, run).partition('id="figures"')[0])
-    assert_approved(
-        "imported-first.txt", masked("\n".join([page, *(line for line, _ in brief_lines(IMPORTED, 80, run))]))
-    )
-    assert "imported" not in headline(IMPORTED, RUN)
     changed = replace(IMPORTED, altered=("uses another batch",), not_selected=2)
-    qualified = "; 2 of 5 requirements not selected; changed by the site: uses another batch"
-    assert headline(changed, run) == headline(IMPORTED, run) + qualified
     undecided = replace(IMPORTED, verdicts=(*IMPORTED.verdicts, INCONCLUSIVE))
-    assert headline(undecided, run) == headline(undecided), "what was imported and blocks acceptance leads"
+    lines = [first_screen(page_of(IMPORTED, run)), *(line for line, _ in brief_lines(IMPORTED, 80, run))]
+    lines += [headline(one, run) for one in (IMPORTED, changed, undecided)]
+    assert_approved("imported-first.txt", masked("\n".join([*lines, headline(IMPORTED)])))
 
 
 def test_files_for_programs_are_as_they_were_approved() -> None:

@@ -10,7 +10,6 @@ import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,18 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
+from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.report import charts
 from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves, grouped_bars
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
 from pytest_ddpscale.report.figures import figures, pair_bandwidths, pair_matrix, write_pngs
 from pytest_ddpscale.report.scaling import scaling_tables
+from pytest_ddpscale.report.where_time_goes import breakdown
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -35,7 +36,7 @@ from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Gallery, Picture, first_rows, html, plain, text_lines
+from pytest_ddpscale.util.document import Gallery, Picture, first_rows, html, text_lines
 from tests.approved import assert_approved
 from tests.builders.culprits import gpu, node
 from tests.builders.judged import CONFIDENCE, Found, evidence_of_plan, make_case
@@ -56,11 +57,10 @@ from tests.builders.judgements import (
     make_plan,
     make_study,
 )
-from tests.builders.measurements import Measurement
 from tests.builders.probes import measure_probe, pair_columns_of, probe_evidence, steady, with_columns
 from tests.judge.runs import Run
 
-EACH = Arm("each", 8, 512)
+DOUBT = gpu("n0", is_certain=False)
 ALL = evidence_of_plan(PLAN, MEASUREMENTS)
 LOG = LineAxes("GPUs", "speed-up", x_is_log=True)
 ABOUT = About("key", "A title")
@@ -70,10 +70,9 @@ def drawn(evidence: Evidence, judgement: Judgement = ACCEPTED) -> dict[str, Pict
     return {one.key: one for one in figures(evidence, judgement, RUN)}
 
 
-def first_axes(picture: Picture | None) -> Any:
-    """Matplotlib's, of the first panel."""
-    assert picture is not None
-    return inspect.getclosurevars(picture.png).nonlocals["canvas"].axes[0]
+def axes_of(picture: Picture) -> Any:
+    """Matplotlib's, of each panel."""
+    return inspect.getclosurevars(picture.png).nonlocals["canvas"].axes
 
 
 def texts(picture: Picture | None) -> list[str]:
@@ -81,16 +80,11 @@ def texts(picture: Picture | None) -> list[str]:
     return [one.text or "" for one in ET.fromstring(picture.svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def marked(axes: Any, marker: str) -> list[list[tuple[float, float]]]:
-    """Points of each line with a marker."""
-    return [[(float(x), float(y)) for x, y in one.get_xydata()] for one in axes.lines if one.get_marker() == marker]
-
-
 def told(picture: Picture | None) -> str:
     """Each panel with its ticks, points, segments, bars, outlines and rows with a dark cell; and the table."""
     assert picture is not None
     lines = [f"== {picture.title}: {picture.caption}"]
-    for axes in inspect.getclosurevars(picture.png).nonlocals["canvas"].axes:
+    for axes in axes_of(picture):
         ticks = [[one.get_text() for one in labels] for labels in (axes.get_xticklabels(), axes.get_yticklabels())]
         lines.append(f"{axes.get_title(loc='left')} {ticks}"[:400])
         parts = [(f"{one.get_label()} {one.get_marker()}", one.get_xydata()) for one in axes.lines]
@@ -106,36 +100,35 @@ def told(picture: Picture | None) -> str:
     return "\n".join([*lines, *text_lines(first_rows(picture.table, 9)), "", ""])
 
 
-def trained(arms: Sequence[Arm], step_s: dict[str, float], hosts: int = 1) -> Evidence:
-    """GPU 3 of the last host is slower where all train at once without DDP."""
-    study = Study("weak", RESNET, tuple(arms), 5, 1.0, 1.0)
-    blocks = [
-        Measurement(study.id, arm, number, 8 * host + i, i, f"n{host}", f"GPU-{host}-{i}", 512, 2,
-                    2 * s * (1.2 if (arm, host, i) == ("each@8", hosts - 1, 3) else 1.0), 1.7e9, (s, s))
-        for arm, s in step_s.items() for number in range(2) for host in range(hosts) for i in range(8)
-    ]  # fmt: skip
-    return evidence_of_plan(replace(make_plan(study), nodes=hosts, ranks_per_node=8), blocks)
-
-
 def pairs_run(pairs: list[tuple[int, int, int, float]]) -> Evidence:
     return with_columns(Evidence(make_plan(), Columns(), {}), pair_columns_of(pairs))
 
 
+# Of four nodes with two GPUs each; the first two nodes, of which a size is not judged, are the fast ones.
+CASES = [make_case("weak_scaling_efficiency", 0.9, world_size=size) for size in (2, 8)]
+CASES += [make_case("throughput_per_gpu", 90.0, world_size=size) for size in (1, 2, 8)]
+ASKED = " ".join(f"{one.requirement.metric}:{one.requirement.bound}@{one.world_size}" for one in CASES)
+OF_NODES = Run(f"{ASKED} 4x2 slow=*1.3/5").judged()[1]
+VERDICTS = tuple(worded(judge(case, OF_NODES, CONFIDENCE)) for case in CASES)
+# GPU 3 of the last node is slower where all train at once without DDP.
+UNEVEN, MANY_NODES = "rank_uniformity:1.05@8 slow=*1.2/3", "rank_uniformity:1.05@1040 130x8 slow=*1.2/1035"
+STEPS = f"{UNEVEN} exposed_communication:0.4@8 slow=*1.1/no_sync@8 slow=*1.6/ddp@8"
+
+
 def test_what_is_drawn_is_what_was_approved() -> None:
-    """Crosses, bounds, outlines of who is certainly at fault, the slowest of many nodes."""
+    """Crosses, bounds, outlines of who is certainly at fault, the slowest of many nodes; kinds of nodes not joined."""
     found = drawn(ALL, judgement_with(PASSED, FAILED, WARNED))
     shown: list[Picture | None] = [found[key] for key in ("weak-efficiency", "weak-throughput", "strong-speedup")]
     assert "misses its bound" in found["weak-throughput"].alt.split("; ")[0]
-    for culprits in ((gpu("n0"), gpu("elsewhere")), (replace(gpu("n0"), is_certain=False),)):
-        verdicts = judgement_with(replace(FAILED, culprits=culprits))
-        shown.append(drawn(trained((EACH,), {"each@8": 1.0}), verdicts)["heat-map"])
-    shown.append(drawn(trained((EACH,), {"each@8": 1.0}, hosts=130))["heat-map"])
-    slow = replace(FAILED, metric="pair_bandwidth_gbps", culprits=(node("n2"), replace(node("n1"), is_certain=False)))
+    shown.append(drawn(OF_NODES, judgement_with(*VERDICTS))["weak-efficiency"])
+    fault, doubt = replace(FAILED, culprits=(gpu("n0"), gpu("elsewhere"))), replace(FAILED, culprits=(DOUBT,))
+    for line, verdict in ((UNEVEN, fault), (UNEVEN, doubt), (MANY_NODES, doubt)):
+        shown.append(drawn(Run(line).judged()[1], judgement_with(verdict))["heat-map"])
+    slow = replace(FAILED, metric="pair_bandwidth_gbps", culprits=(node("n2"), node("n1", is_certain=False)))
     pairs = [(0, a, b, 20.0) for a in range(11) for b in range(a)] + [(0, 0, 2, 5.0)] * 3
     many = [(0, a, a + 1, 5.0 if a == 99 else 20.0) for a in range(129)]
     shown += [drawn(pairs_run(one), judgement_with(slow))["pair-matrix"] for one in (pairs, many)]
-    step_s = {"each@8": 0.5, "no_sync@8": 0.55, "ddp@8": 1.0}
-    shown.append(drawn(trained((EACH, Arm("no_sync", 8, 512), Arm("ddp", 8, 512)), step_s))["where-time-goes"])
+    shown.append(drawn(Run(STEPS).judged()[1])["where-time-goes"])
     loss = {"": [Curve("a", [Point(i, 2.0) for i in range(300)])]}
     curve = Curve("reduce", [Point(1, 10.0, (0.1, 1000.0), is_failed=True), Point(2, 10.0)], [Point(1, 12.0)])
     named = replace(LOG, x_name="{:g} KiB".format, ideal=float)
@@ -145,41 +138,39 @@ def test_what_is_drawn_is_what_was_approved() -> None:
     assert_approved("figures.txt", "".join(map(told, shown)))
 
 
-# Of four nodes with two GPUs each; the first two nodes, of which a size is not judged, are the fast ones.
-CASES = [make_case("weak_scaling_efficiency", 0.9, world_size=size) for size in (2, 8)]
-CASES += [make_case("throughput_per_gpu", 90.0, world_size=size) for size in (1, 2, 8)]
-ASKED = " ".join(f"{one.requirement.metric}:{one.requirement.bound}@{one.world_size}" for one in CASES)
+# Nodes that wait differently, skipped steps, a rank that a round lacks, a slow node; no FLOPS, an arm that is lost.
+ARMS = (
+    "+throughput_per_gpu:90@1 exposed_communication:0.4@4 2x2 rounds=3 uneven=0.2 slow=*2/3 lost/2:1 "
+    "skipped_steps=1/ddp@4 waited_s=0.1/n0.ddp@4 waited_s=0.3/n1.ddp@4 peak_memory_bytes=2e9/1",
+    "exposed_communication:0.4@2 rounds=3 slow=*2/1 slow=*3/ddp@2:2 flops=0 lost/no_sync@2",
+)
 
 
-def test_a_quantity_has_one_number_in_whatever_file_and_nodes_of_different_kinds_are_not_joined() -> None:
-    evidence = Run(f"{ASKED} 4x2 slow=*1.3/5").judged()[1]
-    verdicts = tuple(worded(judge(case, evidence, CONFIDENCE)) for case in CASES)
-    judgement = replace(JUDGEMENT, verdicts=verdicts, requirements=json_of(CASES), requirements_sha256="")
-    written = csv.DictReader(io.StringIO(render_values(judgement, evidence)))
+def test_every_arm_that_was_measured_says_where_its_time_went_as_it_was_approved() -> None:
+    tables = [breakdown(Run(line).judged()[1]) for line in ARMS]
+    assert_approved("breakdown.txt", "\n".join([*text_lines(*tables, width=200), ""]))
+
+
+def test_a_quantity_has_one_number_in_whatever_file() -> None:
+    judgement = replace(JUDGEMENT, verdicts=VERDICTS, requirements=json_of(CASES), requirements_sha256="")
+    written = csv.DictReader(io.StringIO(render_values(judgement, OF_NODES)))
     told = {row["requirement"]: float(row["value"]) for row in written if row["outcome"]}
-    assert told == pytest.approx({one.id: one.value for one in verdicts})
-    ((_, numbers, _),) = scaling_tables(evidence, verdicts)
-    found = drawn(evidence, judgement)
-    for one in verdicts:
-        is_rate = one.metric == "throughput_per_gpu"
+    assert told == pytest.approx({one.id: one.value for one in VERDICTS})
+    ((_, numbers, _),) = scaling_tables(OF_NODES, VERDICTS)
+    found = drawn(OF_NODES, judgement)
+    for one in VERDICTS:
+        is_rate, size = one.metric == "throughput_per_gpu", one.world_size
         figure = found["weak-throughput" if is_rate else "weak-efficiency"]
-        axes, size = first_axes(figure), one.world_size
         assert one.value is not None
-        assert dict(itertools.chain(*marked(axes, "o")))[size] == pytest.approx(one.value)
-        assert (size in dict(itertools.chain(*marked(axes, "X")))) == (one.outcome == "failed")
         assert [row[2] for row in figure.table.rows if row[1] == f"{size}"] == [bare_number(one.value, one.unit)]
         (of_size,) = (row for row in numbers.rows if row[0] == f"{size}")
         assert (f"{one.value * size:.0f}" if is_rate else percent(one.value, 1)) in of_size
-    weak = found["weak-efficiency"]
-    assert [[x for x, _ in line] for line in marked(first_axes(weak), "o")] == [[2], [4, 8]]
-    notes = ["worst node (n2)", "first 2 of 4 nodes", ""]
-    assert [plain(row[5]).removeprefix("misses its bound ") for row in weak.table.rows] == notes
 
 
 @pytest.mark.parametrize("interval", [(0.0, math.inf), (math.nan, math.nan)])
 def test_an_endless_interval_and_an_undefined_one_stay_inside(interval: tuple[float, float]) -> None:
     found = drawn(ALL, judgement_with(replace(PASSED, interval=interval)))
-    assert first_axes(found["weak-efficiency"]).get_ylim()[1] < 3
+    assert axes_of(found["weak-efficiency"])[0].get_ylim()[1] < 3
 
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
@@ -236,18 +227,23 @@ def test_hostile_names_stay_text() -> None:
 
 @pytest.mark.parametrize("axes", [LOG, replace(LOG, scale="log"), LineAxes("x", "y")])
 def test_what_is_no_curve_is_not_drawn_and_equal_values_are(axes: LineAxes) -> None:
-    assert curves(ABOUT, axes, {"": [Curve("a", [Point(4.0, 4.0)])]}) is None, "one point"
-    assert curves(ABOUT, axes, {"": []}) is None
-    nameless = curves(ABOUT, axes, {"": [Curve("\x1b", [Point(1.0, 4.0), Point(2.0, 4.0)])]})
-    zero = curves(ABOUT, LineAxes("x", "y"), {"": [Curve("a", [Point(0.0, 0.0), Point(1.0, 0.0)])]})
-    assert all(one and one.svg for one in (nameless, zero))
+    def of(name: str, *points: Point, axes: LineAxes = axes) -> Picture | None:
+        return curves(ABOUT, axes, {"": [Curve(name, points)] if points else []})
+
+    assert of("a", Point(4.0, 4.0)) is None, "one point"
+    assert of("a") is None
+    zero = of("a", Point(0.0, 0.0), Point(1.0, 0.0), axes=LineAxes("x", "y"))
+    assert all(one and one.svg for one in (zero, of("\x1b", Point(1.0, 4.0), Point(2.0, 4.0))))
 
 
-def test_nothing_to_compare_with_is_not_drawn_and_pairs_are_those_of_the_slowest_node_by_the_largest_message() -> None:
+def test_nothing_to_compare_with_is_not_drawn() -> None:
     assert grouped_bars(ABOUT, "img/s", ["1"], {"a": [None]}) is None
-    alone = Study("strong", RESNET, (Arm("alone", 1, 256), Arm("ddp", 8, 32)), 5, 1.0, 1.0)
-    found = drawn(evidence_of_plan(make_plan(alone), make_measurements(alone, 1000.0, 0.05)))
-    assert "where-time-goes" not in found
+    strong = make_study("strong", RESNET, (1, 8))
+    evidence = evidence_of_plan(make_plan(strong), make_measurements(strong, 1000.0, 0.05))
+    assert "where-time-goes" not in drawn(evidence)
+
+
+def test_pairs_are_those_of_the_slowest_node_by_the_largest_message() -> None:
     small, large = Arm("send-recv-1mib", 3), Arm("send-recv-4mib", 3)
     plan = Plan("a100", "cuda", (), nodes=2, ranks_per_node=3, probes=ProbeStudy((small, large), 8, 0.1))
     measured = measure_probe(plan, small, steady(1.0)) + measure_probe(plan, large, steady(20.0, {(1, 2): 5.0}))
@@ -258,11 +254,11 @@ def test_nothing_to_compare_with_is_not_drawn_and_pairs_are_those_of_the_slowest
 
 def luminance(colour: str, *, is_grey: bool) -> float:
     """Relative luminance as in WCAG 2, 0 to 1, of a colour or of its grey (ITU-R BT.601)."""
-    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    channels = np.array(to_rgb(colour))
     if is_grey:
-        channels = [sum(w * c for w, c in zip((0.299, 0.587, 0.114), channels, strict=True))] * 3
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        channels = np.full(3, channels @ (0.299, 0.587, 0.114))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 @pytest.mark.parametrize("is_grey", [False, True])

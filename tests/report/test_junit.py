@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 import pytest
 from hypothesis import given
@@ -27,6 +26,7 @@ from tests.builders.judgements import (
     hostile_judgement,
     judgement_with,
 )
+from tests.rows import rows
 
 # What is written of that which Jenkins's junit-10.xsd allows: attributes of each element.
 WRITTEN = {
@@ -36,29 +36,22 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def _testcase(verdict: Verdict) -> Element:
-    found = ElementTree.fromstring(render_junit(judgement_with(verdict))).find("testsuite/testcase")
-    assert found is not None
-    return found
+@rows(
+    ("verdict", "told"),
+    [
+        (PASSED, ""), (FAILED, "failure failed"), (INCONCLUSIVE, "failure inconclusive"),
+        (NOT_MEASURED, "failure inconclusive"), (ERROR, "error error"), (WARNED, "skipped warn"),
+        (replace(INCONCLUSIVE, severity="warn"), "skipped warn"), (replace(ERROR, severity="warn"), "error error"),
+        (replace(NOT_MEASURED, severity="warn"), "failure inconclusive"),
+    ],
+)  # fmt: skip
+def test_each_outcome_has_its_element(verdict: Verdict, told: str) -> None:
+    case = ElementTree.fromstring(render_junit(judgement_with(verdict))).find("testsuite/testcase")
+    assert case is not None
+    assert [f"{one.tag} {one.get('type')}" for one in case if one.tag != "system-out"] == [told] * bool(told)
 
 
-def _results(verdict: Verdict) -> list[tuple[str, str | None]]:
-    return [(child.tag, child.get("type")) for child in _testcase(verdict) if child.tag != "system-out"]
-
-
-def test_each_outcome_has_its_element() -> None:
-    for verdict, expected in [
-        (PASSED, []),
-        (FAILED, [("failure", "failed")]),
-        (INCONCLUSIVE, [("failure", "inconclusive")]),
-        (NOT_MEASURED, [("failure", "inconclusive")]),
-        (ERROR, [("error", "error")]),
-        (WARNED, [("skipped", "warn")]),
-        (replace(INCONCLUSIVE, severity="warn"), [("skipped", "warn")]),
-        (replace(ERROR, severity="warn"), [("error", "error")]),
-        (replace(NOT_MEASURED, severity="warn"), [("failure", "inconclusive")]),
-    ]:
-        assert _results(verdict) == expected
+def test_a_suite_counts_each_and_a_requirement_that_may_stay_unmeasured_is_skipped() -> None:
     [suite] = ElementTree.fromstring(render_junit(JUDGEMENT))
     assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["8", "3", "1", "1"]
     allowed = ElementTree.fromstring(render_junit(replace(judgement_with(NOT_MEASURED), allows_unmeasured=True)))

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
-from pytest_ddpscale.plan.estimate import PAIRS_ROUND_S, estimate
-from pytest_ddpscale.plan.pairing import pair_study
-from pytest_ddpscale.report.listings import plan_lines, run_lines, shortened
+from pytest_ddpscale.report.listings import run_lines, shortened
 from pytest_ddpscale.run import run_directory
 from pytest_ddpscale.util.regular_file import MOST_BYTES
-from tests.builders.judgements import PLAN
+from tests.approved import assert_approved, masked
 from tests.report.judged import STARTED_UNIX_S, failed, write_judged_run
-
-
-def test_pairs_of_nodes_come_last_with_the_rounds_that_they_take_at_least() -> None:
-    plan = replace(PLAN, nodes=4, ranks_per_node=8, pairs=pair_study("cuda"))
-    assert plan_lines(plan, 5, isolate=False)[-1].endswith("  at least 3 rounds of pairs of nodes")
-    without = estimate(replace(plan, pairs=None))
-    assert estimate(plan).seconds == pytest.approx(without.seconds + 3 * PAIRS_ROUND_S)
-    assert estimate(plan).most_seconds == pytest.approx(without.most_seconds + 11 * PAIRS_ROUND_S)
 
 
 def test_a_long_plan_is_cut_short_where_an_outcome_follows() -> None:
@@ -46,12 +35,7 @@ def test_each_run_has_a_line_with_what_it_came_to_the_latest_last(tmp_path: Path
     (tmp_path / "history.sqlite").touch()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text("{")
-    answer, report, _, _, *lines = run_lines(tmp_path, 300)
-    assert (answer, report) == (f"{killed}: finished, not judged", f"report: {killed / 'report.html'}")
-    assert [line.split()[0] for line in lines] == ["bad", "b", "a", "c", "d"]
-    assert [line.split()[4:6] for line in lines[1:3]] == [["1", "1"], ["2", "2"]]
-    said = ("broken: ", "ACCEPTED", "REJECTED: ", "suite tune: nothing is faster", "finished, not judged")
-    assert all(what in line for what, line in zip(said, lines, strict=True))
+    assert_approved("runs.txt", masked("\n".join(run_lines(tmp_path, 1000)), tmp_path))
     assert max(map(len, run_lines(tmp_path, 70)[3:])) <= 70
 
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
-import pytest
 from msgspec.structs import replace as with_fields
 
-from pytest_ddpscale.report.machine import node_blocks, software_versions, took_text, topologies
+from pytest_ddpscale.report.causes import headline
+from pytest_ddpscale.report.explain import explain
+from pytest_ddpscale.report.machine import node_blocks
 from pytest_ddpscale.report.page import key_numbers, report, title_of
 from pytest_ddpscale.report.terminal import table_lines
-from pytest_ddpscale.report.where_time_goes import problem_lines
 from pytest_ddpscale.report.while_measuring import LIVE
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import ArmProfile
-from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
 from pytest_ddpscale.util.document import Hole, html, text_lines
-from tests.builders.culprits import gpu, node
+from tests.builders.culprits import node
 from tests.builders.json_types import as_json, run_record
 from tests.builders.judgements import (
     ACCEPTED,
@@ -45,10 +44,11 @@ from tests.builders.records import gang_on
 from tests.builders.workloads import with_settings
 from tests.report.page_text import page_text
 from tests.report.written import page_of, ticket_of
+from tests.rows import rows
 
 ATTACK = HOSTILE + "</script><img src=x onerror=alert(1)>\u202egnp.exe\x07"
 PAGE = page_of(JUDGEMENT)
-SLOW = gpu(evidence="1.20× the median of 7 peers", uuid="GPU-4f1c", slowdown=1.2, peers=7)
+HARMLESS = replace(FAILED, culprits=FAILED.culprits[:1])
 
 
 def test_text_from_outside_stays_text_in_every_form() -> None:
@@ -63,7 +63,8 @@ def test_text_from_outside_stays_text_in_every_form() -> None:
     coverage = Coverage((NodeCoverage(ATTACK, ("training",), ATTACK, (lost,)), NodeCoverage("n", ())), 0, 1, 2,
                         (PathCoverage(0, 1, 1.0, 1),), 1, over_all_nodes=(ATTACK,))  # fmt: skip
     run = with_fields(hostile_run(), noted=dict.fromkeys(("operator", "site", "ticket", ATTACK), ATTACK))
-    judgement = replace(hostile_judgement(), notes=(ATTACK,), reason=ATTACK, coverage=coverage)
+    blockers = (Blocker("test", ATTACK, ATTACK),)
+    judgement = replace(hostile_judgement(), notes=(ATTACK,), reason=ATTACK, coverage=coverage, blockers=blockers)
     page = page_of(judgement, run, evidence)
     assert page.count("<script") == 1
     assert page.count("<img") == PAGE.count("<img")
@@ -77,7 +78,11 @@ def test_text_from_outside_stays_text_in_every_form() -> None:
     cells = [len(re.findall(r"(?<!\\)\|", line)) for line in ticket.splitlines() if line.startswith("| ")]
     assert {*cells} == {5, 6, 8, 4}
     printed = "".join(text_lines(*report(judgement, run, evidence), width=80))
-    for form in (page, ticket, printed):
+    first, harmless = (explain(one, "t.yaml:1", "pytest") for one in (judgement.verdicts[0], HARMLESS))
+    assert first.count("\n") == harmless.count("\n")
+    lines = [headline(judgement), *first.splitlines(), *(line for line, _ in table_lines(judgement, 80))]
+    assert all(line.isprintable() for line in lines)
+    for form in (page, ticket, printed, *lines):
         assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]", form)
         form.encode("utf-8")
 
@@ -114,76 +119,36 @@ def test_a_tile_shows_the_worst_requirement_of_its_metric_that_counts() -> None:
     assert (value, subject.split(",")[0]) == ("50.0 % of published", "1159.2 img/s")
 
 
-def check_of(name: str, **changes: Any) -> Verdict:
-    """A node check that one node of two fails for certain."""
-    fields: dict[str, Any] = {
-        "id": f"node_check[{name}]", "metric": "node_check", "workload": name, "world_size": 1, "severity": "fail",
-        "bound": {"at_least": 1.0}, "outcome": "failed", "value": 0.5,
-        "culprits": (node("n1", "no"),),
-    }  # fmt: skip
-    return Verdict(**(fields | changes))
+FAILS = replace(FAILED, metric="node_check", culprits=(node("n1"),))
+GOOD, WARNS = replace(FAILS, outcome="passed", culprits=()), replace(FAILS, severity="warn")
+WAIVED = replace(FAILS, waiver=Waiver("known", "ops", date(2099, 1, 1)))
+SUSPECT = node("n2", is_certain=False)
+SUSPECTED, BOTH, OF_NOBODY = (replace(FAILS, culprits=who) for who in ((SUSPECT,), (SUSPECT, *FAILS.culprits), ()))
 
 
-SUSPECT = node("n2", "or it", is_certain=False)
-GOOD = check_of("driver", outcome="passed", value=1.0, culprits=())
-HALF = {"coverage": Coverage((NodeCoverage("n1", ("survey",)), NodeCoverage("n2", ()))), "outcome": "incomplete"}
-
-
-@pytest.mark.parametrize(
-    ("checks", "changes", "number"),
+@rows(
+    ("outcome", "checks", "number"),
     [
-        ([GOOD], {"outcome": "accepted"}, ("0 of 2", "PASS")),
-        ([GOOD, check_of("ecc", severity="warn")], {"outcome": "accepted"}, ("1 of 2", "WARN")),
-        ([GOOD, check_of("ecc", waiver=Waiver("known", "ops", date(2099, 1, 1)))], {"outcome": "accepted"},
-         ("1 of 2", "WAIVED")),
-        ([GOOD, check_of("ecc", severity="warn"), check_of("nvlink")], {}, ("1 of 2", "FAIL")),
-        ([check_of("ecc", culprits=(SUSPECT,))], {}, ("0 of 2", "INCONCLUSIVE")),
-        ([check_of("ecc", culprits=(node("n1", "no"), SUSPECT))], {}, ("1 of 2", "FAIL")),
-        ([check_of("ecc", culprits=())], {}, ("0 of 2", "INCONCLUSIVE")),
-        ([GOOD], {}, ("0 of 2", "INCONCLUSIVE")),
-        ([GOOD], HALF, ("0 of 2", "INCONCLUSIVE")),
+        ("accepted", (), "0 of 2 PASS"), ("accepted", (WARNS,), "1 of 2 WARN"),
+        ("accepted", (WAIVED,), "1 of 2 WAIVED"),
+        ("rejected", (WARNS, FAILS), "1 of 2 FAIL"), ("rejected", (SUSPECTED,), "0 of 2 INCONCLUSIVE"),
+        ("rejected", (BOTH,), "1 of 2 FAIL"), ("rejected", (OF_NOBODY,), "0 of 2 INCONCLUSIVE"),
+        ("rejected", (), "0 of 2 INCONCLUSIVE"), ("accepted by one node", (), "0 of 2 INCONCLUSIVE"),
     ],
 )  # fmt: skip
 def test_no_node_at_fault_is_a_pass_only_if_nothing_blocks_and_all_were_tested(
-    checks: list[Verdict], changes: dict[str, Any], number: tuple[str, str]
+    outcome: Any, checks: tuple[Verdict, ...], number: str
 ) -> None:
-    coverage = Coverage((NodeCoverage("n1", ("survey",)), NodeCoverage("n2", ("survey",))))
-    fields: dict[str, Any] = {"coverage": coverage, "outcome": "rejected"}
-    _, value, *_, word = key_numbers(replace(judgement_with(*checks), **(fields | changes)))[0]
-    assert (value, word) == number
+    outcome, _, is_partly = outcome.partition(" ")
+    nodes = NodeCoverage("n1", ("survey",)), NodeCoverage("n2", () if is_partly else ("survey",))
+    judgement = replace(judgement_with(GOOD, *checks), outcome=outcome, coverage=Coverage(nodes))
+    _, value, *_, word = key_numbers(judgement)[0]
+    assert f"{value} {word}" == number
 
 
-def test_a_topology_unlike_most_is_marked() -> None:
-    surveys = [Survey(host=host, unix_s=1.0, topology=matrix) for host, matrix in zip("abc", "YXX", strict=True)]
-    assert [hosts for hosts, _ in topologies(surveys)] == ["b, c", "a"]
-
-
-def test_versions_that_ranks_do_not_tell_come_from_the_surveys_and_are_counted_where_nodes_differ() -> None:
-    drivers = enumerate(("565.3", "570.1", "570.1", None))
-    surveys = {f"n{i}": Survey(f"n{i}", 0.0, versions={"driver": one, "torch": "other"}) for i, one in drivers}
-    versions = software_versions(RUN, replace(EVIDENCE, surveys=surveys))
-    assert versions["driver"] == "570.1 (2 nodes), 565.3 (1 node)"
-    assert versions["torch"] == EVIDENCE.versions["torch"]
-
-
-def test_how_long_a_run_took_is_told_in_minutes_and_gpu_hours() -> None:
-    used = GpuCoverage(Place("n", None, "GPU-1", 0), ("training",))
-    coverage = Coverage((NodeCoverage("n", ("training",), gpus=(used,) * 4),))
-    half_an_hour = with_fields(RUN, finished_at=(RUN.began + timedelta(minutes=30)).isoformat())
-    assert took_text(half_an_hour, coverage) == "30.0 min, 2.0 GPU-hours"
-
-
-@pytest.mark.parametrize(
-    ("judgement", "said"),
-    [
-        (ACCEPTED, ["node7: all requirements met."]),
-        (judgement_with(NOT_MEASURED, replace(WARNED, culprits=())),
-         ["node7: no failure names it."]),
-        (replace(ACCEPTED, coverage=Coverage(unnamed_nodes=1)), ["1 further node never answered."]),
-    ],
-)  # fmt: skip
-def test_all_nodes_meet_all_only_if_every_requirement_passed(judgement: Judgement, said: list[str]) -> None:
-    assert list(text_lines(*node_blocks(judgement, ["node7"]))) == said
+def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
+    judgement = judgement_with(NOT_MEASURED, replace(WARNED, culprits=()))
+    assert [*text_lines(*node_blocks(judgement, ["node7"]))] == ["node7: no failure names it."]
 
 
 def test_a_thousand_failures_fit_into_a_ticket() -> None:
@@ -225,17 +190,3 @@ def test_a_large_machine_stays_readable() -> None:
     page = page_text(page_of(judgement, RUN, evidence))
     assert re.findall(r"(\d+) more: (\S+) lists all", page) == [("36", "measurements.jsonl")]
     assert re.search(r"n6[0-9] and \d+ more\n", page)
-
-
-def test_many_arms_without_a_profile_are_counted() -> None:
-    why = "this build of torch has no Kineto"
-    lost = [ArmProfile(study="weak/r", arm=f"ddp@{2**n}", gang=0, rank=0, problem=why) for n in range(1, 8)]
-    assert problem_lines(lost) == [f"no profile of weak/r, ddp@2; weak/r, ddp@4; weak/r, ddp@8 and 4 more: {why}"]
-
-
-@pytest.mark.parametrize("columns", [20, 80, 200])
-def test_a_terminal_says_right_before_the_outcome_that_a_run_was_simulated(columns: int) -> None:
-    lines = [line for line, _ in table_lines(replace(ACCEPTED, simulated=True), columns)]
-    assert lines[-2] == WATERMARK
-    assert lines.count(WATERMARK) == 1
-    assert WATERMARK not in "\n".join(line for line, _ in table_lines(JUDGEMENT, columns))

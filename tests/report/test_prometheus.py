@@ -45,9 +45,13 @@ def named(name: str, judgement: Judgement = JUDGEMENT, run: RunRecord = RUN) -> 
     return {"/".join(one.labels.values()): one.value for one in samples(judgement, run) if one.name == name}
 
 
+EVERY = [
+    Verdict("m[w]", one.name, "w", 8, "fail", {"at_least": 1.0}, "passed", 1.0, (1.0, 1.0)) for one in METRICS.values()
+]
+
+
 def test_every_metric_has_a_bound_in_a_base_unit() -> None:
-    for metric in METRICS.values():
-        verdict = Verdict("m[w]", metric.name, "w", 8, "fail", {"at_least": 1.0}, "not_measured")
+    for verdict in EVERY:
         assert sum("_bound_" in one.name for one in samples(judgement_with(verdict))) == 1
 
 
@@ -82,31 +86,19 @@ def test_a_node_that_was_left_out_is_no_younger() -> None:
     assert not named("ddpscale_node_last_verdict_timestamp_seconds", run=run)
 
 
-def _known_names() -> set[str]:
-    every = [
-        Verdict("m[w]", one.name, "w", 8, "fail", {"at_least": 1.0}, "passed", 1.0, (1.0, 1.0))
-        for one in METRICS.values()
-    ]
-    return {one.name for one in samples(judgement_with(FAILED, *every))}
-
-
-def _used_names(expressions: list[str]) -> set[str]:
-    return {name for expression in expressions for name in re.findall(r"\bddpscale_\w+", expression)}
-
-
-def test_the_dashboard_shows_what_is_there() -> None:
+def test_the_dashboard_and_alerts_are_about_what_is_there() -> None:
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    expressions += [one["query"] for one in dashboard["templating"]["list"]]
-    assert _used_names(expressions) <= _known_names()
-
-
-def test_alerts_are_about_what_is_there() -> None:
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    shown += [one["query"] for one in dashboard["templating"]["list"]]
     groups = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))["groups"]
-    used = _used_names([rule["expr"] for group in groups for rule in group["rules"]])
-    assert used
-    assert used <= _known_names()
+    told = [rule["expr"] for group in groups for rule in group["rules"]]
+    known = {one.name for one in samples(judgement_with(FAILED, *EVERY))}
+    for expressions in (shown, told):
+        used = re.findall(r"\bddpscale_\w+", " ".join(expressions))
+        assert used
+        assert {*used} <= known
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
+from pytest_ddpscale.report.sentences import uniform_loss_text
 from pytest_ddpscale.report.words.verdicts import headline_of, rerun_command, verdict_style, verdict_word
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.run.verdicts import Verdict, VerdictOutcome
-from pytest_ddpscale.thresholds.model import Severity
+from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
 from pytest_ddpscale.util.printable import one_line
-from tests.builders.judgements import HOSTILE, MEMORY, PASSED, WARNED
+from tests.builders.judgements import FAILED, HOSTILE, MEMORY, PASSED, WARNED
+from tests.rows import rows
 
 
 def _numbers(shown: str) -> Decimal:
@@ -28,18 +30,19 @@ def _numbers(shown: str) -> Decimal:
     return Decimal(match.group().replace("−", "-"))
 
 
-def test_each_unit_is_shown_with_its_sensible_digits() -> None:
-    rows: list[tuple[float, str, str]] = [
-        (0.9745, "fraction", "97.4 %"),
-        (-0.0001, "fraction", "0.0 %"),
-        (9.314, "img/s", "9.31 img/s"),
-        (2.36, "x", "2.36×"),
-        (445.78, "ms", "445.8 ms"),
-        (math.inf, "img/s", "∞ img/s"),
+@rows(
+    ("value", "unit", "told"),
+    [
+        (0.9745, "fraction", "97.4 %"), (-0.0001, "fraction", "0.0 %"), (9.314, "img/s", "9.31 img/s"),
+        (2.36, "x", "2.36×"), (445.78, "ms", "445.8 ms"), (math.inf, "img/s", "∞ img/s"),
         (math.nan, "x", "not a number×"),
-    ]
-    for value, unit, expected in rows:
-        assert digits.number_text(value, unit) == expected
+    ],
+)  # fmt: skip
+def test_each_unit_is_shown_with_its_sensible_digits(value: float, unit: str, told: str) -> None:
+    assert digits.number_text(value, unit) == told
+
+
+def test_each_metric_has_its_unit() -> None:
     for metric in METRICS.values():
         unit = {"fraction": " %", "x": "×"}.get(metric.unit, f" {metric.unit_of()}")
         assert digits.number_text(0.5, metric.unit_of()).endswith(unit)
@@ -58,37 +61,32 @@ OVER = replace(MEMORY, outcome="failed", value=70.0004)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "value", "limits", "bound"),
+    ("verdict", "told"),
     [
         # where one side decides, it is the one that is shown, rounded outwards
-        (replace(PASSED, value=0.97, interval=(0.96598, 0.978)), "97.0 %", "at least 96.5 %", "≥ 96.0 %"),
-        (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "93.0 %", "at most 94.2 %",
-         "≥ 96.0 %"),
-        (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "1.15×", "at least 1.11×", "≤ 1.08×"),
-        (replace(FAR, value=0.756), "75.6 %", "each round ≥ 50.0 %", "≥ 25.0 %"),
-        (replace(FAR, outcome="failed", value=0.1), "10.0 %", "each round ≤ 12.5 %", "≥ 25.0 %"),
+        (replace(PASSED, value=0.97, interval=(0.96598, 0.978)), "97.0 % | at least 96.5 % | ≥ 96.0 %"),
+        (replace(PASSED, outcome="failed", value=0.93, interval=(0.921, 0.942)), "93.0 % | at most 94.2 % | ≥ 96.0 %"),
+        (replace(AT_MOST, outcome="failed", value=1.15, interval=(1.11, 1.21)), "1.15× | at least 1.11× | ≤ 1.08×"),
+        (replace(FAR, value=0.756), "75.6 % | each round ≥ 50.0 % | ≥ 25.0 %"),
+        (replace(FAR, outcome="failed", value=0.1), "10.0 % | each round ≤ 12.5 % | ≥ 25.0 %"),
         # where none does, as with wrong data or too few rounds, both are
-        (IN_DOUBT, "97.0 %", "95.1 … 98.2 %", "≥ 96.0 %"),
-        (replace(IN_DOUBT, interval=(0.95998, 0.98002)), "97.0 %", "95.9 … 98.1 %", "≥ 96.0 %"),
-        (replace(IN_DOUBT, interval=(-math.inf, math.inf)), "97.0 %", "−∞ … ∞ %", "≥ 96.0 %"),
-        (replace(PASSED, value=0.97, interval=(0.97, 0.97)), "97.0 %", "–", "≥ 96.0 %"),
+        (IN_DOUBT, "97.0 % | 95.1 … 98.2 % | ≥ 96.0 %"),
+        (replace(IN_DOUBT, interval=(0.95998, 0.98002)), "97.0 % | 95.9 … 98.1 % | ≥ 96.0 %"),
+        (replace(IN_DOUBT, interval=(-math.inf, math.inf)), "97.0 % | −∞ … ∞ % | ≥ 96.0 %"),
+        (replace(PASSED, value=0.97, interval=(0.97, 0.97)), "97.0 % | – | ≥ 96.0 %"),
         # more digits until a miss does not look like its bound
-        (replace(PASSED, outcome="failed", value=0.95996, interval=None), "95.996 %", "–", "≥ 96.0 %"),
-        (OVER, "70.0004 GiB", "–", "≤ 70 GiB"),
+        (replace(PASSED, outcome="failed", value=0.95996, interval=None), "95.996 % | – | ≥ 96.0 %"),
+        (OVER, "70.0004 GiB | – | ≤ 70 GiB"),
         # of a computed bound four, unless a limit needs more
-        (SLOW, "335.6 GB/s", "at most 337.9 GB/s", "≥ 797.0 GB/s"),
+        (SLOW, "335.6 GB/s | at most 337.9 GB/s | ≥ 797.0 GB/s"),
         (replace(SLOW, outcome="passed", bound={"at_least": 797.06}, value=799.0, interval=(797.07, 801.0)),
-         "799.00 GB/s", "at least 797.07 GB/s", "≥ 797.06 GB/s"),
-        (replace(SLOW, bound={"at_least": 0.0051}, value=0.004, interval=(0.0039, 0.0041)), "0.0040 GB/s",
-         "at most 0.0041 GB/s", "≥ 0.0051 GB/s"),
+         "799.00 GB/s | at least 797.07 GB/s | ≥ 797.06 GB/s"),
+        (replace(SLOW, bound={"at_least": 0.0051}, value=0.004, interval=(0.0039, 0.0041)),
+         "0.0040 GB/s | at most 0.0041 GB/s | ≥ 0.0051 GB/s"),
     ],
 )  # fmt: skip
-def test_digits_show_on_which_side_of_the_bound_a_value_is(
-    verdict: Verdict, value: str, limits: str, bound: str
-) -> None:
-    assert (digits.point_text(verdict), digits.limits_text(verdict), digits.bound_text(verdict)) == (
-        value, limits, bound,
-    )  # fmt: skip
+def test_digits_show_on_which_side_of_the_bound_a_value_is(verdict: Verdict, told: str) -> None:
+    assert " | ".join(of(verdict) for of in (digits.point_text, digits.limits_text, digits.bound_text)) == told
 
 
 def test_a_margin_is_told_as_a_share_or_beyond_twice_the_bound_as_a_factor() -> None:
@@ -111,11 +109,8 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
         PASSED, metric=metric, bound={key: bound}, value=value, interval=(value * (1 - half), value * (1 + half))
     )
     shown, shown_bound = _numbers(digits.point_text(verdict)), _numbers(digits.bound_text(verdict))
-    missed = value > bound if key == "at_most" else value < bound
-    if missed:
-        assert shown > shown_bound if key == "at_most" else shown < shown_bound
-    else:
-        assert shown <= shown_bound if key == "at_most" else shown >= shown_bound
+    sign = -1 if key == "at_most" else 1
+    assert (sign * shown < sign * shown_bound) == (sign * value < sign * bound)
     margin = verdict.margin
     assert margin is not None
     assume(margin != 0)
@@ -123,21 +118,19 @@ def test_shown_value_is_on_the_same_side_of_the_shown_bound(
     assert told.endswith("× the bound") if margin < -1 else told.startswith("−" if margin < 0 else "+")
 
 
-def test_verdict_has_one_word_and_one_style() -> None:
-    rows: list[tuple[VerdictOutcome, Severity, str, str]] = [
-        ("passed", "fail", "PASS", "passed"),
-        ("failed", "fail", "FAIL", "failed"),
-        ("failed", "warn", "WARN", "warned"),
-        ("inconclusive", "fail", "INCONCLUSIVE", "undecided"),
-        ("inconclusive", "warn", "INCONCLUSIVE", "warned"),
-        ("not_measured", "warn", "NOT MEASURED", "undecided"),
-        ("error", "fail", "ERROR", "failed"),
-    ]
-    for outcome, severity, word, style in rows:
-        verdict = replace(PASSED, outcome=outcome, severity=severity)
-        assert (verdict_word(verdict), verdict_style(verdict)) == (word, style)
-    wrong = replace(PASSED, outcome="failed", severity="warn", flags=("wrong-data",))
-    assert verdict_word(wrong) == "FAIL"
+@rows(
+    ("standing", "told"),
+    [
+        ("passed fail", "PASS passed"), ("failed fail", "FAIL failed"), ("failed warn", "WARN warned"),
+        ("failed warn wrong-data", "FAIL failed"), ("inconclusive fail", "INCONCLUSIVE undecided"),
+        ("inconclusive warn", "INCONCLUSIVE warned"), ("not_measured warn", "NOT MEASURED undecided"),
+        ("error fail", "ERROR failed"),
+    ],
+)  # fmt: skip
+def test_verdict_has_one_word_and_one_style(standing: str, told: str) -> None:
+    outcome, severity, *flags = standing.split()
+    verdict = replace(PASSED, outcome=outcome, severity=severity, flags=tuple(flags))  # type: ignore[arg-type]
+    assert f"{verdict_word(verdict)} {verdict_style(verdict)}" == told
 
 
 def test_rerun_command_quotes_what_a_shell_would_read() -> None:
@@ -161,17 +154,31 @@ def test_one_line_keeps_what_a_person_wrote() -> None:
 
 
 def test_a_headline_ends_with_a_sentence_of_a_very_long_error() -> None:
-    said = (
-        "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 2 "
-        "has a total capacity of 79.35 GiB of which 1.88 GiB is free. "
-        + "Of the allocated memory much is allocated. "
-        * 12
-    )
-    headline = headline_of(f"{said}\nlast lines of its NCCL log: …")
-    assert headline.startswith(
-        "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory. Tried to allocate"
-    )
+    first = "rank 2 on n1 failed in preparation: OutOfMemoryError: CUDA out of memory."
+    headline = headline_of(f"{first}{' Of the allocated memory much is allocated.' * 12}\nlast lines of its log: …")
+    assert headline.startswith(first)
     assert headline.endswith(". …")
     assert len(headline) <= 302
     assert headline_of("short\nmore") == "short"
     assert len(headline_of("x" * 1000)) == 302
+
+
+LOSS = UniformLoss(0.0, 0.0510001, 0.95, "throughput_per_gpu[a]", 5)
+FAST = replace(LOSS, largest=0.0, workloads=1)
+SLOWER = replace(FAST, largest=0.44)
+NO_SPEED: dict[str, Any] = {"notes": ("no published speed",), "remarks": (because("unseen-loss"),)}
+NARROW = replace(PASSED, flags=("this-launch-only",))
+
+
+@rows(("changes", "words"), [
+    ({"uniform_loss": LOSS}, "at least 94.8 % of the published one for each of 5 workloads (95 % confidence)."),
+    ({"uniform_loss": SLOWER}, "at least 56.0 % of the published one (95 % confidence)."),
+    ({"uniform_loss": FAST}, "at least the published one (95 % confidence)."),
+    ({"uniform_loss": FAST, **NO_SPEED}, ""), ({"uniform_loss": LOSS, "verdicts": (NARROW,)}, ""),
+    ({"verdicts": (replace(FAILED, published=1200.0),)}, ""), (NO_SPEED, ""),
+    ({}, "no published throughput to compare with, so a loss of any size could stay hidden."),
+])  # fmt: skip
+def test_the_lower_limit_of_the_slowest_workload_is_told_rounded_down(changes: dict[str, Any], words: str) -> None:
+    said = uniform_loss_text(replace(Judgement("a100", "accepted", "1 of 1", (PASSED,)), **changes))
+    assert said.endswith(words)
+    assert bool(said) == bool(words)
