@@ -21,6 +21,7 @@ from pytest_ddpscale.run.strict_json import (
     column,
     refuse_other_lengths,
 )
+from pytest_ddpscale.run.telemetry import GpuReadings
 from pytest_ddpscale.util.arrays import FloatArray
 
 
@@ -189,6 +190,7 @@ class RankBlock(Record, kw_only=True):
     unread: dict[str, Reason] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    telemetry: GpuReadings | None = None
 
 
 def joined(parts: Sequence[RankBlock], **common: Any) -> Block:

@@ -34,7 +34,7 @@ from pytest_ddpscale.run.records import (
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
-from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
+from pytest_ddpscale.worker.context import RankContext, arm_order
 from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.images import StudyImages, open_samples
@@ -57,7 +57,7 @@ class GangMember:
         self._plan = plan
         self._context = context
         self._control, self._progress = context.control, context.progress
-        self._sink, self._telemetry = context.sink, context.telemetry
+        self._sink = context.sink
         self._gang = context.gang
         self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
@@ -76,23 +76,19 @@ class GangMember:
             pg_options=communicator_options(backend),
         )
         yield
-        self._telemetry.close()  # after a failure it ends with this process
+        if self._context.sampler is not None:
+            self._context.sampler.close()  # after a failure it ends with this process
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
     def announce(self, who: Rank) -> None:
-        """Record host and device of all ranks, and start sampling their GPUs.
+        """Record host and device of all ranks.
 
-        Pairs name each other's host by these messages. They stay in the store, a few megabytes for 8,192 ranks: local
-        rank 0 of another node may read them long after rank 0 has, and a deleted key reads as empty.
+        Pairs name each other's host by these messages. They stay in the store, a few megabytes for 8,192 ranks: a rank
+        of another node may read them long after rank 0 has, and a deleted key reads as empty.
         """
         control = self._control
         control.say(f"startup/{control.rank}", who)
-
-        def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.place.uuid for one in control.hear_all([f"startup/{rank}" for rank in ranks], Rank)]
-
-        self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
             told = control.hear_all(keys, Rank)
@@ -213,19 +209,19 @@ class GangMember:
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
-        self._telemetry.wait_for_first_poll()
+        self._context.wait_for_first_poll()
         if rank in ranks:
             group = next(group for group, members in enumerate(groups) if rank in members)
-            part = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
+            timed = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
+            part = self._context.sampled(timed, "utilization", "energy_j")
         here.phase = "gathering"
         common = {"study": study.id, "arm": arm.name, "round": number, "gang": self._gang}
 
         def join(parts: list[RankBlock]) -> None:
-            telemetry = self._telemetry.collect(key, ranks, study.id, arm.name, number)
-            parts = with_telemetry(parts, telemetry) if telemetry else parts
+            self._context.append_telemetry(parts, study.id, arm.name, number)
             self._sink.append_record(joined(parts, **common, count=steps))
 
-        self._context.gather(key, ranks, part, RankBlock, join, _windows)
+        self._context.gather(key, ranks, part, RankBlock, join, is_timed=True)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Record the seeded step of each rank and the FLOPs per image, before any training."""
@@ -291,10 +287,6 @@ def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:
 def _usual_step_s(timing: Timing) -> float:
     """The median step; the mean if data is loaded, because several batches arrive at once and the next steps wait."""
     return statistics.median(timing.step_s) if timing.waited_s is None else statistics.fmean(timing.step_s)
-
-
-def _windows(part: RankBlock) -> list[TimedWindow]:
-    return [TimedWindow(part.rank, part.began_unix_s, part.seconds)]
 
 
 def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:
