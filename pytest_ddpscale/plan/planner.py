@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import Metric
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, Metric
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.words import DeviceType
@@ -28,18 +28,21 @@ class Pace:
         warmup_s: untimed seconds before the first round of a study.
         uncompared_rounds: a lower limit for probes and for studies without a single-rank arm: they have no ratio with
             the noise of two arms, and a nightly check has five minutes.
+        sustained_s: see `Study`, of the first study of weak scaling on all ranks whose throughput is asked for.
     """
 
     rounds: int
     block_s: float
     warmup_s: float
     uncompared_rounds: int = 16
+    sustained_s: float = 0.0
 
 
 # GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds warm the GPU up. CPU:
 # blocks are long enough to average over scheduling noise. At most 32 rounds: with 16 a healthy node is often left
 # undecided (docs/decisions/plan.md).
-PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0), "cpu": Pace(32, 0.75, 2.0)}
+# Two minutes at full load show what heat costs (docs/decisions/plan.md).
+PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0, sustained_s=120.0), "cpu": Pace(32, 0.75, 2.0)}
 # Block length of one probe in one round; short, since probes need no warm-up and there are many.
 PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
@@ -130,8 +133,10 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     """
     probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}
+    paced = set[Workload]()  # whose throughput is asked for
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
+        paced |= {question.workload} if question.metric is THROUGHPUT_PER_GPU else set()
     every = [arm for wanted in arms.values() for arm in wanted]
     takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
     ranks_per_node, layout = empty.ranks_per_node if takes_all else None, None
@@ -154,7 +159,8 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     most, sizes = min(_largest(every), here), {arm.world_size for wanted in arms.values() for arm in wanted}
     dealt = [size for size in sizes if size < most and here % size == 0]
     turns = next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
-    uncompared, studies = min(pace.rounds, pace.uncompared_rounds), []
+    uncompared, studies = min(pace.rounds, pace.uncompared_rounds), list[Study]()
+    all_ranks = _largest(arm for arm in every if arm.kind == "ddp")
 
     def compared(key: tuple[Scaling, Workload]) -> int:
         return max((arm.world_size for arm in arms[key] if arm.kind == "each"), default=0)
@@ -165,6 +171,11 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         taken = turns if timed[0].world_size < turns else 1
         rounds = pace.rounds if timed[0].world_size == 1 else uncompared
         studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
+    for number, one in enumerate(studies):
+        there = {arm.world_size for arm in one.arms if arm.kind == "ddp"}
+        if one.scaling == "weak" and one.workload in paced and all_ranks in there:
+            studies[number] = replace(one, sustained_s=pace.sustained_s)
+            break
     return replace(
         empty,
         studies=tuple(studies),

@@ -219,6 +219,11 @@ class Unsupported(Line, tag="unsupported"):
         refuse_other_lengths([("reasons", self.reasons)], len(self.ranks))
 
 
+def read_steps(said: bytes) -> FloatArray:
+    """Seconds of steps from the format of `Block.series`."""
+    return np.frombuffer(said, "<f4").astype(np.float64)
+
+
 def step_bytes(step_s: Iterable[float]) -> bytes:
     """Seconds of steps in the format of `Block.series`."""
     return np.fromiter(step_s, "<f4").tobytes()

@@ -118,6 +118,32 @@ class WarmUp(Line, tag="warm_up"):
     first_block_s: Seconds
 
 
+class RankHeat(Record):
+    """Means of one rank's GPU over the last `plan.study.SUSTAINED_S` of a stretch; None if it was not read."""
+
+    rank: Count
+    sm_clock_mhz: Seconds | None = None
+    temperature_c: Seconds | None = None
+
+
+class Sustained(Line, tag="sustained"):
+    """All ranks trained an arm in one stretch before the first round of its study.
+
+    Attributes:
+        study: id of the study.
+        arm: name of the arm.
+        gang: number of the gang.
+        step_s: seconds of each step of the first rank, for which all ranks wait: little-endian float32, in base64.
+        ranks: of each its clock and temperature at the end.
+    """
+
+    study: str
+    arm: str
+    gang: Count
+    step_s: bytes
+    ranks: tuple[RankHeat, ...]
+
+
 class SeededStep(Record):
     """Result of a step with the same seed, which a rank computes alone and sends to rank 0.
 

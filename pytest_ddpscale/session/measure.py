@@ -133,7 +133,10 @@ class MeasureSource(EvidenceSource):
 
     def _pace(self) -> Pace:
         settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
-        pace = replace(default, block_s=settings.block_s or default.block_s)
+        sustained_s = settings.warm_up_s
+        if sustained_s is None:  # meanwhile nothing is recorded
+            sustained_s = default.sustained_s if 2 * default.sustained_s <= settings.inactivity_limit_s else 0.0
+        pace = replace(default, block_s=settings.block_s or default.block_s, sustained_s=sustained_s)
         return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 
     def measure(self, listener: Listener) -> None:

@@ -134,6 +134,10 @@ class RankContext:
         """Whether no further round may start."""
         return self.deadline_unix_s is not None and time.time() >= self.deadline_unix_s
 
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether that takes at most a quarter of the time left: rounds decide, so they have most of it."""
+        return self.deadline_unix_s is None or time.time() + 4 * seconds <= self.deadline_unix_s
+
     def next_round(self, study_id: str, number: int, names: Sequence[str]) -> tuple[EndReason | None, list[str]]:
         """Why round `number` does not begin, or else which of these arms or probes it times.
 

@@ -16,13 +16,14 @@ from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, SUSTAINED_S, Plan, Study
 from pytest_ddpscale.run.block import READINGS, STEP_S, WAITED_S, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.records import (
     EndReason,
     GangRecord,
     GangTransport,
     Rank,
+    RankHeat,
     RankMemory,
     RankTransport,
     RoundEnd,
@@ -31,6 +32,7 @@ from pytest_ddpscale.run.records import (
     StudyEnd,
     StudyMemory,
     StudyStart,
+    Sustained,
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
@@ -140,6 +142,7 @@ class GangMember:
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
+        self._train_on(study, arms, steps)
         reason = self._run_rounds(study, arms, steps)
         if context.tries_memory:
             # The peak of every rank, before it is freed.
@@ -267,6 +270,26 @@ class GangMember:
             steps = steps_for_block(_usual_step_s(latest), study.block_s, steps_at_once(study, arm))
             self._sink.append_record(WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s))
             self._control.say(f"{key}/steps", steps)
+
+    def _train_on(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> None:
+        """Train an arm in one stretch, and record its steps, with clock and temperature of each GPU at the end."""
+        arm, context, key = study.stretched, self._context, f"{study.id}/sustained"
+        if arm is None or not self._control.decided(f"{key}/begins", lambda: context.has_time_for(study.sustained_s)):
+            return
+        here, said, step_s = self._progress, RankHeat(rank=self._control.rank), b""
+        here.arm, here.phase = arm.name, "sustained training"
+        context.wait_for_first_poll()
+        ranks = self._layout.ranks([arm])
+        if said.rank in ranks:
+            # As many whole blocks as fill it.
+            timing = arms.time_block(arm, steps[arm.name] * max(1, round(study.sustained_s / study.block_s)))
+            step_s, ended_s = step_bytes(timing.step_s), timing.started_unix_s + timing.block_s
+            if context.sampler is not None:
+                told = context.sampler.cut(ended_s - min(SUSTAINED_S, timing.block_s), ended_s)
+                said = RankHeat(rank=said.rank, sm_clock_mhz=told.sm_clock_mhz, temperature_c=told.temperature_c)
+        here.phase = "gathering"
+        record = partial(Sustained, study=study.id, arm=arm.name, gang=self._gang, step_s=step_s)
+        context.record(key, said if said.rank in ranks else None, RankHeat, record, ranks)
 
 
 def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:

@@ -18,9 +18,10 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.block import Block, read_steps
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import LOGS
-from pytest_ddpscale.run.records import GangRecord, Rank, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GangRecord, Rank, RankHeat, StudyEnd, StudyStart, Sustained
 from pytest_ddpscale.worker.__main__ import who_i_am
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
@@ -62,6 +63,25 @@ def test_ranks_say_what_a_study_took_where_that_is_tried(gloo_of_one: None) -> N
     [rank] = said.ranks
     assert said.study == weak.id
     assert rank.own_bytes > 2**20
+
+
+@pytest.mark.parametrize(("left_s", "sustained_s"), [(None, 0.5), (3600.0, 0.5), (3600.0, 1000.0)])
+def test_an_arm_is_trained_in_one_stretch_before_the_rounds_where_there_is_time(
+    gloo_of_one: None, left_s: float | None, sustained_s: float
+) -> None:
+    two = study(Arm("alone", 1, 2), Arm("ddp", 1, 2))
+    weak = replace(two, rounds=1, block_s=0.05, warmup_s=0.0, sustained_s=sustained_s)
+    is_trained = sustained_s < 1
+    sink, control = KeptRecords(), Control(HashStore(), rank=0, local_rank=0, world_size=1)
+    deadline_unix_s = None if left_s is None else time.time() + left_s
+    context = context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink, deadline_unix_s=deadline_unix_s)
+    GangMember(Plan("cpu", "cpu", (weak,)), context).run_study(weak.id)
+    said = [one for one in sink.records if isinstance(one, Sustained | Block)]
+    assert [type(one) for one in said] == [Sustained] * is_trained + [Block] * 2
+    for one in said[:is_trained]:
+        assert isinstance(one, Sustained)
+        assert (one.study, one.arm, one.ranks) == (weak.id, "ddp@1", (RankHeat(rank=0),))
+        assert 0.1 < read_steps(one.step_s).sum() < 5
 
 
 def test_arms_are_profiled_after_the_study_has_ended_where_that_is_asked(gloo_of_one: None, tmp_path: Path) -> None:
