@@ -133,9 +133,7 @@ class MeasureSource(EvidenceSource):
 
     def _pace(self) -> Pace:
         settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
-        sustained_s = settings.warm_up_s
-        if sustained_s is None:  # meanwhile nothing is recorded
-            sustained_s = default.sustained_s if 2 * default.sustained_s <= settings.inactivity_limit_s else 0.0
+        sustained_s = default.sustained_s if settings.warm_up_s is None else settings.warm_up_s
         pace = replace(default, block_s=settings.block_s or default.block_s, sustained_s=sustained_s)
         return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 
