@@ -197,7 +197,7 @@ def test_facts_of_costs_and_of_three_doublings() -> None:
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A simulated run of 16 A100s: weak scaling to all of them, strong scaling inside a node."""
     path = tmp_path_factory.mktemp("run") / "run"
-    simulate = ["simulate", "--gpu-sku", "a100", "--gpus", "16", "--world-sizes", "16", "--rounds", "8"]
+    simulate = ["simulate", "--gpu-sku", "a100", "--gpus", "16", "--rounds", "8"]
     main([*simulate, "--workloads", "vit-b-16-fp16", "--out", str(path)])
     return str(path)
 
