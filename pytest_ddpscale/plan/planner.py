@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU, Metric
+from pytest_ddpscale.plan.metric_catalogue import Metric
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.words import DeviceType
@@ -28,7 +28,7 @@ class Pace:
         warmup_s: untimed seconds before the first round of a study.
         uncompared_rounds: a lower limit for probes and for studies without a single-rank arm: they have no ratio with
             the noise of two arms, and a nightly check has five minutes.
-        sustained_s: see `Study`, of the first study of weak scaling on all ranks whose throughput is asked for.
+        sustained_s: see `Study`, of one study.
     """
 
     rounds: int
@@ -110,7 +110,10 @@ class Question:
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
 
 
-def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Arm] = ()) -> Plan:
+def build_plan(
+    empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Arm] = (),
+    stretched: Container[Workload] = (),
+) -> Plan:  # fmt: skip
     """Plan one study per kind of scaling and workload, with every arm that any question needs.
 
     The first weak-scaling study, by name, on the most ranks also times all ranks at once without communication (the arm
@@ -126,6 +129,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         questions: the questions to answer.
         pace: how long and how often arms are timed.
         probes: the probes to run.
+        stretched: workloads of which the first is trained in one stretch, if weak scaling trains it on all ranks.
 
     Raises:
         ValueError: as `Question.measured`, which does not occur for a loaded thresholds file; or an arm or a probe
@@ -133,10 +137,8 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     """
     probed = tuple(dict.fromkeys(probes))
     arms: Wanted = {}
-    paced = set[Workload]()  # whose throughput is asked for
     for question in questions:
         arms.setdefault((question.metric.scaling, question.workload), set()).update(question.arms)
-        paced |= {question.workload} if question.metric is THROUGHPUT_PER_GPU else set()
     every = [arm for wanted in arms.values() for arm in wanted]
     takes_all = empty.device_type == "cuda" and (empty.survey or len(probed) > 0)
     ranks_per_node, layout = empty.ranks_per_node if takes_all else None, None
@@ -160,7 +162,6 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     dealt = [size for size in sizes if size < most and here % size == 0]
     turns = next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
     uncompared, studies = min(pace.rounds, pace.uncompared_rounds), list[Study]()
-    all_ranks = _largest(arm for arm in every if arm.kind == "ddp")
 
     def compared(key: tuple[Scaling, Workload]) -> int:
         return max((arm.world_size for arm in arms[key] if arm.kind == "each"), default=0)
@@ -172,9 +173,10 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         rounds = pace.rounds if timed[0].world_size == 1 else uncompared
         studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
     for number, one in enumerate(studies):
-        there = {arm.world_size for arm in one.arms if arm.kind == "ddp"}
-        if one.scaling == "weak" and one.workload in paced and all_ranks in there:
-            studies[number] = replace(one, sustained_s=pace.sustained_s)
+        long = replace(one, sustained_s=pace.sustained_s)
+        is_of_all = long.stretched is not None and long.stretched.world_size in (here, here * empty.nodes)
+        if one.scaling == "weak" and one.workload in stretched and is_of_all:
+            studies[number] = long
             break
     return replace(
         empty,

@@ -16,7 +16,7 @@ import numpy as np
 
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
-from pytest_ddpscale.judge.sustained import sustained
+from pytest_ddpscale.judge.sustained import stretches
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
 from pytest_ddpscale.report.charts import About, BarRow, Cells, Curve, LineAxes, Point, bars, curves, matrix
@@ -63,7 +63,7 @@ _TIME = (
 )
 
 
-_STRETCH = "Pace of each two seconds over that of the rounds that follow; heat at full load makes it fall."
+_STRETCH = "Pace of each two seconds over that of the later rounds, on the slowest node; heat makes it fall."
 
 
 def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
@@ -90,7 +90,7 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
         found.append(curves(about(f"{scaling}-{quantity.file}", title, _SCALING), axes, panels))
     found += [
         where_time_goes(about("where-time-goes", "Where the time goes", _TIME), evidence),
-        stretches(about("sustained", "Pace in one stretch of training", _STRETCH), evidence),
+        paces(about("sustained", "Pace in one stretch of training", _STRETCH), evidence),
     ]
     return [one for one in found if one]
 
@@ -187,16 +187,18 @@ def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:
     return replace(axes, y="speed-up (×)", scale="log", ideal=float) if quantity is SPEEDUP else axes
 
 
-def stretches(about: About, evidence: Evidence) -> Picture | None:
-    """The pace of training in one stretch, relative to the rounds; None if it was not measured."""
-    # Values alone, which no confidence changes.
-    found = [one for study in evidence.plan.studies if (one := sustained(evidence, study, 0.95))]
+def paces(about: About, evidence: Evidence) -> Picture | None:
+    """The pace of training in one stretch on the slowest node, relative to the rounds; None if it was not measured."""
     axes = LineAxes(
         "seconds", "pace, of the rounds'", scale="near", tick="{x:.1%}", number=partial(percent, decimals=1),
         ideal=lambda _: 1.0,
     )  # fmt: skip
-    drawn = (Curve(one.study, [*starmap(Point, zip(one.times_s, one.ratios, strict=True))]) for one in found)
-    return curves(about, axes, {one.name: [one] for one in drawn})
+    drawn = {
+        study.id: [Curve(study.id, [*starmap(Point, zip(one.times_s, one.ratios, strict=True))])]
+        for study in evidence.plan.studies
+        for one in stretches(evidence, study, 0.95)[:1]  # values alone, which no confidence changes
+    }
+    return curves(about, axes, drawn)
 
 
 def where_time_goes(about: About, evidence: Evidence) -> Picture | None:

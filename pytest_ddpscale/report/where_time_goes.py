@@ -49,7 +49,8 @@ def heat(evidence: Evidence) -> Table:
     """Clock and temperature of each GPU at the end of a stretch of training, the slowest first."""
     gangs, rows = {gang.gang: gang for gang in evidence.gangs}, []
     for said in evidence.sustained.values():
-        for one in sorted(said.ranks, key=lambda one: one.sm_clock_mhz or 0.0):
+        known = [one for one in said.ranks if (one.sm_clock_mhz, one.temperature_c) != (None, None)]
+        for one in sorted(known, key=lambda one: one.sm_clock_mhz or 0.0):
             place = gangs[said.gang].places[one.rank]
             numbers = (ABSENT if value is None else f"{value:.0f}" for value in (one.sm_clock_mhz, one.temperature_c))
             rows.append((said.study, place.host, place.number, *numbers))

@@ -118,30 +118,30 @@ class WarmUp(Line, tag="warm_up"):
     first_block_s: Seconds
 
 
-class RankHeat(Record):
-    """Means of one rank's GPU over the last `plan.study.SUSTAINED_S` of a stretch; None if it was not read."""
+class RankStretch(Record):
+    """One rank's part of a `Sustained`.
+
+    Attributes:
+        rank: in the gang.
+        step_s: seconds of each step, little-endian float32 in base64, of the first rank of each group that trains
+            together: all others wait for each other in every step, and have none.
+        sm_clock_mhz: mean of its GPU over the last `plan.study.SUSTAINED_S`; None if it was not read.
+        temperature_c: likewise.
+    """
 
     rank: Count
+    step_s: bytes = b""
     sm_clock_mhz: Seconds | None = None
     temperature_c: Seconds | None = None
 
 
 class Sustained(Line, tag="sustained"):
-    """All ranks trained an arm in one stretch before the first round of its study.
-
-    Attributes:
-        study: id of the study.
-        arm: name of the arm.
-        gang: number of the gang.
-        step_s: seconds of each step of the first rank, for which all ranks wait: little-endian float32, in base64.
-        ranks: of each its clock and temperature at the end.
-    """
+    """All ranks of an arm trained it in one stretch before the first round of its study."""
 
     study: str
     arm: str
     gang: Count
-    step_s: bytes
-    ranks: tuple[RankHeat, ...]
+    ranks: tuple[RankStretch, ...]
 
 
 class SeededStep(Record):

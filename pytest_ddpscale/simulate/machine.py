@@ -36,6 +36,8 @@ FORWARD_SHARE = 1 - BACKWARD_SHARE
 DDP_OVERHEAD = 0.002
 # DistributedDataParallel's defaults: gradients are sent in buckets, the first one small.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+# Share of the time in which a GPU computes in the rounds, and how long it takes to become hot.
+DUTY, HEATING_S = 0.44, 20.0
 COMPUTING = "computing"  # shared by training and matrix products
 _UTILIZATION = 0.985
 _OF_PEAK = 0.7  # share of the peak that a probe without a requirement reaches
@@ -324,6 +326,7 @@ class Performance:
         noise: of a sound machine.
         spread: how much its nodes and GPUs differ.
         unwaited: as in `ClusterOptions`.
+        heat: how much longer computing takes on GPUs that never rest, once they are hot; in rounds `DUTY` of it.
         probes: values of a sound cluster in probes, in the units of their metrics: TFLOPS or GB/s.
         peak: of a GPU, by which other probes are estimated.
     """
@@ -334,6 +337,7 @@ class Performance:
     noise: Noise
     spread: NodeSpread = NodeSpread()
     unwaited: float = ClusterOptions.unwaited
+    heat: float = 0.0
     probes: Mapping[Arm, float] = field(default_factory=dict)
     peak: Peak | None = None
 
@@ -382,6 +386,7 @@ class Performance:
             "noise": asdict(self.noise),
             "spread": asdict(self.spread),
             "unwaited": self.unwaited,
+            "heat": self.heat,
             "samples_per_s": {name: expectation.samples_per_s for name, expectation in self.expectations.items()},
             "ddp_overhead": DDP_OVERHEAD,
             "backward_share": BACKWARD_SHARE,

@@ -20,10 +20,27 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import KINDS, Operation
 from pytest_ddpscale.plan.pairing import SLOW_SHARES, PairResult, PairStudy, are_stalled, is_undecided, next_round
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, ProbeStudy, Study
-from pytest_ddpscale.run.block import STEP_S, Block, joined_checksums
+from pytest_ddpscale.run.block import STEP_S, Block, joined_checksums, step_bytes
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import RoundEnd, SeededStep, SeededSteps, StudyEnd, StudyStart, WorkloadFlops
-from pytest_ddpscale.simulate.machine import COMPUTING, FORWARD_SHARE, Performance, all_reduce_s, model_of
+from pytest_ddpscale.run.records import (
+    RankStretch,
+    RoundEnd,
+    SeededStep,
+    SeededSteps,
+    StudyEnd,
+    StudyStart,
+    Sustained,
+    WorkloadFlops,
+)
+from pytest_ddpscale.simulate.machine import (
+    COMPUTING,
+    DUTY,
+    FORWARD_SHARE,
+    HEATING_S,
+    Performance,
+    all_reduce_s,
+    model_of,
+)
 from pytest_ddpscale.simulate.options import InjectedFault
 from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 
@@ -146,6 +163,31 @@ class SimulatedRun:
         steps = (SeededStep(rank=rank, checksum=_WRONG if corrupt[rank] else right) for rank in ranks)
         yield SeededSteps(study=study.id, gang=GANG, ranks=tuple(steps))
         yield WorkloadFlops(study=study.id, flops_per_sample=model_of(study.workload).flops_per_sample)
+        if study.stretched is not None:
+            yield from self._stretch(study, study.stretched)
+
+    def _stretch(self, study: Study, arm: Arm) -> Iterator[Sustained]:
+        """An arm in one stretch, while GPUs become hot, from a random stream of its own: rounds stay the same."""
+        chance, self._chance = self._chance, self._stream(f"{study.id}/sustained")
+        block, varies = self._block(study, arm, Moment(0, 0, 0.0)), self.performance
+        if block is not None:
+            firsts = [int(first) for first, *_ in self.plan.layout.groups(arm)]
+            noise = self._noise_of_round(study, arm.name, len(firsts), Moment(0, 0, 0.0))
+            hot = dict(zip(firsts, (1 + DUTY * varies.heat) * noise, strict=True))
+            ranks = []
+            for rank, step_s in zip(map(int, block.ranks), block.each("seconds") / block.each("count"), strict=True):
+                series = np.zeros(0)
+                if rank in hot:
+                    cold_s = float(step_s) / hot[rank]
+                    times_s = np.arange(0.0, study.sustained_s, cold_s)
+                    heat = 1 - varies.heat * np.expm1(-times_s / HEATING_S)
+                    series = cold_s * heat * (1 + varies.noise.step_sd * self._chance.standard_normal(len(heat)))
+                ranks.append(RankStretch(rank=rank, step_s=step_bytes(series)))
+            yield Sustained(study=study.id, arm=arm.name, gang=GANG, ranks=tuple(ranks))
+        self._chance = chance
+
+    def _stream(self, name: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
 
     def measure_round(self, study: Study | ProbeStudy, number: int, timed: Sequence[Arm]) -> Iterator[Block | RoundEnd]:
         """One round of a study: blocks for each timed arm with any rank present, in random order. Call in order.
@@ -171,6 +213,7 @@ class SimulatedRun:
         sound, varies = self.performance.step_time(study, arm), self.performance.noise
         normal = self._chance.standard_normal
         own_s, is_ddp = sound.computation_s * self.faults.drift(when), arm.kind == "ddp"
+        own_s *= 1 + DUTY * self.performance.heat
         steps = max(FEWEST_STEPS_PER_BLOCK, math.ceil(study.block_s / own_s))
         slower = sound.slowed_by(self.faults.slowdown(when)) * self._differences_in(COMPUTING)
         computed_s = own_s * slower[groups]
@@ -229,8 +272,7 @@ class SimulatedRun:
         """
         key = f"{study.id}/{name}"
         if key not in self._noise:
-            chance = np.random.default_rng([self.seed, zlib.crc32(key.encode())])
-            self._noise[key] = self.performance.noise.of_rounds(chance, study.rounds, number)
+            self._noise[key] = self.performance.noise.of_rounds(self._stream(key), study.rounds, number)
         return np.asarray(np.exp(self._noise[key][:, when.round]))
 
     def _together(self, study: Study, arm: Arm, groups: IntArray, computed_s: FloatArray) -> FloatArray:

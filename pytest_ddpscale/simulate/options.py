@@ -69,11 +69,11 @@ class ClusterOptions:
     """
 
     gpu_sku: str = _option("SKU", "a name or alias in the thresholds file", MISSING)
-    gpus: int | None = _option("N", "size of the cluster; default: that of the largest requirement")
+    gpus: int | None = _option("N", "size; default: that of the largest requirement")
     gpus_per_node: int = _option("N", "GPUs of each node", 8)
     workloads: tuple[str, ...] | None = _option("NAME,…", "only these workloads; default: all")
     noise: float | None = _option("SD",
-        "relative standard deviation of a round; default: 0.003 on GPU, 0.02 on CPU")
+        "deviation of a round; default: 0.003, on CPU 0.02")
     gpu_spread: float = _option("SD",
         "relative standard deviation between the GPUs of a node, the same with every --seed", 0.0)
     node_spread: float = _option("SD", "likewise between nodes", 0.0)
@@ -81,6 +81,7 @@ class ClusterOptions:
     nodes_seed: int = _option("S", "seed of what nodes and GPUs differ by: another one gives other nodes", 0)
     correlation: float = _option("R", "correlation between successive rounds (AR(1) noise)", 0.0)
     hiccups: float = _option("P", "share of blocks that take up to 10 standard deviations longer", 0.0)
+    heat: float = _option("P", "loss of GPUs that compute without a rest", 0.0)
     nic_gbps: float = 25.0
     unwaited: float = 0.007
 # fmt: on

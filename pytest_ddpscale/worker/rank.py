@@ -23,8 +23,8 @@ from pytest_ddpscale.run.records import (
     GangRecord,
     GangTransport,
     Rank,
-    RankHeat,
     RankMemory,
+    RankStretch,
     RankTransport,
     RoundEnd,
     SeededStep,
@@ -276,20 +276,21 @@ class GangMember:
         arm, context, key = study.stretched, self._context, f"{study.id}/sustained"
         if arm is None or not self._control.decided(f"{key}/begins", lambda: context.has_time_for(study.sustained_s)):
             return
-        here, said, step_s = self._progress, RankHeat(rank=self._control.rank), b""
+        here, said, ranks = self._progress, RankStretch(rank=self._control.rank), self._layout.ranks([arm])
         here.arm, here.phase = arm.name, "sustained training"
         context.wait_for_first_poll()
-        ranks = self._layout.ranks([arm])
         if said.rank in ranks:
             # As many whole blocks as fill it.
             timing = arms.time_block(arm, steps[arm.name] * max(1, round(study.sustained_s / study.block_s)))
-            step_s, ended_s = step_bytes(timing.step_s), timing.started_unix_s + timing.block_s
+            ended_s = timing.started_unix_s + timing.block_s
             if context.sampler is not None:
                 told = context.sampler.cut(ended_s - min(SUSTAINED_S, timing.block_s), ended_s)
-                said = RankHeat(rank=said.rank, sm_clock_mhz=told.sm_clock_mhz, temperature_c=told.temperature_c)
+                said = replace(said, sm_clock_mhz=told.sm_clock_mhz, temperature_c=told.temperature_c)
+            if any(said.rank == first for first, *_ in self._layout.groups(arm)):
+                said = replace(said, step_s=step_bytes(timing.step_s))
         here.phase = "gathering"
-        record = partial(Sustained, study=study.id, arm=arm.name, gang=self._gang, step_s=step_s)
-        context.record(key, said if said.rank in ranks else None, RankHeat, record, ranks)
+        record = partial(Sustained, study=study.id, arm=arm.name, gang=self._gang)
+        context.record(key, said if said.rank in ranks else None, RankStretch, record, ranks)
 
 
 def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.arm import Arm, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import (
@@ -61,7 +61,8 @@ def planned(case: str) -> Plan:
             questions.append(Question(metric, WORKLOADS[workload], int(size), placement))
     ranks_per_node = None if ranks == "?" else int(ranks)
     empty = Plan("a100", device, (), nodes=int(nodes), ranks_per_node=ranks_per_node, survey="survey" in words)
-    return build_plan(empty, questions, PACE, probes)
+    paced = [one.workload for one in questions if one.metric is THROUGHPUT_PER_GPU]
+    return build_plan(empty, questions, PACE, probes, paced)
 
 
 def told(case: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Block, read_steps
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import LOGS
-from pytest_ddpscale.run.records import GangRecord, Rank, RankHeat, StudyEnd, StudyStart, Sustained
+from pytest_ddpscale.run.records import GangRecord, Rank, StudyEnd, StudyStart, Sustained
 from pytest_ddpscale.worker.__main__ import who_i_am
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
@@ -80,8 +80,9 @@ def test_an_arm_is_trained_in_one_stretch_before_the_rounds_where_there_is_time(
     assert [type(one) for one in said] == [Sustained] * is_trained + [Block] * 2
     for one in said[:is_trained]:
         assert isinstance(one, Sustained)
-        assert (one.study, one.arm, one.ranks) == (weak.id, "ddp@1", (RankHeat(rank=0),))
-        assert 0.1 < read_steps(one.step_s).sum() < 5
+        [rank] = one.ranks
+        assert (one.study, one.arm, rank.rank, rank.sm_clock_mhz) == (weak.id, "ddp@1", 0, None)
+        assert 0.1 < read_steps(rank.step_s).sum() < 5
 
 
 def test_arms_are_profiled_after_the_study_has_ended_where_that_is_asked(gloo_of_one: None, tmp_path: Path) -> None:
