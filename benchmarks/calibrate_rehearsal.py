@@ -24,7 +24,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from reporting import Share, argument_parser, keep, positive_int, table
@@ -33,12 +33,11 @@ from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
-from pytest_ddpscale.simulate.faults import Faults, InjectedFault
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.machine import NodeSpread
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
-from pytest_ddpscale.simulate.writing import records
+from pytest_ddpscale.simulate.options import ClusterOptions, InjectedFault
+from pytest_ddpscale.simulate.writing import host_name, records
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.packaged import packaged
@@ -95,8 +94,7 @@ def rehearse(seed: int, arguments: argparse.Namespace) -> ClusterResult:
     cluster = spread_over(arguments.nodes * PER_NODE, sds, chance.getrandbits(32))
     plan = cluster.plan(arguments.rounds, seed=seed, short_blocks=True)
     bad = chance.sample(range(arguments.nodes), 2)
-    slow = [fault for node in bad for fault in _slow(chance, node, chance.uniform(*BAD_SLOWNESS))]
-    faults = Faults(tuple(slow), plan.layout)
+    faults = [fault for node in bad for fault in _slow(chance, node, chance.uniform(*BAD_SLOWNESS))]
     whole_plan = cluster.plan(seed=seed, short_blocks=True)
     runs = []
     for number in range(arguments.launches):
@@ -144,7 +142,7 @@ class _Fresh:
     ) -> dict[str, str]:  # fmt: skip
         """Outcomes after so many rounds, None for as many as a session takes at most."""
         plan = cluster.plan(rounds, seed=launch, short_blocks=True)
-        faults = Faults(tuple(InjectedFault("slow-gpu", rank, size=SLOW) for rank in slow), plan.layout)
+        faults = _slowed(slow, SLOW)
         return self._judged(cluster, evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, faults, launch)))
 
     def _judged(self, cluster: SimulatedCluster, evidence: Evidence) -> dict[str, str]:
@@ -185,7 +183,11 @@ def _slow(chance: random.Random, node: int, factor: float) -> list[InjectedFault
     """One GPU of a node, or all of them."""
     first = node * PER_NODE
     ranks = range(first, first + PER_NODE) if chance.random() < 0.5 else [first + chance.randrange(PER_NODE)]
-    return [InjectedFault("slow-gpu", rank, size=factor) for rank in ranks]
+    return _slowed(ranks, factor)
+
+
+def _slowed(ranks: Iterable[int], factor: float) -> list[InjectedFault]:
+    return [InjectedFault("slow-gpu", (rank,), size=factor) for rank in ranks]
 
 
 def evidence_of_run(cluster: SimulatedCluster, run: SimulatedRun) -> Evidence:

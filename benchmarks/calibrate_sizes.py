@@ -38,11 +38,11 @@ from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.simulate.faults import Faults, InjectedFault
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.machine import NodeSpread
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.options import ClusterOptions, InjectedFault
+from pytest_ddpscale.simulate.writing import host_name
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.site_file import write_overlay
 
@@ -52,9 +52,9 @@ SPREAD = {"node_sd": 0.005, "gpu_sd": 0.01, "launch_sd": 0.002}
 LOSSES = (3, 5, 10, 20)  # per cent of the time
 HEALTHY, COMPUTATION, MEMORY, LINKS = "healthy", "computation", "memory", "links"
 FAULTS = {
-    COMPUTATION: lambda rank, factor: InjectedFault("slow-gpu", rank, size=factor),
-    MEMORY: lambda rank, factor: InjectedFault("slow-probe", rank, "memory-copy", size=1 / factor),
-    LINKS: lambda rank, factor: InjectedFault("slow-gpu-link", rank, size=1 / factor),
+    COMPUTATION: lambda rank, factor: InjectedFault("slow-gpu", (rank,), size=factor),
+    MEMORY: lambda rank, factor: InjectedFault("slow-probe", (rank,), "memory-copy", size=1 / factor),
+    LINKS: lambda rank, factor: InjectedFault("slow-gpu-link", (rank,), size=1 / factor),
 }
 OUTCOMES = ("accepted", "rejected", "incomplete")
 
@@ -90,10 +90,9 @@ def rehearse(which: tuple[str, int], arguments: argparse.Namespace) -> list[Cell
     chance = random.Random(f"{arguments.seed}/{sku}/{number}")
     cluster = cluster_of(sku, max(NODES) * PER_NODE, chance.getrandbits(32))
     plan, whole = cluster.plan(arguments.rounds, seed=number, short_blocks=True), cluster.plan(seed=number)
-    none = Faults((), plan.layout)
     # They ended before their limit of rounds, since provisional bounds are soon decided.
     measured = [
-        replace(evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, none, seed)), plan=whole)
+        replace(evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, (), seed)), plan=whole)
         for seed in (chance.getrandbits(31) for _ in range(max(RUNS)))
     ]
     fresh = [(HEALTHY, 0)] * arguments.healthy
@@ -158,9 +157,7 @@ class FreshNode:
         """A run of it; None for as many rounds as a session takes at most."""
         plan = self.cluster.plan(rounds, seed=self.seed, short_blocks=True)
         slow = [FAULTS[self.what](rank, 1 + self.loss / 100) for rank in range(PER_NODE)] if self.loss else []
-        return evidence_of_run(
-            self.cluster, SimulatedRun(plan, self.cluster.performance, Faults(tuple(slow), plan.layout), self.seed)
-        )
+        return evidence_of_run(self.cluster, SimulatedRun(plan, self.cluster.performance, slow, self.seed))
 
     def judged(self, file: ThresholdsFile) -> tuple[str, list[str]]:
         """The outcome of its run, and the requirements that reject it."""

@@ -34,19 +34,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from reporting import Share, argument_parser, keep, positive_int
-from simulated_session import conclude_all
+from simulated_session import conclude_all, of_cluster
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.verdicts import ACCEPTING, Culprit, Verdict
-from pytest_ddpscale.simulate.faults import HELD_DOWN, Moment, parse_faults
-from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.performance import Performance
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import COMPUTING, NodeSpread
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.machine import COMPUTING, NodeSpread, Performance
+from pytest_ddpscale.simulate.measuring import HELD_DOWN, Moment, SimulatedRun
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
+from pytest_ddpscale.simulate.writing import host_name
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
@@ -197,9 +196,9 @@ def cluster_of(scenario: Scenario, points: float) -> SimulatedCluster:
     options = ClusterOptions(
         scenario.sku,
         gpus=scenario.gpus,
-        round_noise=scenario.noise / 100,
+        noise=scenario.noise / 100,
         workloads=scenario.workloads,
-        spread=NodeSpread(gpu_sd=scenario.spread / 100),
+        gpu_spread=scenario.spread / 100,
         hiccups=scenario.hiccups,
     )
     cluster = open_cluster(load_thresholds(packaged("thresholds.yaml")), options)
@@ -227,9 +226,9 @@ def run_of(scenario: Scenario, cluster: SimulatedCluster, number: int, seed: int
     ranks = scenario.ranks(number, plan.layout)
     at = {"rank": ranks.start, "node": ranks.start // plan.layout.ranks_per_node}
     faults = parse_faults([one.format(**at) for one in scenario.faults], plan.layout)
-    performance = cluster.performance.of_cluster(seed)
+    performance = of_cluster(cluster.performance, seed)
     if scenario.slow is not None:
-        by_fault = HELD_DOWN if any(one.kind == "bad-gpu" for one in faults.faults) else 1.0
+        by_fault = HELD_DOWN if any(one.kind == "bad-gpu" for one in faults) else 1.0
         sd, ratio = scenario.spread / 100, 1 + scenario.slow / 100
         placed = PlacedSpread(gpu_sd=sd, seed=seed, slow_ranks=tuple(ranks), ratio=ratio, by_fault=by_fault)
         performance = replace(performance, spread=placed)

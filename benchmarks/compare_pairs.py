@@ -22,10 +22,9 @@ from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
 from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.cases import training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -37,7 +36,7 @@ WORKLOADS = ("resnet152-fp16", "vit-b-16-fp16")
 NOISES: dict[str, dict[str, Any]] = {
     "independent rounds": {},
     "rounds correlated by 0.5": {"correlation": 0.5},
-    "launches differ by 0.3 %": {"spread": NodeSpread(launch_sd=0.003)},
+    "launches differ by 0.3 %": {"launch_spread": 0.003},
 }
 
 
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=25)
     pairs = parser.parse_args().pairs
     file = load_thresholds(packaged("thresholds.yaml"))
-    quiet = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, round_noise=1e-6))
+    quiet = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, noise=1e-6))
     truth = {one.id: one.change.size for one in compared(quiet, 0, SLOW) if one.change}
     for name, options in NOISES.items():
         cluster = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, **options))

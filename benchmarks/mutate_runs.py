@@ -37,9 +37,9 @@ from pytest_ddpscale.session import open as session_open
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
-from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.cluster import open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged

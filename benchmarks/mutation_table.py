@@ -28,7 +28,7 @@ from defects import DEFECTS, Defect
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "pytest_ddpscale"
-END_TO_END = ("tests/plugin/test_outcomes.py", "tests/simulate/test_subcommands.py")
+END_TO_END = ("tests/plugin/test_outcomes.py", "tests/simulate/test_writing.py")
 LIMIT_S = 1200.0
 NOT_DONE = f"not done after {LIMIT_S:g} s"
 _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)

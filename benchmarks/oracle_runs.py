@@ -55,10 +55,8 @@ def measure_as_sessions_do(looks_file: Path) -> None:
     from pytest_ddpscale.judge import judge as deciding
     from pytest_ddpscale.judge.judge import judge
     from pytest_ddpscale.report.words.reasons import worded
-    from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart
+    from pytest_ddpscale.run.records import StudyEnd
     from pytest_ddpscale.simulate import writing
-    from pytest_ddpscale.simulate.simulated_nodes import gang_of, surveys
-    from pytest_ddpscale.simulate.simulated_probes import measure_probes
 
     looks, seen = Looks(), list[Any]()
 
@@ -66,35 +64,21 @@ def measure_as_sessions_do(looks_file: Path) -> None:
         seen.append(worded(judge(*asked)))
         return seen[-1]
 
-    def probed(run: Any, cluster: Any, study: Any, number: int, timed: Sequence[str]) -> Iterator[Any]:
-        if number == 0:
-            yield StudyStart(study=study.id, unix_s=round(run.clock_s, 3))
-        blocks = measure_probes(run, study, number, cluster.probe_values(study.arms))
-        yield from (block for block in blocks if block.arm in timed)
-        yield RoundEnd(study=study.id, round=number, arms=tuple(timed))
-
-    def trained(run: Any, study: Any, number: int, timed: Sequence[str]) -> Iterator[Any]:
-        if number == 0:
-            yield from run.before_rounds(study)
-        yield from run.measure_round(study, number, tuple(arm for arm in study.arms if arm.name in timed))
-
-    def in_rounds(run: Any, cluster: Any, decider: Any, study: Any) -> Iterator[Any]:
-        timed, number = [arm.name for arm in study.arms], 0
+    def in_rounds(run: Any, decider: Any, study: Any) -> Iterator[Any]:
+        timed, number = study.arms, 0
+        yield from run.before_rounds(study)
         while timed and number < study.rounds:
-            is_probes = study is run.plan.probes
-            yield from probed(run, cluster, study, number, timed) if is_probes else trained(run, study, number, timed)
+            yield from run.measure_round(study, number, timed)
             number, needed = number + 1, decider.needed_arms(study.id)
             looks.note(study.id, number, needed, seen)
             seen.clear()
-            timed = [name for name in timed if name in needed]
+            timed = [arm for arm in timed if arm.name in needed]
         yield StudyEnd(study=study.id, reason="rounds" if timed else "decided")
 
     def all_records(run: Any, cluster: Any, decider: Any) -> Iterator[Any]:
-        ports = cluster.port_gbps(run.plan)
-        yield from surveys(cluster.expectation(run.plan), run.faults, ports) if run.plan.survey else ()
-        yield gang_of(run.plan, f"simulated {cluster.sku}")
+        yield from writing.before_measuring(run, cluster)
         for study in (*([run.plan.probes] if run.plan.probes else []), *run.plan.studies):
-            yield from in_rounds(run, cluster, decider, study)
+            yield from in_rounds(run, decider, study)
         yield from writing.after_training(run, cluster)
 
     def records(run: Any, cluster: Any) -> Iterator[Any]:

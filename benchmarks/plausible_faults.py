@@ -28,16 +28,15 @@ from pathlib import Path
 
 import numpy as np
 from reporting import argument_parser, keep, positive_int
-from simulated_session import conclude_with_links
+from simulated_session import conclude_with_links, of_cluster
 from smallest_faults import SKUS, is_between_nodes
 
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.verdicts import ACCEPTING, Verdict
-from pytest_ddpscale.simulate.faults import LANES_LEFT, parse_faults
-from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.measuring import LANES_LEFT, SimulatedRun
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
+from pytest_ddpscale.simulate.writing import host_name
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.packaged import packaged
@@ -122,8 +121,8 @@ def _cluster(sku: str, nodes: int, path: Path) -> SimulatedCluster:
     options = ClusterOptions(
         sku,
         gpus=nodes * PER_NODE,
-        round_noise=0.003,
-        spread=NodeSpread(gpu_sd=GPU_SD),
+        noise=0.003,
+        gpu_spread=GPU_SD,
         nic_gbps=PORTS.get(sku, 25.0),
     )
     return open_cluster(load_thresholds(path), options)
@@ -143,7 +142,7 @@ def measure(sku: str, nodes: int, path: Path, fault: Fault, number: int) -> Endi
     texts = [
         text.format(rank=one, other=one + 1) for text in fault.texts for one in ranks[: None if "{" in text else 1]
     ]
-    run = SimulatedRun(plan, cluster.performance.of_cluster(seed), parse_faults(texts, layout), seed)
+    run = SimulatedRun(plan, of_cluster(cluster.performance, seed), parse_faults(texts, layout), seed)
     outcome, reason, verdicts, links = conclude_with_links(run, cluster, CONFIDENCE)
     ended = "accepted" if outcome in ACCEPTING else "rejected" if outcome == "rejected" else "incomplete"
     ended = AS_SOUND if UNCALIBRATED in reason else ended

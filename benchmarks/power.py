@@ -19,17 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from reporting import Share, argument_parser, keep, positive_int
-from simulated_session import decide_all
+from simulated_session import decide_all, of_cluster
 
 from pytest_ddpscale.errors import BadInput, OptionError
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.simulate.faults import ALL, COMMON_FAULTS, FORMS, NODE_FAULTS, Faults, InjectedFault, parse_fault
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.options import ALL, FORMS, ClusterOptions, InjectedFault, parse_faults
+from pytest_ddpscale.simulate.writing import host_name
 from pytest_ddpscale.thresholds.loading import load_thresholds
 
 DEFAULT_FAULTS = (
@@ -77,11 +76,11 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _measured(arguments: argparse.Namespace) -> Power:
     options = ClusterOptions(
-        sku=arguments.gpu_sku,
+        gpu_sku=arguments.gpu_sku,
         gpus=arguments.gpus,
-        round_noise=arguments.noise,
+        noise=arguments.noise,
         workloads=arguments.workloads,
-        spread=NodeSpread(gpu_sd=arguments.gpu_spread),
+        gpu_spread=arguments.gpu_spread,
         correlation=arguments.correlation,
         hiccups=arguments.hiccups,
     )
@@ -160,10 +159,11 @@ def place_fault(text: str, layout: Layout, chance: random.Random) -> InjectedFau
     kind, _, size = text.partition(":")
     if kind not in FORMS:
         raise OptionError("--faults", f"found {text!r}", f"KIND:SIZE such as {', '.join(DEFAULT_FAULTS)}")
-    place = chance.randrange(layout.nodes if kind in NODE_FAULTS else layout.world_size)
-    strikes_all = kind == "drift" or (kind in COMMON_FAULTS and size.startswith(f"{ALL}:"))
+    place = chance.randrange(layout.nodes if "NODE" in FORMS[kind] else layout.world_size)
+    strikes_all = kind == "drift" or (f"|{ALL}" in FORMS[kind] and size.startswith(f"{ALL}:"))
     placed = [kind, *([] if strikes_all else [str(place)]), *([size] if size else [])]
-    return parse_fault(":".join(placed), layout, where=f"--faults {text}")
+    (fault,) = parse_faults([":".join(placed)], layout, where=f"--faults {text}")
+    return fault
 
 
 @dataclass(frozen=True)
@@ -180,20 +180,21 @@ class _Trial:
     def names_the_right_one(self, ignored: set[str]) -> bool:
         """Whether any requirement blames the faulty GPU or node; without a fault, whether any blames one."""
         blamed = [culprit for verdict in self.not_passed(ignored) for culprit in verdict.culprits]
-        if self.fault is None or self.fault.place is None:
+        if self.fault is None or not self.fault.places:
             return bool(blamed)
-        if self.fault.kind in NODE_FAULTS:
-            return any(culprit.host == host_name(self.fault.place) for culprit in blamed)
-        node, index = divmod(self.fault.place, self.layout.ranks_per_node)
+        place = self.fault.places[0]
+        if self.fault.is_of_node:
+            return any(culprit.host == host_name(place) for culprit in blamed)
+        node, index = divmod(place, self.layout.ranks_per_node)
         return any((culprit.host, culprit.place.index) == (host_name(node), index) for culprit in blamed)
 
 
 def _trial(cluster: SimulatedCluster, plan: Plan, text: str, seed: str) -> _Trial:
     chance = random.Random(seed)
     fault = None if text == "none" else place_fault(text, plan.layout, chance)
-    faults = Faults((fault,) if fault else (), plan.layout)
+    faults = (fault,) if fault else ()
     seed_of_run = chance.getrandbits(64)
-    performance = cluster.performance.of_cluster(seed_of_run)
+    performance = of_cluster(cluster.performance, seed_of_run)
     run = SimulatedRun(plan, performance, faults, seed_of_run)
     return _Trial(fault, plan.layout, decide_all(run, cluster, CONFIDENCE))
 

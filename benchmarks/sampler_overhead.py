@@ -8,8 +8,8 @@ every two rounds, so other load affects both alike. As in a run, the lines of a 
 the timing. The ratio with / without is the geometric mean over the rounds, with its 95 %
 Student-t interval.
 
-With GPUs, the first one trains and the sampler reads all of them. Otherwise the CPU trains on all its cores, so the
-sampler has no core of its own, and reads eight B200 of the tests' stand-in library, built with cc: this counts the
+With GPUs, the first one trains and a sampler reads each of them. Otherwise the CPU trains on all its cores, so the
+samplers have no core of their own, and read eight B200 of the tests' stand-in library, built with cc: this counts the
 sampler's own work, not a driver's. Its CPU seconds per second are shown beside the ratio: the amount that it can take
 from a CPU-bound training, and far less noisy.
 """
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,15 +105,13 @@ class Beside:
     """Times a training beside the sampler.
 
     Args:
-        sampler: at work.
-        uuids: of the GPUs that it reads.
+        samplers: at work, one for each GPU.
         train: does one step, and waits for it.
         block_s: length of a block, in seconds.
     """
 
-    def __init__(self, sampler: Sampler, uuids: Sequence[str], train: Callable[[], None], block_s: float) -> None:
-        assert sampler.process is not None
-        self._sampler, self._uuids, self._pid = sampler, uuids, sampler.process.pid
+    def __init__(self, samplers: Sequence[Sampler], train: Callable[[], None], block_s: float) -> None:
+        self._samplers, self._pids = samplers, [one.process.pid for one in samplers if one.process is not None]
         self._train, self._block_s = train, block_s
 
     def round(self, order: tuple[bool, bool]) -> Round:
@@ -121,19 +119,23 @@ class Beside:
         pace: dict[bool, float] = {}
         cpu_s = with_s = 0.0
         for with_sampler in order:
-            os.kill(self._pid, signal.SIGCONT if with_sampler else signal.SIGSTOP)
             if not with_sampler:
+                self._signal(signal.SIGSTOP)
                 pace[False] = self._block()
-                os.kill(self._pid, signal.SIGCONT)
+                self._signal(signal.SIGCONT)
                 continue
-            before_cpu_s, began_s = cpu_s_of(self._pid), time.perf_counter()
+            before_cpu_s, began_s = sum(map(cpu_s_of, self._pids)), time.perf_counter()
             started_unix_s = time.time()
             pace[True] = self._block()
-            windows = [(uuid, started_unix_s, time.time()) for uuid in self._uuids]
-            if why := self._sampler.cut(windows)[0].unreadable.get("device"):
+            told = [sampler.cut(started_unix_s, time.time()) for sampler in self._samplers]
+            if why := next(filter(None, (one.unreadable.get("device") for one in told)), ""):
                 raise SystemExit(f"nothing was sampled: {why}")
-            cpu_s, with_s = cpu_s_of(self._pid) - before_cpu_s, time.perf_counter() - began_s
+            cpu_s, with_s = sum(map(cpu_s_of, self._pids)) - before_cpu_s, time.perf_counter() - began_s
         return Round(pace[True], pace[False], cpu_s, with_s)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)
 
     def _block(self) -> float:
         """Steps per second."""
@@ -189,10 +191,13 @@ def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
     with (
         nullcontext(uuids) if uuids else played_node() as read,
         tempfile.TemporaryDirectory(prefix="sampler-overhead-") as folder,
-        closing(Sampler(read, Path(folder, "lines"), arguments.poll_s)) as sampler,
+        ExitStack() as running,
     ):
-        sampler.wait_for_first_poll(60)
-        beside = Beside(sampler, read, train, arguments.block_s)
+        opened = (Sampler(uuid, Path(folder, uuid), arguments.poll_s) for uuid in read)
+        samplers = [running.enter_context(closing(one)) for one in opened]
+        for sampler in samplers:
+            sampler.wait_for_first_poll(60)
+        beside = Beside(samplers, train, arguments.block_s)
         return [beside.round(order) for order in orders(arguments.rounds, arguments.seed)]
 
 

@@ -18,11 +18,16 @@ from pytest_ddpscale.run.evidence import Evidence, evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.verdicts import Culprit, RunOutcome, Verdict
+from pytest_ddpscale.simulate.cluster import SimulatedCluster
+from pytest_ddpscale.simulate.machine import Performance
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
-from pytest_ddpscale.simulate.simulated_nodes import gang_of, telemetry_of_turns
-from pytest_ddpscale.simulate.writing import after_training, before_training
+from pytest_ddpscale.simulate.writing import after_training, before_measuring, gang_of, measured, telemetry_of_turns
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
+
+
+def of_cluster(performance: Performance, seed: int) -> Performance:
+    """The same performance on other nodes and GPUs of that kind, whose differences follow from the seed."""
+    return replace(performance, spread=replace(performance.spread, seed=seed))
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ def _judge_all(
     run: SimulatedRun, cluster: SimulatedCluster, confidence: float
 ) -> tuple[dict[str, Verdict], list[AnyCase], Evidence]:
     plan, expectation = run.plan, cluster.expectation(run.plan)
-    records: list[AnyRecord] = list(before_training(run, cluster))
+    probes = [] if plan.probes is None else measured(run, plan.probes)
+    records: list[AnyRecord] = [*before_measuring(run, cluster), *probes]
     _train(run, Decider(plan, cluster.cases, confidence), records)
     records += after_training(run, cluster)
     said = [

@@ -26,9 +26,9 @@ from reporting import argument_parser, keep, positive_int, table
 from simulated_session import DecidedStudy, decide
 
 from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
-from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
 from pytest_ddpscale.thresholds.cases import AnyCase
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
@@ -77,7 +77,7 @@ class StudyTime:
 
 def published_cluster(thresholds: Path, noise: float | None, *, everything: bool = False) -> SimulatedCluster:
     """The node, with the requirements that have published figures, or with everything."""
-    options = ClusterOptions(SKU, gpus=8, round_noise=noise, workloads=None if everything else WORKLOADS)
+    options = ClusterOptions(SKU, gpus=8, noise=noise, workloads=None if everything else WORKLOADS)
     cluster = open_cluster(load_thresholds(thresholds), options)
     return replace(cluster, cases=tuple(case for case in cluster.cases if everything or is_published(case)))
 

@@ -17,7 +17,7 @@ import numpy as np
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.judge.stats import intervals
-from pytest_ddpscale.simulate.round_noise import FloatArray
+from pytest_ddpscale.util.arrays import FloatArray
 
 CONFIDENCE = 0.95
 ROUNDS = (5, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32)

@@ -34,12 +34,13 @@ from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.judge.stats import NEGLIGIBLE_DRIFT, estimate, find_drifts, intervals, t_quantile
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
-from pytest_ddpscale.simulate.round_noise import FloatArray, RoundNoise, Tail
+from pytest_ddpscale.simulate.machine import Noise
+from pytest_ddpscale.util.arrays import FloatArray
 
 CONFIDENCE = 0.95
 NAIVE_ALPHA_PER_LOOK = 0.008
 CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.9)
-TAILS: tuple[Tail, ...] = ("Gaussian", "Student-t, 3 degrees")
+GAUSSIAN, STUDENT = TAILS = ("Gaussian", "Student-t, 3 degrees")
 MARGINS = (0.02, 0.05, 0.10)
 NOISES = {"GPU": 0.003, "noisy GPU": 0.006, "shared CPU": 0.02}
 # Share of blocks with a hiccup, and whether all have the maximum length, the worst case for a mean.
@@ -53,6 +54,18 @@ RAMPS = (0.01, 0.015, 0.02, 0.03, 0.05)
 # Takes logarithms of value over bound, (runs, rounds), and the limit of rounds; gives 1 for above the bound, -1 for
 # below, 0 for undecided, (runs,).
 Rule = Callable[[FloatArray, int], FloatArray]
+
+
+@dataclass(frozen=True)
+class Tailed(Noise):
+    """Noise whose innovations are of one of `TAILS`; a Student-t is scaled to variance 1."""
+
+    tail: str = GAUSSIAN
+
+    def innovations(self, chance: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+        """As `Noise.innovations`."""
+        student = chance.standard_t(3, shape) / math.sqrt(3) if self.tail == STUDENT else None
+        return super().innovations(chance, shape) if student is None else student
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class Scenario:
 
     group: str
     name: str
-    noise: RoundNoise
+    noise: Noise
     path: Callable[[FloatArray, int], FloatArray]
     right: int
     promise: float | None = None
@@ -86,8 +99,8 @@ class Scenario:
     def series(self, runs: int, limit: int, seed: int) -> FloatArray:
         """Values of all runs, (runs, rounds)."""
         chance = np.random.default_rng([seed, *f"{self.group}/{self.name}".encode()])
-        noise = self.noise.series(chance, limit, runs)
-        noise += HICCUP_SDS * self.noise.sd * (chance.random(noise.shape) < self.hiccups)
+        noise = self.noise.of_rounds(chance, limit, runs)
+        noise += HICCUP_SDS * self.noise.round_sd * (chance.random(noise.shape) < self.hiccups)
         if self.wave_rounds:
             phases = 2 * math.pi * chance.random((runs, 1))
             noise += math.sqrt(2) * WAVE_SD * np.sin(2 * math.pi * np.arange(limit) / self.wave_rounds + phases)
@@ -178,18 +191,18 @@ def on_the_bound() -> list[Scenario]:
         return np.zeros_like(numbers)
 
     found = [
-        Scenario("on the bound", f"{tail}, ρ {rho:g}", RoundNoise(0.01, rho, tail), nought, 0, truth=0.0,
+        Scenario("on the bound", f"{tail}, ρ {rho:g}", Tailed(0.01, correlation=rho, tail=tail), nought, 0, truth=0.0,
                  promise=1 - CONFIDENCE if rho <= 0.5 else None)
         for tail in TAILS
         for rho in CORRELATIONS
     ]  # fmt: skip
     found += [
-        Scenario("on the bound", f"a wave of {rounds} rounds", RoundNoise(0.003), nought, 0, truth=0.0,
+        Scenario("on the bound", f"a wave of {rounds} rounds", Noise(0.003), nought, 0, truth=0.0,
                  wave_rounds=rounds)
         for rounds in WAVES
     ]  # fmt: skip
     for name, (share, is_long) in HICCUPS.items():
-        noise = RoundNoise(0.01, hiccup_share=0.0 if is_long else share, hiccup_sds=HICCUP_SDS)
+        noise = Noise(0.01, hiccup_share=0.0 if is_long else share, hiccup_sds=HICCUP_SDS)
         mean = 0.01 * HICCUP_SDS * share * (1.0 if is_long else 0.5)
         base = Scenario(
             "on the bound", "", noise, nought, 0, promise=1 - CONFIDENCE, hiccups=share if is_long else 0.0, truth=0.0
@@ -212,7 +225,7 @@ def off_the_bound() -> list[Scenario]:
     pairs += [("noisy GPU", 0.006, 0.006), ("noisy GPU", 0.006, 0.010)]
     return [
         Scenario(
-            "off the bound", f"{source} ({sd:.1%}), margin {margin:.1%}", RoundNoise(sd), _level(math.log1p(margin)), 1,
+            "off the bound", f"{source} ({sd:.1%}), margin {margin:.1%}", Noise(sd), _level(math.log1p(margin)), 1,
             truth=math.log1p(margin),
         )
         for source, sd, margin in pairs
@@ -237,18 +250,18 @@ def moving() -> list[Scenario]:
 
     noises = [(sd, rho) for rho in (0.0, 0.5, 0.7) for sd in (0.003, 0.006, 0.01)]
     found = [
-        Scenario("ramp by -3 %", f"noise {sd:.1%}, ρ {rho:g}", RoundNoise(sd, rho), ramp, -1,
+        Scenario("ramp by -3 %", f"noise {sd:.1%}, ρ {rho:g}", Noise(sd, correlation=rho), ramp, -1,
                  promise=0.10 if rho == 0 and sd < 0.01 else None)
         for sd, rho in noises
     ]  # fmt: skip
     found += [
-        Scenario("ramps", f"by -{by:.1%}, noise 0.3%, ρ {rho:g}", RoundNoise(0.003, rho),
+        Scenario("ramps", f"by -{by:.1%}, noise 0.3%, ρ {rho:g}", Noise(0.003, correlation=rho),
                  partial(ramp, by=-math.log1p(-by)), -1, promise=0.10 if rho == 0 else None)
         for rho in (0.0, 0.5)
         for by in RAMPS
     ]  # fmt: skip
     for group, path, right in (("step by -3 %", step, -1), ("ramp by +3 %", rise, 1), ("warm-up", warm_up, 1)):
-        found += [Scenario(group, f"noise {sd:.1%}", RoundNoise(sd), path, right) for sd in (0.003, 0.006, 0.01)]
+        found += [Scenario(group, f"noise {sd:.1%}", Noise(sd), path, right) for sd in (0.003, 0.006, 0.01)]
     return found
 
 

@@ -20,7 +20,7 @@ from pytest_ddpscale.datasets.make_dataset import add_make_dataset
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.settings import OPTIONS
-from pytest_ddpscale.simulate.subcommands import add_simulate, add_thresholds
+from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed

@@ -17,5 +17,6 @@ REMOVED: dict[str, str] = {
     "ddpscale suite whole-run --bounds": "--at-most-time-to-train and --at-least-accuracy, of the largest world size",
     "ddpscale simulate --nic-gbps": "ClusterOptions(nic_gbps=…) in Python, or --fault=slow-link:NODE:SHARE",
     "ddpscale simulate --unwaited": "ClusterOptions(unwaited=…) in Python, or --fault=slow-link:NODE:SHARE",
+    "ddpscale simulate --world-sizes": "--gpus, a size that is always measured; or plan(world_sizes=…) in Python",
     "ddpscale history --accept": "--forget NODE, after which its next runs become a new baseline",
 }

@@ -186,6 +186,14 @@ def duration_s(text: str) -> float:
     return seconds
 
 
+def warm_up_s(text: str) -> float:
+    """Seconds of training in one stretch; 0 for none."""
+    seconds = 0.0 if text == "0" else duration_s(text)
+    if seconds and not 60 <= seconds <= LONGEST_BLOCK_S:
+        raise ValueError(f"0, or a time from 60s to {LONGEST_BLOCK_S:g}s")
+    return seconds
+
+
 def block_length_s(text: str) -> float:
     """Length of a timed block, in seconds."""
     seconds = duration_s(text)
@@ -320,6 +328,9 @@ class Settings:
         "most rounds of a study, at least 8; default: 32 (probes: 16); a study ends early once all is decided")
     block_s: float | None = _option("--ddp-block", "3s", block_length_s, "measuring",
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
+    warm_up_s: float | None = _option("--ddp-warm-up", "SECONDS", warm_up_s, "measuring",
+        "train all GPUs in one stretch before the rounds; what its end is slower than the rounds counts; 0 for none; "
+        "default: 120 on GPUs where throughput is judged, else 0")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
         "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
         "if N is omitted", alone="5")
@@ -449,10 +460,11 @@ def _refuse_rehearsal_of_nothing(given: Mapping[str, _Given]) -> None:
 
 
 def _refuse_blocks_beyond_inactivity(settings: Settings, given: Mapping[str, _Given]) -> None:
-    block, limit_s = given["block_s"], settings.inactivity_limit_s
-    if settings.block_s is not None and settings.block_s > limit_s / 2:
-        expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
-        raise _refused(block.where, block.text, expected)
+    limit_s = settings.inactivity_limit_s
+    for name in ("block_s", "warm_up_s"):
+        if (getattr(settings, name) or 0.0) > limit_s / 2:
+            expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
+            raise _refused(given[name].where, given[name].text, expected)
 
 
 def _refuse_double_notes(settings: Settings, given: Mapping[str, _Given]) -> None:

@@ -45,11 +45,13 @@ VALUES: dict[str, tuple[str, str, str, Any, Any]] = {
     "ddp_confidence": ("confidence", "0.9", "0.99", 0.9, 0.99),
     "ddp_rounds": ("rounds", "8", "20", 8, 20),
     "ddp_block": ("block_s", "1.5s", "3", 1.5, 3.0),
+    "ddp_warm_up": ("warm_up_s", "0", "2m", 0.0, 120.0),
     "ddp_profile": ("profile_steps", "1", "100", 1, 100),
 }
 MEASURING = (
     "ddp_launcher", "ddp_nodes", "ddp_gpus_per_node", "ddp_slurm_args", "ddp_container",
     "ddp_pass_env", "ddp_budget", "ddp_inactivity_limit", "ddp_unfit", "ddp_rounds", "ddp_block",
+    "ddp_warm_up",
     "ddp_hosts", "ddp_exec", "ddp_remote_python",
     "ddp_profile", "ddp_nvtx",
 )  # fmt: skip
@@ -81,7 +83,7 @@ def test_nothing_asked_for() -> None:
         nodes=None, slurm_args=(), container=None, pass_env=(),
         gpus_per_node=None, world_sizes=None, budget_s=None, inactivity_limit_s=600.0,
         unfit="measure", history=None,
-        confidence=0.95, rounds=None, block_s=None,
+        confidence=0.95, rounds=None, block_s=None, warm_up_s=None,
         allow_incomplete=False, profile_steps=None, nvtx=False,
     )  # fmt: skip
 
@@ -274,6 +276,8 @@ def test_world_sizes_are_sorted_and_counted_once() -> None:
         ("ddp_budget", ["721h", "999999999h", "2592001"], "at most 720h"),
         ("ddp_budget", ["9" * 150, "1s\n", "\u0661s"], "a time such as 90s, 10m or 1h"),
         ("ddp_block", ["0.001", "11m"], "a time from 0.01s to 600s"),
+        ("ddp_warm_up", ["59s", "11m"], "0, or a time from 60s to 600s"),
+        ("ddp_warm_up", ["301s"], "at most half of the 600 s after which inactive ranks are ended"),
         ("ddp_block", ["301s"], "at most half of the 600 s after which inactive ranks are ended"),
         ("thresholds", ["a\0b"], "a path without a null character"),
         ("ddp_budget", ["0", "0s", "-1m", "10 m", "10d", "m", "1e3", "nan", "inf"], "a time such as 90s, 10m or 1h"),

@@ -85,7 +85,8 @@ def study_times(plan: Plan, samples_per_s: Mapping[str, float] = UNKNOWN) -> dic
 def warm_up_seconds(study: Study, samples_per_s: Mapping[str, float] = UNKNOWN) -> float:
     """Wall time before the first round: each arm runs at least one block of minimum length."""
     steps_s = [_step_s(study, arm, samples_per_s) for arm in study.arms]
-    return max(study.warmup_s, sum((STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s))
+    first_s = sum((STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK) * s for s in steps_s)
+    return max(study.warmup_s, first_s) + study.sustained_s
 
 
 def round_seconds(study: Study, arms: Sequence[Arm], samples_per_s: Mapping[str, float] = UNKNOWN) -> float:

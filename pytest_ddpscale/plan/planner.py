@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from pytest_ddpscale.plan.arm import Arm, OneGpu, Placement
@@ -28,18 +28,21 @@ class Pace:
         warmup_s: untimed seconds before the first round of a study.
         uncompared_rounds: a lower limit for probes and for studies without a single-rank arm: they have no ratio with
             the noise of two arms, and a nightly check has five minutes.
+        sustained_s: see `Study`, of one study.
     """
 
     rounds: int
     block_s: float
     warmup_s: float
     uncompared_rounds: int = 16
+    sustained_s: float = 0.0
 
 
 # GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds warm the GPU up. CPU:
 # blocks are long enough to average over scheduling noise. At most 32 rounds: with 16 a healthy node is often left
 # undecided (docs/decisions/plan.md).
-PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0), "cpu": Pace(32, 0.75, 2.0)}
+# Two minutes at full load show what heat costs (docs/decisions/plan.md).
+PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0, sustained_s=120.0), "cpu": Pace(32, 0.75, 2.0)}
 # Block length of one probe in one round; short, since probes need no warm-up and there are many.
 PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}
 
@@ -107,7 +110,10 @@ class Question:
 Wanted = dict[tuple[Scaling, Workload], set[Arm]]
 
 
-def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Arm] = ()) -> Plan:
+def build_plan(
+    empty: Plan, questions: Iterable[Question], pace: Pace, probes: Iterable[Arm] = (),
+    stretched: Container[Workload] = (),
+) -> Plan:  # fmt: skip
     """Plan one study per kind of scaling and workload, with every arm that any question needs.
 
     The first weak-scaling study, by name, on the most ranks also times all ranks at once without communication (the arm
@@ -123,6 +129,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         questions: the questions to answer.
         pace: how long and how often arms are timed.
         probes: the probes to run.
+        stretched: workloads of which the first is trained in one stretch, if weak scaling trains it on all ranks.
 
     Raises:
         ValueError: as `Question.measured`, which does not occur for a loaded thresholds file; or an arm or a probe
@@ -154,7 +161,7 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
     most, sizes = min(_largest(every), here), {arm.world_size for wanted in arms.values() for arm in wanted}
     dealt = [size for size in sizes if size < most and here % size == 0]
     turns = next((turns for turns in range(most, 1, -1) if not any(turns % size for size in dealt)), 1)
-    uncompared, studies = min(pace.rounds, pace.uncompared_rounds), []
+    uncompared, studies = min(pace.rounds, pace.uncompared_rounds), list[Study]()
 
     def compared(key: tuple[Scaling, Workload]) -> int:
         return max((arm.world_size for arm in arms[key] if arm.kind == "each"), default=0)
@@ -165,6 +172,12 @@ def build_plan(empty: Plan, questions: Iterable[Question], pace: Pace, probes: I
         taken = turns if timed[0].world_size < turns else 1
         rounds = pace.rounds if timed[0].world_size == 1 else uncompared
         studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
+    for number, one in enumerate(studies):
+        long = replace(one, sustained_s=pace.sustained_s)
+        is_of_all = long.stretched is not None and long.stretched.world_size in (here, here * empty.nodes)
+        if one.scaling == "weak" and one.workload in stretched and is_of_all:
+            studies[number] = long
+            break
     return replace(
         empty,
         studies=tuple(studies),

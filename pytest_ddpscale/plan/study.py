@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.training_run import TrainingRun
@@ -23,6 +23,8 @@ PROBES: Literal["probes"] = "probes"  # id of the study
 # second step, is done in the warm-up.
 STEPS_BEFORE_TIMING = 1
 FEWEST_STEPS_PER_BLOCK = 3
+# The end of a stretch of training that is compared with the rounds after it.
+SUSTAINED_S = 30.0
 MOST_LAUNCHES = 10
 MOST_PROFILED_STEPS = 100  # of an arm
 MOST_RANKS = 10**6  # of a gang: more than any machine has, and few enough to list
@@ -39,6 +41,7 @@ class Study:
         warmup_s: untimed training before the first round, in seconds.
         turns: how many ranks of each node take turns, round by round, in arms of fewer ranks: as many as a
             requirement trains at once.
+        sustained_s: seconds that `stretched` is trained in one stretch before the first round; 0 for none.
         launch: the launch of the plan in which it is measured, from 1.
         environment: extra variables of its ranks, which therefore need their own gang.
         id: ``weak/resnet152-fp16``, in a later launch ``weak/resnet152-fp16/launch-2``; unique in a plan.
@@ -51,6 +54,7 @@ class Study:
     block_s: float
     warmup_s: float
     turns: int = 1
+    sustained_s: float = 0.0
     launch: int = 1
     environment: tuple[tuple[str, str], ...] = ()
     id: str = field(init=False, default="")
@@ -68,6 +72,12 @@ class Study:
     def world_size(self) -> int:
         """The most ranks any arm needs."""
         return max((max(arm.world_size, self.turns) for arm in self.arms), default=0)
+
+    @property
+    def stretched(self) -> Arm | None:
+        """The arm that is trained in one stretch: DDP on the most ranks; None if there is no stretch."""
+        arms = [one for one in self.arms if one.kind == "ddp" and one.placement == "packed" and one.variant == USUAL]
+        return max(arms, key=lambda arm: arm.world_size, default=None) if self.sustained_s else None
 
     def turn(self, seed: int, number: int) -> int:
         """Local rank, the same on every node, whose turn it is in round `number`: the group that contains it trains

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import numpy as np
 
 from pytest_ddpscale.judge.links import rails_of
 from pytest_ddpscale.judge.metrics import merged, slowness_of
+from pytest_ddpscale.judge.sustained import stretches
 from pytest_ddpscale.judge.values import values_of_probe
 from pytest_ddpscale.plan.metric_catalogue import PAIR_BANDWIDTH_GBPS
-from pytest_ddpscale.report.charts import About, BarRow, Cells, LineAxes, bars, curves, matrix
+from pytest_ddpscale.report.charts import About, BarRow, Cells, Curve, LineAxes, Point, bars, curves, matrix
 from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.report.scaling import (
     EFFICIENCY,
@@ -30,6 +32,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.table import NO_ROUNDS
 from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture
 from pytest_ddpscale.util.listing import by_number
 
@@ -60,6 +63,9 @@ _TIME = (
 )
 
 
+_STRETCH = "Pace of each two seconds over that of the later rounds, on the slowest node; heat makes it fall."
+
+
 def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Picture]:
     """All figures of a run, in the order of the page."""
     mark = WATERMARK if judgement.simulated or run.is_simulated() else ""
@@ -82,8 +88,11 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
         panels = {one.name: [one] for one in drawn if one.points}
         axes = _axes(quantity, device, quantity.metric.unit.replace("samples", plan.unit))
         found.append(curves(about(f"{scaling}-{quantity.file}", title, _SCALING), axes, panels))
-    time = about("where-time-goes", "Where the time goes", _TIME)
-    return [one for one in (*found, where_time_goes(time, evidence)) if one]
+    found += [
+        where_time_goes(about("where-time-goes", "Where the time goes", _TIME), evidence),
+        paces(about("sustained", "Pace in one stretch of training", _STRETCH), evidence),
+    ]
+    return [one for one in found if one]
 
 
 def write_pngs(drawn: list[Picture], directory: Path) -> None:
@@ -176,6 +185,20 @@ def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:
     if quantity is EFFICIENCY:
         return replace(axes, y="scaling efficiency (%)", scale="near", tick="{x:.1%}", ideal=lambda _: 1.0)
     return replace(axes, y="speed-up (×)", scale="log", ideal=float) if quantity is SPEEDUP else axes
+
+
+def paces(about: About, evidence: Evidence) -> Picture | None:
+    """The pace of training in one stretch on the slowest node, relative to the rounds; None if it was not measured."""
+    axes = LineAxes(
+        "seconds", "pace, of the rounds'", scale="near", tick="{x:.1%}", number=partial(percent, decimals=1),
+        ideal=lambda _: 1.0,
+    )  # fmt: skip
+    drawn = {
+        study.id: [Curve(study.id, [*starmap(Point, zip(one.times_s, one.ratios, strict=True))])]
+        for study in evidence.plan.studies
+        for one in stretches(evidence, study, 0.95)[:1]  # values alone, which no confidence changes
+    }
+    return curves(about, axes, drawn)
 
 
 def where_time_goes(about: About, evidence: Evidence) -> Picture | None:

@@ -21,7 +21,7 @@ from pytest_ddpscale.report.sentences import (
     not_tested_lines,
     uniform_loss_text,
 )
-from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
+from pytest_ddpscale.report.where_time_goes import breakdown, heat, profile_blocks
 from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes, outcome_word, reservations
@@ -122,6 +122,7 @@ def report(
         Section("Telemetry", [
             Closed(titles, [Gallery(others)], is_short=True),
             Closed("Step times of each arm", [breakdown(evidence)]),
+            Closed("Clocks and temperatures at the end of sustained training", [heat(evidence)]),
             Closed("Scaling, as numbers", [
                 Line(_SCALING if scaling else ""),
                 *(Section(study, [rows, bullets(remarks)]) for study, rows, remarks in scaling),

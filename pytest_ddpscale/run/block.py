@@ -21,6 +21,7 @@ from pytest_ddpscale.run.strict_json import (
     column,
     refuse_other_lengths,
 )
+from pytest_ddpscale.run.telemetry import GpuReadings
 from pytest_ddpscale.util.arrays import FloatArray
 
 
@@ -189,6 +190,7 @@ class RankBlock(Record, kw_only=True):
     unread: dict[str, Reason] = field(default_factory=dict)
     series: dict[str, bytes] = field(default_factory=dict)
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None = None
+    telemetry: GpuReadings | None = None
 
 
 def joined(parts: Sequence[RankBlock], **common: Any) -> Block:
@@ -215,6 +217,11 @@ class Unsupported(Line, tag="unsupported"):
 
     def __post_init__(self) -> None:
         refuse_other_lengths([("reasons", self.reasons)], len(self.ranks))
+
+
+def read_steps(said: bytes) -> FloatArray:
+    """Seconds of steps from the format of `Block.series`."""
+    return np.frombuffer(said, "<f4").astype(np.float64)
 
 
 def step_bytes(step_s: Iterable[float]) -> bytes:

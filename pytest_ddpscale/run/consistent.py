@@ -31,6 +31,7 @@ from pytest_ddpscale.run.records import (
     OfTraining,
     RoundEnd,
     SeededSteps,
+    Sustained,
     TrainedEpoch,
     TrainedRun,
     WorkloadFlops,
@@ -45,8 +46,8 @@ from pytest_ddpscale.util.listing import first_few
 STEPS_DIFFER_FROM_BLOCK = 0.05
 # What there is once for each arm and turn of a round, round or study.
 _ONCE = {
-    Block: "block", RoundEnd: "round", SeededSteps: "seeded step", WorkloadFlops: "count of operations",
-    TelemetryBlock: "telemetry", TrainedRun: "end", LaunchTime: "time of the launch",
+    Block: "block", RoundEnd: "round", SeededSteps: "seeded step", Sustained: "stretch", TelemetryBlock: "telemetry",
+    WorkloadFlops: "count of operations", TrainedRun: "end", LaunchTime: "time of the launch",
 }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def refuse_contradictions(
         if name := _ONCE.get(type(one)):
             which = f"{name} {number} of {study}, {arm}" if arm else f"{name} {number} of {study}"
             _refuse_other(first, (which, turn), line, f"is another {which} than line")
-        if isinstance(one, Block | Unsupported | RoundEnd | ArmProfile):
+        if isinstance(one, Block | Unsupported | Sustained | RoundEnd | ArmProfile):
             for timed in one.arms if isinstance(one, RoundEnd) else (arm,):
                 if (study, timed) not in arms:
                     raise ValueError(f"has {timed} of {study}, which plan.json does not plan")
@@ -100,7 +101,7 @@ def refuse_contradictions(
             _refuse_other(first, ("launch", gang), launch, found)
         # Others may have other software, devices or memory placement. A study whose gang ended is measured from its
         # first round again, or not at all.
-        if not is_imported and isinstance(one, Block | SeededSteps | OfTraining):
+        if not is_imported and isinstance(one, Block | SeededSteps | Sustained | OfTraining):
             _refuse_other(first, study, gang, f"has {study} measured by gang {gang}, as well as by gang")
         match one:
             case GangRecord() if not is_imported:

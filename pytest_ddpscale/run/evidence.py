@@ -30,6 +30,7 @@ from pytest_ddpscale.run.records import (
     SeededSteps,
     StudyEnd,
     StudyStart,
+    Sustained,
     TrainedEpoch,
     TrainedRun,
     WorkloadFlops,
@@ -80,6 +81,7 @@ class Evidence(Keeping):
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
         training: lines of whole training runs and ends of studies; `suites.trained_run` adds them up.
+        sustained: training in one stretch, by study.
         gangs: the ranks of each launch.
         hosts: names of all known hosts that took part, measured or not.
         goes_on: whether it is read while the run measures, without its telemetry.
@@ -104,6 +106,7 @@ class Evidence(Keeping):
     training: Sequence[OfTraining | StudyEnd] = ()
     gpu_errors: Sequence[GpuErrors] = ()
     unread: Sequence[Unread] = ()
+    sustained: Mapping[str, Sustained] = field(default_factory=dict)
     gangs: Collection[GangRecord] = ()
     goes_on: bool = False
 
@@ -217,6 +220,7 @@ def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord
         [*said[TrainedEpoch], *said[TrainedRun], *said[LaunchTime], *said[StudyEnd]],
         said[GpuErrors],
         [Unread(*key, *first[key], blocks) for key, blocks in lacking.items()],
+        {line.study: line for line in said[Sustained]},
         gangs.values(),
     )
 

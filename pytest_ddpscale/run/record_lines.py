@@ -26,6 +26,7 @@ from pytest_ddpscale.run.records import (
     StudyEnd,
     StudyMemory,
     StudyStart,
+    Sustained,
     WarmUp,
     WorkloadFlops,
 )
@@ -33,7 +34,7 @@ from pytest_ddpscale.run.strict_json import Record, decode
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
 from pytest_ddpscale.run.telemetry import TelemetryBlock
 
-OfRanks = Block | Unsupported | SeededSteps | GangTransport
+OfRanks = Block | Unsupported | SeededSteps | Sustained | GangTransport
 OfStudies = StudyStart | WarmUp | WorkloadFlops | RoundEnd | StudyEnd
 OfDevices = TelemetryBlock | ArmProfile  # beside blocks
 OfGangs = OfRanks | OfTraining | OfDevices

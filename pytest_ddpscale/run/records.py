@@ -118,6 +118,32 @@ class WarmUp(Line, tag="warm_up"):
     first_block_s: Seconds
 
 
+class RankStretch(Record):
+    """One rank's part of a `Sustained`.
+
+    Attributes:
+        rank: in the gang.
+        step_s: seconds of each step, little-endian float32 in base64, of the first rank of each group that trains
+            together: all others wait for each other in every step, and have none.
+        sm_clock_mhz: mean of its GPU over the last `plan.study.SUSTAINED_S`; None if it was not read.
+        temperature_c: likewise.
+    """
+
+    rank: Count
+    step_s: bytes = b""
+    sm_clock_mhz: Seconds | None = None
+    temperature_c: Seconds | None = None
+
+
+class Sustained(Line, tag="sustained"):
+    """All ranks of an arm trained it in one stretch before the first round of its study."""
+
+    study: str
+    arm: str
+    gang: Count
+    ranks: tuple[RankStretch, ...]
+
+
 class SeededStep(Record):
     """Result of a step with the same seed, which a rank computes alone and sends to rank 0.
 

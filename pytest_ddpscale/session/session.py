@@ -24,6 +24,7 @@ from pytest_ddpscale.judge.outcome import (
     uniform_loss,
     with_waiver,
 )
+from pytest_ddpscale.judge.sustained import sustained_notes
 from pytest_ddpscale.judge.values import matching_study, samples_of
 from pytest_ddpscale.report.where_time_goes import problem_lines
 from pytest_ddpscale.report.words.reasons import say, worded
@@ -157,8 +158,9 @@ class AcceptanceSession:
         wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data[cause == "wrong-data" :]]
         sku = history_sku(self.sku, is_simulated=source.is_simulated)
         recent = recent_runs(source.measured_run, self.history_file, sku, evidence)
+        stretches = sustained_notes(evidence, self.subject.settings.confidence)
         further = (because("text", one) for one in (*of_links, *unprofiled, *filter(None, [recent])))
-        remarks = (*(because("text", one) for one in wrong), *variables, *source.notes(verdicts), *further)
+        remarks = (*(because("text", one) for one in wrong), *variables, *stretches, *source.notes(verdicts), *further)
         by_id, confidence = (
             {case.id: case for case in (*source.cases, *source.selected)},
             self.subject.settings.confidence,

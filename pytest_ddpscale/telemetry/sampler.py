@@ -1,6 +1,6 @@
-"""``python -m pytest_ddpscale.telemetry.sampler UUID,… FILE POLL_S PARENT_PID``: the sampler, one process per node.
+"""``python -m pytest_ddpscale.telemetry.sampler UUID FILE POLL_S PARENT_PID``: the sampler, one process per rank.
 
-It polls all GPUs of the node and appends a line per poll to a file in the node's memory, which local rank 0 reads
+It polls the rank's GPU and appends a line per poll to a file in the node's memory, which the rank reads
 (`telemetry.windows`). Nobody waits for it: while a driver hangs, there are no new lines.
 """
 
@@ -27,8 +27,8 @@ POLLED = (
 )  # fmt: skip
 # Every driver samples at least once a second; one without samples for this long has no buffer.
 SILENCE_S = 5.0
-# A new file begins after this many bytes, some minutes of eight GPUs; the old one is freed once it has been read.
-MOST_BYTES = 2**24
+# A new file begins after this many bytes, some minutes; the old one is freed once it has been read.
+MOST_BYTES = 2**21
 # Readings that the driver samples and buffers itself, so that none is lost between two polls: every 20 ms to 1 s,
 # independently of clients; it keeps the last 10 to 20 s. A sample describes the period that ends at its time stamp, in
 # system time. nvmlSamplingType_t, and NVML's units in one of the reading.
@@ -42,7 +42,7 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 
 class GpuPoll(msgspec.Struct, frozen=True, array_like=True):
-    """One GPU in one poll; a line has one for each GPU.
+    """One poll, a line.
 
     Attributes:
         unix_s: time of the poll, seconds since 1970 UTC.
@@ -137,17 +137,16 @@ class SampledGpu:
 
 def main() -> None:
     """Sample until the parent ends."""
-    uuids, name, poll_s, parent = sys.argv[1:]
+    uuid, name, poll_s, parent = sys.argv[1:]
     die_with_parent()
     if os.getppid() != int(parent):  # the parent ended while this process was starting
         return
     # Ctrl-C reaches the whole process group; the parent ends this process once the last window is cut.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gpus = [SampledGpu(uuid) for uuid in uuids.split(",")]
-    path = Path(name)
+    gpu, path = SampledGpu(uuid), Path(name)
     file = path.open("ab", buffering=0)
     while True:
-        file.write(msgspec.json.encode([gpu.poll() for gpu in gpus]) + b"\n")
+        file.write(msgspec.json.encode(gpu.poll()) + b"\n")
         if file.tell() > MOST_BYTES:
             file.close()
             file = path.with_suffix(".next").open("wb", buffering=0)

@@ -1,4 +1,4 @@
-"""The node's sampler as local rank 0 has it: its lines, cut to time windows."""
+"""A rank's sampler as the rank has it: its lines, cut to time windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ KEEP_S = 60.0
 SETTLED_S = 2.0
 # … and this long after it, as a utilization sample describes up to a second.
 SAMPLE_S = 1.0
-_LINES = msgspec.json.Decoder(tuple[GpuPoll, ...])
+_LINES = msgspec.json.Decoder(GpuPoll)
 
 
 class Sampler:
-    """Starts and reads the sampler of this node. Never raises, because failing telemetry must not end a run.
+    """Starts and reads the sampler of a GPU. Never raises, because failing telemetry must not end a run.
 
     The sampler ends with the thread that creates it.
 
@@ -44,15 +44,15 @@ class Sampler:
 
     Attributes:
         process: the sampler; None if it did not start.
-        logs: by UUID, what was read of each GPU.
+        log: what was read.
     """
 
-    def __init__(self, uuids: Iterable[str], path: Path, poll_s: float = POLL_S) -> None:
-        self.logs = {uuid: GpuLog() for uuid in uuids}
+    def __init__(self, uuid: str, path: Path, poll_s: float = POLL_S) -> None:
+        self.log, self._is_awaited = GpuLog(), True
         self.process: subprocess.Popen[bytes] | None = None
         self._path, self._rest, self._problem = path, b"", ""
         module = "pytest_ddpscale.telemetry.sampler"
-        command = [sys.executable, "-m", module, ",".join(self.logs), str(path), str(poll_s), str(os.getpid())]
+        command = [sys.executable, "-m", module, uuid, str(path), str(poll_s), str(os.getpid())]
         try:
             path.write_bytes(b"")
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -73,27 +73,25 @@ class Sampler:
             data += self._file.read()
         *lines, self._rest = data.split(b"\n")
         for line in lines:
-            for log, poll in zip(self.logs.values(), _LINES.decode(line), strict=True):
-                log.add(poll)
+            self.log.add(_LINES.decode(line))
         return "" if code is None else f"the sampler ended with exit code {code}"
 
     def wait_for_first_poll(self, timeout_s: float = 5.0) -> None:
-        """Wait until the GPUs were read once before any window: errors are counted from then on.
+        """Once, before any window, wait until the GPU was read: errors are counted from then on.
 
-        Starting NVML may take seconds if the driver unloads its state between programs (persistence mode off).
+        Starting NVML may take seconds if the driver unloads its state between programs (persistence mode off). It
+        starts while arms warm up, so that usually nothing is left to wait for.
         """
         ends_s = time.monotonic() + timeout_s
-        while (
-            not self.read() and time.monotonic() < ends_s and not any(log.newest.unix_s for log in self.logs.values())
-        ):
+        while self._is_awaited and not self.read() and time.monotonic() < ends_s and not self.log.newest.unix_s:
             time.sleep(0.02)
-        for log in self.logs.values():
-            log.idle_power_w = log.power_while_idle()
+        if self._is_awaited:
+            self.log.idle_power_w, self._is_awaited = self.log.power_while_idle(), False
 
-    def cut(self, windows: Sequence[tuple[str, float, float]]) -> tuple[GpuReadings, ...]:
-        """The readings of some time windows that are over: (UUID, begin, end) in seconds since the epoch."""
+    def cut(self, start_s: float, end_s: float) -> GpuReadings:
+        """The readings of a time window that is over; both ends in seconds since the epoch."""
         problem = self.read()
-        return tuple(self.logs[uuid].cut(start_s, end_s, problem) for uuid, start_s, end_s in windows)
+        return self.log.cut(start_s, end_s, problem)
 
     def close(self) -> None:
         """End the sampler."""

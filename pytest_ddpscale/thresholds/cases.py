@@ -276,14 +276,17 @@ def plan_of_cases(empty: Plan, cases: Sequence[AnyCase], pace: Pace, more: Seque
     checks = [case.requirement.check for case in others if case.requirement.check]
     questions = [*(case.question for case in training_cases(cases)), *more]
     empty = replace(empty, survey=bool(checks), requirements=json_of(cases))
-    plan = build_plan(empty, questions, pace, asked)
+    paced = [case for case in training_cases(cases) if case.requirement.definition is THROUGHPUT_PER_GPU]
+    rejecting = [case.workload for case in paced if case.requirement.severity == "fail"]
+    stretched = rejecting or [case.workload for case in paced]
+    plan = build_plan(empty, questions, pace, asked, stretched)
     if not _lacks_load(plan, checks):
         return plan
     # Probes that put devices and links under load if no other measurement does.
     load = [Arm("matmul-fp16" if empty.device_type == "cuda" else "matmul-fp32")]
     if (ranks := empty.ranks_per_node or 1) > 1:
         load.append(Arm("all-reduce-32mib", ranks))
-    return build_plan(empty, questions, pace, [*asked, *load])
+    return build_plan(empty, questions, pace, [*asked, *load], stretched)
 
 
 def _lacks_load(plan: Plan, checks: Sequence[str]) -> bool:

@@ -35,9 +35,10 @@ from pytest_ddpscale.run.place import CPU, Place  # noqa: E402
 from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, Assignment, RecordSink, left  # noqa: E402
 from pytest_ddpscale.run.records import Rank  # noqa: E402
 from pytest_ddpscale.run.strict_json import parse_strict_json  # noqa: E402
+from pytest_ddpscale.telemetry.windows import Sampler  # noqa: E402
 from pytest_ddpscale.util.masking import masked_environment  # noqa: E402
 from pytest_ddpscale.util.orphans import die_with_parent  # noqa: E402
-from pytest_ddpscale.worker.context import GangTelemetry, RankContext, RankProgress  # noqa: E402
+from pytest_ddpscale.worker.context import RankContext, RankProgress  # noqa: E402
 from pytest_ddpscale.worker.control import Control, connect, host_name  # noqa: E402
 from pytest_ddpscale.worker.device import Device, be_ended_first, open_device  # noqa: E402
 from pytest_ddpscale.worker.numa import Binding, allowed_cores, bind_to_gpu, pin_to_cores  # noqa: E402
@@ -121,9 +122,10 @@ def run(folder: Path, progress: RankProgress) -> None:
         progress.device, progress.gpu_index = device.id, binding.gpu.index if binding.gpu else None
         loader_cores = allowed_cores()  # of its NUMA node, whose memory they fill
     sink = RecordSink(folder)
-    telemetry = GangTelemetry(control, plan.device_type, sink, assignment.gang)
+    lines = folder / f"gpu-{control.local_rank}.jsonl"
+    sampler = Sampler(device.id, lines) if plan.device_type == "cuda" else None
     context = RankContext(
-        device, control, progress, sink, telemetry, timeout,
+        device, control, progress, sink, sampler, timeout,
         assignment.deadline_unix_s, assignment.gang, assignment.steered, assignment.tries_memory,
         assignment.profile_steps, assignment.nvtx, loader_cores, assignment.launched_unix_s,
     )  # fmt: skip

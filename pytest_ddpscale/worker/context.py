@@ -6,22 +6,21 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, RecordSink, StatusWriter, WantedArms, leave, left
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason
-from pytest_ddpscale.run.strict_json import Record, each
-from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_readings
+from pytest_ddpscale.run.strict_json import Record
+from pytest_ddpscale.run.telemetry import joined_readings
 from pytest_ddpscale.telemetry.windows import Sampler
 from pytest_ddpscale.util.masking import masked_text
 from pytest_ddpscale.worker.control import Control, rank_of
@@ -91,118 +90,6 @@ class RankProgress:
                 leave(self._writer.folder, failure)
 
 
-class NodeReadings(Record, frozen=True, kw_only=True):
-    """Readings of one node's GPUs in the blocks of its ranks, in the order of `ranks`."""
-
-    ranks: tuple[int, ...]
-    readings: tuple[GpuReadings, ...]
-
-
-class TimedWindow(NamedTuple):
-    """The time window of one rank's block."""
-
-    rank: int
-    started_unix_s: float
-    seconds: float
-
-
-class GangTelemetry:
-    """One rank's part in the telemetry; does nothing on CPUs.
-
-    A dead or late sampler never stops training; the telemetry of a block says so instead.
-
-    Args:
-        sink: where rank 0 writes the telemetry of each block before the block itself; its folder has the node's lines.
-    """
-
-    def __init__(
-        self, control: Control, device_type: DeviceType, sink: RecordSink, gang: int,
-        sampler: Callable[[Iterable[str], Path], Sampler] = Sampler,
-    ) -> None:  # fmt: skip
-        self._control = control
-        self._is_on = device_type == "cuda"
-        self._sink = sink
-        self._gang = gang
-        self._new_sampler = sampler
-        self._sampler: Sampler | None = None
-        self._devices: dict[int, str] = {}
-        self._is_awaited = True
-
-    def start(self, devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
-        """Start the sampler on local rank 0, for the GPUs of its node."""
-        if self._is_on and self._control.local_rank == 0:
-            mine = self._mine(range(self._control.world_size))
-            self._devices = dict(zip(mine, devices(mine), strict=True))
-            self._sampler = self._new_sampler(self._devices.values(), self._sink.folder / "gpus.jsonl")
-
-    def wait_for_first_poll(self) -> None:
-        """Before each block; only the first may wait, because the sampler starts while arms warm up."""
-        if self._sampler is not None and self._is_awaited:
-            self._sampler.wait_for_first_poll()
-            self._is_awaited = False
-
-    def tell(
-        self, key: str, ranks: Sequence[int], windows_of: Callable[[Sequence[str]], Sequence[TimedWindow]]
-    ) -> None:
-        """On local rank 0: cut what was sampled to the windows of the node's ranks, and publish the readings.
-
-        Args:
-            key: of the block; each of `ranks` publishes its part under ``KEY/RANK``.
-            windows_of: returns the time windows of the ranks that published under some keys.
-        """
-        mine = self._mine(ranks)
-        if self._sampler is None or not mine:
-            return
-        timed = windows_of([f"{key}/{rank}" for rank in mine])
-        windows = [(self._devices[one.rank], one.started_unix_s, one.started_unix_s + one.seconds) for one in timed]
-        told = NodeReadings(ranks=tuple(one.rank for one in timed), readings=self._sampler.cut(windows))
-        self._control.say(f"{key}/telemetry/{self._node}", told)
-
-    def collect(self, key: str, ranks: Sequence[int], study: str, arm: str, number: int) -> TelemetryBlock | None:
-        """On rank 0: collect and write the readings of all nodes for a block."""
-        if not self._is_on:
-            return None
-        per_node = self._control.layout.ranks_per_node
-        keys = [f"{key}/telemetry/{node}" for node in sorted({rank // per_node for rank in ranks})]
-        told = self._control.hear_all(keys, NodeReadings)
-        named = [rank for one in told for rank in one.ranks]
-        if not named:
-            return None
-        readings = [one for node in told for one in node.readings]
-        common = {"study": study, "arm": arm, "round": number, "gang": self._gang}
-        block = joined_readings(readings, **common, ranks=tuple(named))
-        self._sink.append_record(block)
-        return block
-
-    def forget(self, key: str, ranks: Sequence[int]) -> None:
-        """Remove the published readings, once they are written."""
-        if self._sampler is not None and self._mine(ranks):
-            self._control.forget(f"{key}/telemetry/{self._node}")
-
-    def close(self) -> None:
-        """End the sampler."""
-        if self._sampler is not None:
-            self._sampler.close()
-
-    @property
-    def _node(self) -> int:
-        return self._control.rank // self._control.layout.ranks_per_node
-
-    def _mine(self, ranks: Sequence[int]) -> list[int]:
-        """The ranks on this node, in order."""
-        per_node = self._control.layout.ranks_per_node
-        return [rank for rank in range(self._node * per_node, (self._node + 1) * per_node) if rank in ranks]
-
-
-def with_telemetry(parts: Sequence[RankBlock], telemetry: TelemetryBlock) -> list[RankBlock]:
-    """Ranks' parts of a block, completed with the utilization and energy of their GPU if known."""
-    count = len(telemetry.ranks)
-    columns = each(telemetry.utilization, count), each(telemetry.energy_j, count)
-    known = zip(telemetry.ranks, *columns, strict=True)
-    told = {rank: {"utilization": mean, "energy_j": energy_j} for rank, mean, energy_j in known}
-    return [msgspec.structs.replace(part, readings=part.readings | told.get(part.rank, {})) for part in parts]
-
-
 # Judging takes a tenth of a second, and 5 s for probes of 512 nodes. After this time another round is a better use.
 STEERING_PATIENCE_S = 10.0
 POLL_S = 0.02
@@ -216,6 +103,7 @@ class RankContext:
 
     Attributes:
         sink: where rank 0 appends records.
+        sampler: of the rank's GPU; None on a CPU.
         timeout: limit for connecting ranks, and for one collective.
         deadline_unix_s: no round starts after it; None for no limit.
         steered: whether a supervisor decides after each round if the study goes on.
@@ -230,7 +118,7 @@ class RankContext:
     control: Control
     progress: RankProgress
     sink: RecordSink
-    telemetry: GangTelemetry
+    sampler: Sampler | None
     timeout: timedelta
     deadline_unix_s: float | None = None
     gang: int = 0
@@ -245,6 +133,10 @@ class RankContext:
     def is_out_of_time(self) -> bool:
         """Whether no further round may start."""
         return self.deadline_unix_s is not None and time.time() >= self.deadline_unix_s
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether that takes at most a quarter of the time left: rounds decide, so they have most of it."""
+        return self.deadline_unix_s is None or time.time() + 4 * seconds <= self.deadline_unix_s
 
     def next_round(self, study_id: str, number: int, names: Sequence[str]) -> tuple[EndReason | None, list[str]]:
         """Why round `number` does not begin, or else which of these arms or probes it times.
@@ -264,15 +156,39 @@ class RankContext:
         ended, left = self.control.decided(f"{study_id}/{number}/next", decide)
         return ended, left
 
+    def wait_for_first_poll(self) -> None:
+        """Before each block; only the first waits."""
+        if self.sampler is not None:
+            self.sampler.wait_for_first_poll()
+
+    def sampled(self, part: RankBlock, *essence: str) -> RankBlock:
+        """A part of a block with the telemetry of its time window, of which `essence` are also readings of the part.
+
+        A dead or late sampler never stops training; the telemetry says so instead.
+        """
+        if self.sampler is None:
+            return part
+        told = self.sampler.cut(part.began_unix_s, part.began_unix_s + part.seconds)
+        readings = part.readings | {name: getattr(told, name) for name in essence}
+        return msgspec.structs.replace(part, readings=readings, telemetry=told)
+
+    def append_telemetry(self, parts: Sequence[RankBlock], study: str, arm: str, number: int) -> None:
+        """On rank 0: write the telemetry of a block, before the block itself."""
+        told = [(part.rank, part.telemetry) for part in parts if part.telemetry is not None]
+        if told:
+            common = {"study": study, "arm": arm, "round": number, "gang": self.gang}
+            ranks, readings = zip(*told, strict=True)
+            self.sink.append_record(joined_readings(readings, ranks=ranks, **common))
+
     def gather(
         self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],
-        join: Callable[[list[Part]], Any], windows: Callable[[Part], Sequence[TimedWindow]] | None = None,
+        join: Callable[[list[Part]], Any], *, is_timed: bool = False,
     ) -> Any:  # fmt: skip
         """Rank 0 joins the parts of ranks, and all ranks wait for it. All ranks of the gang call this.
 
         Args:
             key: unique for each call.
-            windows: returns the time windows of a part, of a timed block; None if no telemetry is needed.
+            is_timed: whether it is of a timed block, of which nobody asks what rank 0 returned.
 
         Returns:
             What rank 0's `join` returned, which is JSON, on all ranks; None for a timed block.
@@ -280,18 +196,13 @@ class RankContext:
         control, mine, done = self.control, f"{key}/{self.control.rank}", f"{key}/done"
         if part is not None:
             control.say(mine, part)
-        if windows is not None:
-            self.telemetry.tell(
-                key, ranks, lambda keys: [one for said in control.hear_all(keys, kind) for one in windows(said)]
-            )
         if control.rank == 0:
             control.say(done, join(control.hear_all([f"{key}/{rank}" for rank in ranks], kind)))
         decision = None
-        if windows is None:
-            decision = control.hear(done)
-        else:
+        if is_timed:
             control.wait_for(done)  # a round trip less
-            self.telemetry.forget(key, ranks)
+        else:
+            decision = control.hear(done)
         if part is not None:
             control.forget(mine)  # each rank its own, because rank 0 would take long to do it for all
         return decision

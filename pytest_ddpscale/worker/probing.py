@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from msgspec import field
+from msgspec.structs import replace
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Ranks
@@ -17,7 +18,7 @@ from pytest_ddpscale.run.block import RankBlock, Unsupported, joined
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import Count, Record, column
-from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order
+from pytest_ddpscale.worker.context import RankContext, arm_order
 from pytest_ddpscale.worker.control import new_group
 from pytest_ddpscale.worker.work import CannotProbeError, Work, memory_permitting, open_work
 
@@ -49,7 +50,7 @@ class ProbeRounds:
 
     def __init__(self, study: ProbeStudy, context: RankContext, *, seed: int = 0) -> None:
         self._study, self._context, self._seed = study, context, seed
-        self._control, self._progress, self._telemetry = context.control, context.progress, context.telemetry
+        self._control, self._progress = context.control, context.progress
         self._device, self._layout = context.device, context.control.layout
         # Created on first use, and shared by probes of the same ranks.
         self._groups: dict[Ranks, dist.ProcessGroup | None] = {}
@@ -152,18 +153,21 @@ class ProbeRounds:
         study, gang = self._study.id, self._context.gang
         common: dict[str, Any] = {"study": study, "arm": probe.name, "round": number, "gang": gang, "count": iterations}
         key = f"{study}/{number}/{probe.name}"
-        self._telemetry.wait_for_first_poll()
+        self._context.wait_for_first_poll()
         said = self._block(probe, key, iterations)
+        # Once all turns are over, as samples come late.
+        measured = {turn: self._context.sampled(part) for turn, part in said.measured.items()}
 
         def join(heard: list[RankProbed]) -> None:
-            self._telemetry.collect(f"{key}/said", self._layout.ranks([probe]), study, probe.name, number)
+            every = [part for one in heard for part in one.measured.values()]
+            self._context.append_telemetry(every, study, probe.name, number)
             records = self._unsupported(probe, heard)
             for turn in sorted({turn for one in heard for turn in one.measured}):
                 parts = [one.measured[turn] for one in heard if turn in one.measured]
                 records.append(joined(parts, **common, turn=turn))
             self._context.sink.append_records(records)
 
-        self._gathered(key, probe, said, join)
+        self._gathered(key, probe, replace(said, measured=measured), join)
 
     def _unsupported(self, probe: Arm, said: Sequence[RankProbed]) -> list[AnyRecord]:
         """A record of ranks that could not run a probe, with reasons; empty if all could or it was recorded before."""
@@ -182,7 +186,7 @@ class ProbeRounds:
         self._progress.phase = "gathering"
         ranks = self._layout.ranks([probe])
         mine = said if self._control.rank in ranks else None
-        return self._context.gather(f"{key}/said", ranks, mine, RankProbed, join, _windows if is_timed else None)
+        return self._context.gather(f"{key}/said", ranks, mine, RankProbed, join, is_timed=is_timed)
 
     def _block(self, probe: Arm, key: str, iterations: int, *, verify: bool = True) -> RankProbed:
         """Run `iterations` of a probe in each of its turns. All ranks of the gang call this, even without a part, and
@@ -275,7 +279,3 @@ class ProbeRounds:
             seconds=timing.block_s,
             readings={"is_correct": work.is_correct() if verify else True},
         )
-
-
-def _windows(said: RankProbed) -> list[TimedWindow]:
-    return [TimedWindow(one.rank, one.began_unix_s, one.seconds) for one in said.measured.values()]

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, Plan, Study
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, SUSTAINED_S, Plan, Study
 from pytest_ddpscale.run.block import READINGS, STEP_S, WAITED_S, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.records import (
     EndReason,
@@ -24,6 +24,7 @@ from pytest_ddpscale.run.records import (
     GangTransport,
     Rank,
     RankMemory,
+    RankStretch,
     RankTransport,
     RoundEnd,
     SeededStep,
@@ -31,10 +32,11 @@ from pytest_ddpscale.run.records import (
     StudyEnd,
     StudyMemory,
     StudyStart,
+    Sustained,
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
-from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
+from pytest_ddpscale.worker.context import RankContext, arm_order
 from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.images import StudyImages, open_samples
@@ -57,7 +59,7 @@ class GangMember:
         self._plan = plan
         self._context = context
         self._control, self._progress = context.control, context.progress
-        self._sink, self._telemetry = context.sink, context.telemetry
+        self._sink = context.sink
         self._gang = context.gang
         self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
@@ -76,23 +78,19 @@ class GangMember:
             pg_options=communicator_options(backend),
         )
         yield
-        self._telemetry.close()  # after a failure it ends with this process
+        if self._context.sampler is not None:
+            self._context.sampler.close()  # after a failure it ends with this process
         # Not in a finally: after a failure in a collective, destroying the group may hang.
         dist.destroy_process_group()
 
     def announce(self, who: Rank) -> None:
-        """Record host and device of all ranks, and start sampling their GPUs.
+        """Record host and device of all ranks.
 
-        Pairs name each other's host by these messages. They stay in the store, a few megabytes for 8,192 ranks: local
-        rank 0 of another node may read them long after rank 0 has, and a deleted key reads as empty.
+        Pairs name each other's host by these messages. They stay in the store, a few megabytes for 8,192 ranks: a rank
+        of another node may read them long after rank 0 has, and a deleted key reads as empty.
         """
         control = self._control
         control.say(f"startup/{control.rank}", who)
-
-        def devices(ranks: Sequence[int]) -> list[str]:
-            return [one.place.uuid for one in control.hear_all([f"startup/{rank}" for rank in ranks], Rank)]
-
-        self._telemetry.start(devices)
         if self._is_first:
             keys = [f"startup/{rank}" for rank in range(control.world_size)]
             told = control.hear_all(keys, Rank)
@@ -144,6 +142,7 @@ class GangMember:
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
+        self._train_on(study, arms, steps)
         reason = self._run_rounds(study, arms, steps)
         if context.tries_memory:
             # The peak of every rank, before it is freed.
@@ -213,19 +212,19 @@ class GangMember:
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
-        self._telemetry.wait_for_first_poll()
+        self._context.wait_for_first_poll()
         if rank in ranks:
             group = next(group for group, members in enumerate(groups) if rank in members)
-            part = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
+            timed = _part(rank, group, arm.batch_size, arms.time_block(arm, steps))
+            part = self._context.sampled(timed, "utilization", "energy_j")
         here.phase = "gathering"
         common = {"study": study.id, "arm": arm.name, "round": number, "gang": self._gang}
 
         def join(parts: list[RankBlock]) -> None:
-            telemetry = self._telemetry.collect(key, ranks, study.id, arm.name, number)
-            parts = with_telemetry(parts, telemetry) if telemetry else parts
+            self._context.append_telemetry(parts, study.id, arm.name, number)
             self._sink.append_record(joined(parts, **common, count=steps))
 
-        self._context.gather(key, ranks, part, RankBlock, join, _windows)
+        self._context.gather(key, ranks, part, RankBlock, join, is_timed=True)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
         """Record the seeded step of each rank and the FLOPs per image, before any training."""
@@ -272,6 +271,27 @@ class GangMember:
             self._sink.append_record(WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s))
             self._control.say(f"{key}/steps", steps)
 
+    def _train_on(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> None:
+        """Train an arm in one stretch, and record its steps, with clock and temperature of each GPU at the end."""
+        arm, context, key = study.stretched, self._context, f"{study.id}/sustained"
+        if arm is None or not self._control.decided(f"{key}/begins", lambda: context.has_time_for(study.sustained_s)):
+            return
+        here, said, ranks = self._progress, RankStretch(rank=self._control.rank), self._layout.ranks([arm])
+        here.arm, here.phase = arm.name, "sustained training"
+        context.wait_for_first_poll()
+        if said.rank in ranks:
+            # As many whole blocks as fill it.
+            timing = arms.time_block(arm, steps[arm.name] * max(1, round(study.sustained_s / study.block_s)))
+            ended_s = timing.started_unix_s + timing.block_s
+            if context.sampler is not None:
+                told = context.sampler.cut(ended_s - min(SUSTAINED_S, timing.block_s), ended_s)
+                said = replace(said, sm_clock_mhz=told.sm_clock_mhz, temperature_c=told.temperature_c)
+            if any(said.rank == first for first, *_ in self._layout.groups(arm)):
+                said = replace(said, step_s=step_bytes(timing.step_s))
+        here.phase = "gathering"
+        record = partial(Sustained, study=study.id, arm=arm.name, gang=self._gang)
+        context.record(key, said if said.rank in ranks else None, RankStretch, record, ranks)
+
 
 def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:
     series = {STEP_S: timing.step_s, WAITED_S: timing.waited_s or ()}
@@ -291,10 +311,6 @@ def _part(rank: int, group: int, batch_size: int, timing: Timing) -> RankBlock:
 def _usual_step_s(timing: Timing) -> float:
     """The median step; the mean if data is loaded, because several batches arrive at once and the next steps wait."""
     return statistics.median(timing.step_s) if timing.waited_s is None else statistics.fmean(timing.step_s)
-
-
-def _windows(part: RankBlock) -> list[TimedWindow]:
-    return [TimedWindow(part.rank, part.began_unix_s, part.seconds)]
 
 
 def _groups(study: Study, layout: Layout) -> list[Sequence[int]]:

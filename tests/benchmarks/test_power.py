@@ -37,5 +37,5 @@ def test_a_fault_that_is_none_is_refused_before_anything_is_simulated(
     with pytest.raises(SystemExit):
         power.main()
     said = capsys.readouterr().err
-    assert "FACTOR (1 to 1000)" in said
+    assert "FACTOR a number from 1 to 1000" in said
     assert "simulating" not in said

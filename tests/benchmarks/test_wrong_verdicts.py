@@ -9,7 +9,7 @@ import pytest
 
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.simulate.round_noise import RoundNoise
+from pytest_ddpscale.simulate.machine import Noise
 from tests.benchmarks.scripts import benchmark
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
 
@@ -28,9 +28,12 @@ def verdict(logs: list[float], limit: int) -> int:
 
 def mixed_series() -> np.ndarray:
     chance = np.random.default_rng(0)
-    noises = [RoundNoise(0.01), RoundNoise(0.01, 0.9), RoundNoise(0.003, ramp=0.05), RoundNoise(0.01, hiccup_share=0.1)]
+    noises = [Noise(0.01), Noise(0.01, correlation=0.9), Noise(0.003), Noise(0.01, hiccup_share=0.1)]
+    ramps = np.log1p([[0.0], [0.0], [0.05], [0.0]]) * np.linspace(0, 1, LIMIT)
     offsets = np.linspace(-0.04, 0.04, 20)[:, np.newaxis]
-    return np.concatenate([noise.series(chance, LIMIT, 20) + offsets for noise in noises])
+    return np.concatenate(
+        [noise.of_rounds(chance, LIMIT, 20) + ramp + offsets for noise, ramp in zip(noises, ramps, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("rounds", [FEWEST_ROUNDS, 12, LIMIT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.plan.arm import Arm
@@ -11,12 +12,11 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.simulate.allreduce import Link, Topology
-from pytest_ddpscale.simulate.faults import Faults, parse_faults
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.machine import Link, Noise, Performance, Topology
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.performance import Noise, Performance
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import gang_of
+from pytest_ddpscale.simulate.options import ClusterOptions, InjectedFault, parse_faults
+from pytest_ddpscale.simulate.writing import gang_of
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 from tests.builders.measurements import Measurement, of_ranks
@@ -44,8 +44,7 @@ def a100(gpus: int | None = 8, workloads: tuple[str, ...] | None = (RESNET,), **
 
 def quiet(cluster: SimulatedCluster) -> Performance:
     """Its performance without any noise: then every number follows from the model."""
-    performance = cluster.performance
-    return Performance(performance.device_type, performance.topology, performance.expectations, QUIET)
+    return replace(cluster.performance, noise=QUIET)
 
 
 def layout_of(gpus: int) -> Layout:
@@ -53,7 +52,7 @@ def layout_of(gpus: int) -> Layout:
     return Layout(-(-gpus // 8), min(gpus, 8))
 
 
-def faults(*texts: str, gpus: int = 8) -> Faults:
+def faults(*texts: str, gpus: int = 8) -> tuple[InjectedFault, ...]:
     """What is wrong, as it is typed."""
     return parse_faults(texts, layout_of(gpus))
 

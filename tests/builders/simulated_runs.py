@@ -11,8 +11,8 @@ from pytest_ddpscale.session.open import find_source
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
+from pytest_ddpscale.simulate.cluster import SimulatedCluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from tests.builders.clusters import a100, faults
 

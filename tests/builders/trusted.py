@@ -10,24 +10,21 @@ from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, SimulatedCluster, open_cluster
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
-from pytest_ddpscale.simulate.writing import records, write_simulated_run
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
+from pytest_ddpscale.simulate.writing import host_name, records, write_simulated_run
 from tests.builders.clusters import thresholds
 
 SKU, WORKLOAD, PER_NODE = "rtx-pro-6000-server", "resnet152-fp16", 2
-SPREAD = NodeSpread(node_sd=0.003, gpu_sd=0.002, launch_sd=0.002, seed=5)
+SPREAD = {"node_spread": 0.003, "gpu_spread": 0.002, "launch_spread": 0.002, "nodes_seed": 5}
 VERSIONS = {"driver": "580.1", "torch": "2.14.0", "cuda": "13.0", "nccl": "2.28.3"}
 
 
-def nodes(number: int, spread: NodeSpread = SPREAD) -> SimulatedCluster:
+def nodes(number: int, **spread: Any) -> SimulatedCluster:
     """So many, of two GPUs each."""
-    return open_cluster(
-        thresholds(), ClusterOptions(SKU, PER_NODE * number, PER_NODE, workloads=(WORKLOAD,), spread=spread)
-    )
+    options: dict[str, Any] = {"workloads": (WORKLOAD,), **(spread or SPREAD)}
+    return open_cluster(thresholds(), ClusterOptions(SKU, PER_NODE * number, PER_NODE, **options))
 
 
 def launch(number: int, cluster: SimulatedCluster, *faults: str, **changes: Any) -> TrustedRun:

@@ -23,8 +23,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.report.words.reasons import worded
-from pytest_ddpscale.simulate.simulated_nodes import host_name
-from pytest_ddpscale.simulate.spread import NodeSpread
+from pytest_ddpscale.simulate.writing import host_name
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.site_file import write_overlay
@@ -210,8 +209,7 @@ def test_nodes_may_have_been_launched_in_other_runs(sound: list[TrustedRun], fou
 
 def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept(tmp_path: Path) -> None:
     """Three nodes that differ by 1 % bound the training speed of few requirements, and memory not at all."""
-    spread = NodeSpread(node_sd=0.01, gpu_sd=0.01, launch_sd=0.001, seed=4)
-    runs = launches(3, nodes(3, spread))
+    runs = launches(3, nodes(3, node_spread=0.01, gpu_spread=0.01, launch_spread=0.001, nodes_seed=4))
     few = calibrate(thresholds(), SKU, runs, 0.01, 0.25)
     assert few.calibrated
     assert few.unseen

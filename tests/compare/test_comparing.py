@@ -15,8 +15,8 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.simulate.faults import parse_faults
 from pytest_ddpscale.simulate.measuring import SimulatedRun
+from pytest_ddpscale.simulate.options import parse_faults
 from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.cases import training_cases
 from tests.builders.clusters import a100

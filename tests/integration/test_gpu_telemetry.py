@@ -46,7 +46,7 @@ def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuReadin
     command = [sys.executable, "-c", _BUSY, str(SETTLED_S + WINDOW_S + 3)]
     uuid = gpu.uuid  # bare, as torch has it
     with (
-        closing(Sampler([uuid], tmp_path_factory.mktemp("node") / "lines")) as sampler,
+        closing(Sampler(uuid, tmp_path_factory.mktemp("node") / "lines")) as sampler,
         subprocess.Popen(command, env=gpu_environment(), stdout=subprocess.PIPE, text=True) as process,
     ):
         try:
@@ -54,7 +54,7 @@ def steady(gpu: TorchGpu, tmp_path_factory: pytest.TempPathFactory) -> GpuReadin
             assert process.stdout.readline() == "busy\n"
             start = time.time() + SETTLED_S
             wait_until(start + WINDOW_S)
-            return cut(sampler, [(uuid, start, start + WINDOW_S)])[0]
+            return cut(sampler, start, start + WINDOW_S)
         finally:
             process.kill()
 

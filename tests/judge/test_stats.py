@@ -25,7 +25,7 @@ from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.reason import because
-from pytest_ddpscale.simulate.round_noise import RoundNoise
+from pytest_ddpscale.simulate.machine import Noise
 from pytest_ddpscale.util.arrays import FloatArray
 from tests.builders.judged import CONFIDENCE
 from tests.rows import rows
@@ -37,7 +37,7 @@ SERIES = st.lists(st.floats(-100, 100, allow_nan=False).map(lambda value: round(
 
 
 def noise(correlation: float, rounds: int, count: int = 4000) -> FloatArray:
-    return RoundNoise(0.01, correlation).series(np.random.default_rng(5), rounds, count)
+    return Noise(0.01, correlation=correlation).of_rounds(np.random.default_rng(5), rounds, count)
 
 
 def interval_of(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -264,7 +264,7 @@ def test_factors_that_vary_much_are_covered_as_those_that_vary_little(rho: float
     """Of 300 runs of 32 rounds; that 0.9 is beyond what the interval allows for costs the same at any noise."""
     missed = []
     for sd in (0.003, 0.3):
-        logs = RoundNoise(sd, rho).series(np.random.default_rng(20261123), 32, 300)
+        logs = Noise(sd, correlation=rho).of_rounds(np.random.default_rng(20261123), 32, 300)
         found = estimate(np.exp(logs), "factors", CONFIDENCE, alike=1)
         missed.append(int((~((found.low <= 1) & (found.high >= 1)) & ~np.isnan(found.low)).sum()))
     assert missed[0] == missed[1]

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pytest_ddpscale"
 # Keys of records, parameters and units that are called as a metric is, and mean something else.
 NAMESAKES = {
-    ("simulate/performance.py", "ddp_overhead"),
+    ("simulate/machine.py", "ddp_overhead"),
     # The same: the breakdown shows it of each arm, whatever is required.
     ("report/where_time_goes.py", "peak_memory_gib"),
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.plan.arm import Arm, Placement
 from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.metric_catalogue import METRICS
+from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import operation_of
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import (
@@ -33,7 +33,7 @@ TABLE = Path(__file__).with_name("plans.txt")
 ONE = Workload("one", ImageFamily("resnet18"), "fp32", 8, global_batch_size=96)
 TWO = replace(ONE, name="two", precision="bf16", data=ImageFolderData("/images"))
 WORKLOADS = {"": ONE, "two": TWO, "x": replace(ONE, name="x"), "compiled": replace(ONE, name="z", compile=True)}
-PACE = Pace(rounds=32, block_s=1.5, warmup_s=2.0, uncompared_rounds=16)
+PACE = Pace(rounds=32, block_s=1.5, warmup_s=2.0, uncompared_rounds=16, sustained_s=120)
 EMPTY = Plan("a100", "cuda", ())
 QUESTIONS = st.builds(
     Question,
@@ -61,7 +61,8 @@ def planned(case: str) -> Plan:
             questions.append(Question(metric, WORKLOADS[workload], int(size), placement))
     ranks_per_node = None if ranks == "?" else int(ranks)
     empty = Plan("a100", device, (), nodes=int(nodes), ranks_per_node=ranks_per_node, survey="survey" in words)
-    return build_plan(empty, questions, PACE, probes)
+    paced = [one.workload for one in questions if one.metric is THROUGHPUT_PER_GPU]
+    return build_plan(empty, questions, PACE, probes, paced)
 
 
 def told(case: str) -> Iterator[str]:
@@ -77,7 +78,8 @@ def told(case: str) -> Iterator[str]:
         arms = " ".join(arm.name if arm.is_probe else f"{arm.name}:{arm.batch_size}" for arm in study.arms)
         turns = f", {study.turns} take turns" if isinstance(study, Study) and study.turns > 1 else ""
         rounds = "" if isinstance(study, PairStudy) else f", {study.rounds} rounds"
-        yield f"{study.id} {arms}{rounds}{turns}"
+        long = study.stretched if isinstance(study, Study) else None
+        yield f"{study.id} {arms}{rounds}{turns}{f', first {long.name} in one stretch' if long else ''}"
 
 
 @each_block(TABLE)

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.simulate.faults import parse_faults
+from pytest_ddpscale.simulate.cluster import open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
 from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.approved import FOLDER, assert_approved, masked, shape_of

@@ -170,7 +170,7 @@ def test_facts_of_costs_and_of_three_doublings() -> None:
 def test_the_command_says_what_was_approved(tmp_path: Path, capsys: Printed) -> None:
     """Of a simulated run, of one that somebody published, and of one size alone, which no page has a table of."""
     simulated = str(tmp_path / "run")
-    simulate = ["simulate", "--gpu-sku", "a100", "--gpus", "16", "--world-sizes", "16", "--rounds", "8"]
+    simulate = ["simulate", "--gpu-sku", "a100", "--gpus", "16", "--rounds", "8"]
     main([*simulate, "--workloads", "vit-b-16-fp16", "--out", simulated])
     imported, alone, source = (tmp_path / name for name in ("imported", "alone", "source"))
     source.mkdir()

@@ -16,10 +16,10 @@ from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
+from pytest_ddpscale.simulate.cluster import SimulatedCluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun
-from pytest_ddpscale.simulate.simulated_cluster import SimulatedCluster
 from pytest_ddpscale.simulate.writing import write_simulated_run
-from tests.builders.clusters import a100, faults
+from tests.builders.clusters import a100
 from tests.builders.json_types import as_json, run_record
 
 Lines = list[Any]
@@ -46,7 +46,7 @@ ARMS = [arm.name for arm in STUDY.arms]
 def _written(gpus: int) -> str:
     with TemporaryDirectory() as folder:
         run, cluster = RunDirectory.create(Path(folder) / "run"), _cluster(gpus)
-        write_simulated_run(run, cluster, SimulatedRun(plan_of(gpus), cluster.performance, faults(gpus=gpus), 1))
+        write_simulated_run(run, cluster, SimulatedRun(plan_of(gpus), cluster.performance, (), 1))
         return run.measurements_jsonl.read_text("utf-8").replace("SIM-", "GPU-").replace("simulated-", "n")
 
 

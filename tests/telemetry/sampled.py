@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from unittest.mock import patch
 
@@ -17,22 +17,22 @@ GENEROUS_S = 30.0
 
 
 @contextmanager
-def sampler_on(machine: PlayedMachine, uuids: Sequence[str] = (uuid_of(0),), poll_s: float = 0.2) -> Iterator[Sampler]:
+def sampler_on(machine: PlayedMachine, uuid: str = uuid_of(0), poll_s: float = 0.2) -> Iterator[Sampler]:
     """One that has polled once."""
     with patch.dict(os.environ, machine.environment(CUDA_VISIBLE_DEVICES="")):
-        running = Sampler(uuids, machine.file.with_name("polls"), poll_s)
+        running = Sampler(uuid, machine.file.with_name(uuid), poll_s)
     with closing(running) as sampler:
         sampler.wait_for_first_poll(GENEROUS_S)
         yield sampler
 
 
-def cut(sampler: Sampler, windows: Sequence[tuple[str, float, float]]) -> tuple[GpuReadings, ...]:
-    """The readings once the sampler has polled after the windows, or has ended."""
+def cut(sampler: Sampler, start_s: float, end_s: float) -> GpuReadings:
+    """The readings once the sampler has polled after the window, or has ended."""
     after = time.time()
     deadline_s = after + GENEROUS_S
-    while not sampler.read() and sampler.logs[windows[0][0]].newest.unix_s <= after and time.time() < deadline_s:
+    while not sampler.read() and sampler.log.newest.unix_s <= after and time.time() < deadline_s:
         time.sleep(0.01)
-    return sampler.cut(windows)
+    return sampler.cut(start_s, end_s)
 
 
 def wait_until(unix_s: float) -> None:

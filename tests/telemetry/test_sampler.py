@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,15 +71,15 @@ def node(start: float) -> list[tuple[PlayedGpu, dict[str, Any]]]:
 
 
 def test_each_gpu_is_read_as_it_was_in_the_window(machine: PlayedMachine) -> None:
-    """By UUID, in an order that is not NVML's, as CUDA_VISIBLE_DEVICES may have it."""
     machine.play([gpu for gpu, _ in node(time.time() + 3600)])
     uuids = [uuid_of(i) for i in range(7)]
-    with sampler_on(machine, uuids[::-1], poll_s=0.1) as sampler:
+    with ExitStack() as stack:
+        samplers = [stack.enter_context(sampler_on(machine, uuid, poll_s=0.1)) for uuid in uuids]
         start = round(time.time() + 0.3, 1)
         expected = node(start)
         machine.play([gpu for gpu, _ in expected])
         wait_until(start + WINDOW_S)
-        found = cut(sampler, [(uuid, start, start + WINDOW_S) for uuid in uuids])
+        found = [cut(sampler, start, start + WINDOW_S) for sampler in samplers]
     for gpu, (_, readings) in zip(found, expected, strict=True):
         for name, value in readings.items():
             told = gpu.unreadable[name] if getattr(gpu, name) is None else getattr(gpu, name)
@@ -90,17 +90,17 @@ def test_between_rare_polls_no_sample_is_lost_nor_taken_twice(machine: PlayedMac
     start = round(time.time() + 0.5, 1)
     machine.play([replace(A100, utilization_changes=[(start + 0.35, 80), (start + 0.65, 0)])])
     bare = uuid_of(0).removeprefix("GPU-")  # as torch has it
-    with sampler_on(machine, [bare], poll_s=0.7) as sampler:
+    with sampler_on(machine, bare, poll_s=0.7) as sampler:
         wait_until(start + 1.01)
         windows = [(start, start + 0.5), (start + 0.5, start + 1.0), (start, start + 1.0)]
-        busy = [one.utilization for one in cut(sampler, [(bare, *window) for window in windows])]
+        busy = [cut(sampler, *window).utilization for window in windows]
     assert busy == pytest.approx([2 * 0.8 / 5, 0.8 / 5, 3 * 0.8 / 10])
 
 
 def test_without_a_driver_the_reason_is_its_own(machine: PlayedMachine) -> None:
     machine.play([A100], {"nvmlInit": DRIVER_NOT_LOADED})
     with sampler_on(machine) as sampler:
-        (found,) = cut(sampler, [(uuid_of(0), time.time() - 1, time.time())])
+        found = cut(sampler, time.time() - 1, time.time())
     assert found.unreadable == {"device": "Driver Not Loaded"}
 
 
@@ -111,8 +111,7 @@ def test_nobody_waits_while_a_driver_hangs(machine: PlayedMachine) -> None:
         hung_s = time.time()
         wait_until(hung_s + LATE_S + 1)
         began_s = time.monotonic()
-        windows = [(uuid_of(0), hung_s - 0.5, hung_s + 0.5), (uuid_of(0), hung_s, time.time())]
-        before, after = sampler.cut(windows)
+        before, after = sampler.cut(hung_s - 0.5, hung_s + 0.5), sampler.cut(hung_s, time.time())
         assert time.monotonic() - began_s < 0.2
     assert "device" not in before.unreadable
     assert "may hang" in after.unreadable["device"]
@@ -125,9 +124,9 @@ def test_a_sampler_that_is_not_there_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
-    with closing(Sampler([uuid_of(0)], tmp_path / "lines")) as sampler:
+    with closing(Sampler(uuid_of(0), tmp_path / "lines")) as sampler:
         sampler.wait_for_first_poll()
-        (found,) = sampler.cut([(uuid_of(0), 1, 2)])
+        found = sampler.cut(1, 2)
     assert why in found.unreadable["device"]
 
 
@@ -152,7 +151,7 @@ def test_a_sampler_in_a_driver_that_hangs_ends_with_its_parent(machine: PlayedMa
 import sys, time
 from pathlib import Path
 from pytest_ddpscale.telemetry.windows import Sampler
-sampler = Sampler([sys.argv[1]], Path(sys.argv[2]))
+sampler = Sampler(sys.argv[1], Path(sys.argv[2]))
 sampler.wait_for_first_poll(0.7)
 print(sampler.process.pid, flush=True)
 time.sleep(60)

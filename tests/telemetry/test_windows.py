@@ -142,8 +142,8 @@ def test_a_clock_that_is_set_back_costs_no_reading_of_later_windows() -> None:
 def test_no_line_is_lost_where_the_sampler_begins_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "true")
     path, new = tmp_path / "lines", tmp_path / "new"
-    written = b"".join(msgspec.json.encode([GpuPoll(float(second))]) + b"\n" for second in range(1, 7))
-    with closing(Sampler(["GPU-a"], path)) as sampler:
+    written = b"".join(msgspec.json.encode(GpuPoll(float(second))) + b"\n" for second in range(1, 7))
+    with closing(Sampler("GPU-a", path)) as sampler:
         for file, part in [(path, written[:25]), (path, written[25:63]), (new, written[63:88]), (path, written[88:])]:
             with file.open("ab") as opened:
                 opened.write(part)
@@ -153,4 +153,4 @@ def test_no_line_is_lost_where_the_sampler_begins_a_new_file(tmp_path: Path, mon
         assert sampler.process is not None
         assert sampler.process.wait(5) == 0
         assert sampler.read() == "the sampler ended with exit code 0"
-    assert sampler.logs["GPU-a"].cut(0, 6).polls == 6
+    assert sampler.log.cut(0, 6).polls == 6

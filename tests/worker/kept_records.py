@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_ddpscale.run.rank_folder import RecordSink
 from pytest_ddpscale.run.record_lines import AnyRecord, OfDevices
 from pytest_ddpscale.run.records import ArmProfile, StudyEnd, StudyMemory
-from pytest_ddpscale.worker.context import GangTelemetry, RankContext, RankProgress
+from pytest_ddpscale.worker.context import RankContext, RankProgress
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import Device
 
@@ -36,6 +36,5 @@ def context_on_cpu(
 ) -> RankContext:  # fmt: skip
     """Of a rank whose device nobody samples."""
     sink = sink or KeptRecords()
-    telemetry = GangTelemetry(control, "cpu", sink, 0)
     progress = progress or RankProgress()
-    return RankContext(device, control, progress, sink, telemetry, timeout, deadline_unix_s, steered=steered)
+    return RankContext(device, control, progress, sink, None, timeout, deadline_unix_s, steered=steered)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 import pytest
 import torch
 from msgspec import structs
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.run.block import Block, read_steps
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.rank_folder import LOGS
-from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart
+from pytest_ddpscale.run.records import GangRecord, Rank, StudyEnd, StudyStart, Sustained
 from pytest_ddpscale.worker.__main__ import who_i_am
-from pytest_ddpscale.worker.context import GangTelemetry
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Forwards, Timing
 from pytest_ddpscale.worker.numa import Binding
@@ -67,6 +65,26 @@ def test_ranks_say_what_a_study_took_where_that_is_tried(gloo_of_one: None) -> N
     assert rank.own_bytes > 2**20
 
 
+@pytest.mark.parametrize(("left_s", "sustained_s"), [(None, 0.5), (3600.0, 0.5), (3600.0, 1000.0)])
+def test_an_arm_is_trained_in_one_stretch_before_the_rounds_where_there_is_time(
+    gloo_of_one: None, left_s: float | None, sustained_s: float
+) -> None:
+    two = study(Arm("alone", 1, 2), Arm("ddp", 1, 2))
+    weak = replace(two, rounds=1, block_s=0.05, warmup_s=0.0, sustained_s=sustained_s)
+    is_trained = sustained_s < 1
+    sink, control = KeptRecords(), Control(HashStore(), rank=0, local_rank=0, world_size=1)
+    deadline_unix_s = None if left_s is None else time.time() + left_s
+    context = context_on_cpu(CpuDevice(), control, TIMEOUT, sink=sink, deadline_unix_s=deadline_unix_s)
+    GangMember(Plan("cpu", "cpu", (weak,)), context).run_study(weak.id)
+    said = [one for one in sink.records if isinstance(one, Sustained | Block)]
+    assert [type(one) for one in said] == [Sustained] * is_trained + [Block] * 2
+    for one in said[:is_trained]:
+        assert isinstance(one, Sustained)
+        [rank] = one.ranks
+        assert (one.study, one.arm, rank.rank, rank.sm_clock_mhz) == (weak.id, "ddp@1", 0, None)
+        assert 0.1 < read_steps(rank.step_s).sum() < 5
+
+
 def test_arms_are_profiled_after_the_study_has_ended_where_that_is_asked(gloo_of_one: None, tmp_path: Path) -> None:
     weak = replace(study(Arm("alone", 1, 2), Arm("ddp", 1, 2)), rounds=1, block_s=0.01, warmup_s=0.0)
     sink = KeptRecords()
@@ -99,47 +117,23 @@ def test_a_budget_that_is_spent_costs_the_profile(gloo_of_one: None) -> None:
     assert profile.problem == "there was no time left for it (--ddp-budget)"
 
 
-class LateReader(Control):
-    """Local rank 0 of the second of two nodes, which reads only after another rank of its node is up."""
-
-    def __init__(self, store: Store, rank: int, may_read: Event) -> None:
-        super().__init__(store, rank, rank % 2, world_size=4, nodes=2)
-        self._may_read = may_read
-
-    def hear_all(self, keys: Sequence[str], kind: type[Any]) -> list[Any]:
-        if self.rank == 2:
-            self._may_read.wait(10)
-        return super().hear_all(keys, kind)
-
-
-def test_a_node_may_read_who_its_ranks_are_after_they_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rank_records_who_all_ranks_are_and_any_may_read_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    is_up, sinks = Event(), [KeptRecords() for _ in range(4)]
-    sampled: dict[int, Sequence[str]] = {}
+    sinks = [KeptRecords() for _ in range(4)]
 
     def announce(rank: int) -> None:
         own = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        control = LateReader(PrefixStore("gang", own), rank, is_up)
+        control = Control(PrefixStore("gang", own), rank, rank % 2, world_size=4, nodes=2)
         device = CpuDevice()
         who = who_i_am(control, device, Binding())
         versions = {"torch": "other"} if rank == 3 else who.versions
         who = structs.replace(who, place=Place(f"n{rank // 2}", rank % 2, f"GPU-{rank}"), versions=versions)
-        context = context_on_cpu(device, control, TIMEOUT, sink=sinks[rank])
-
-        def start(devices: Callable[[Sequence[int]], Sequence[str]]) -> None:
-            if control.local_rank == 0:
-                sampled[rank] = devices([rank, rank + 1])
-
-        telemetry = GangTelemetry(control, "cpu", sinks[rank], 0)
-        telemetry.start = start  # type: ignore[method-assign]
-        GangMember(Plan("cpu", "cpu", ()), replace(context, telemetry=telemetry)).announce(who)
-        if rank == 3:
-            is_up.set()
+        GangMember(Plan("cpu", "cpu", ()), context_on_cpu(device, control, TIMEOUT, sink=sinks[rank])).announce(who)
+        control.hear_all([f"startup/{other}" for other in range(4)], Rank)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(announce, range(4)))
-    assert sampled == {0: ["GPU-0", "GPU-1"], 2: ["GPU-2", "GPU-3"]}
     [gang] = sinks[0].records
     assert isinstance(gang, GangRecord)
     assert [place.name for place in gang.places] == [f"GPU of local rank {rank % 2} (GPU-{rank})" for rank in range(4)]

@@ -215,6 +215,8 @@ SENTENCES: Mapping[str, Entry] = {
     "variable": lambda text, hosts, what, effect, why: (
         f"{text}{f' on {hosts}' if hosts else ''}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
     ),
+    "sustained": "the last {4:.0f} s of {5:.0f} s of {0} in one stretch reach {1:.1f%} of the pace of the rounds "
+    "({2:.1f%} to {3:.1f%}){7:? on @, the slowest node}{6:?: throughput of this workload is judged times that}",
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
     # judge.stats

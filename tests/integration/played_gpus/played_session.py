@@ -31,7 +31,15 @@ HOST = os.uname().nodename
 LIMIT_S = 300.0
 POLL_S = 0.05
 OPTIONS = (
-    *("--gpu-sku=auto", "--ddp-run-dir=run", "--ddp-history=history.sqlite", "-p", "no:cacheprovider", "-v"),
+    *(
+        "--gpu-sku=auto",
+        "--ddp-warm-up=0",
+        "--ddp-run-dir=run",
+        "--ddp-history=history.sqlite",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+    ),
     "acceptance",
 )
 # GPUs are warmed up for ten seconds; what trains here needs none of it.
