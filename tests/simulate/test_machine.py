@@ -59,14 +59,6 @@ def test_an_all_reduce_takes_what_its_messages_take(found: float, expected: floa
     assert found == pytest.approx(expected)
 
 
-@given(size=st.floats(1.0, 1e10), nodes=st.integers(1, 1000), share=st.floats(0.01, 1.0))
-def test_slow_links_more_data_and_more_nodes_never_help(size: float, nodes: int, share: float) -> None:
-    sound = all_reduce_s(size, 8 * nodes, nodes, TOPOLOGY)
-    assert all_reduce_s(size, 8 * nodes, nodes, TOPOLOGY, share, share) >= sound
-    assert all_reduce_s(2 * size, 8 * nodes, nodes, TOPOLOGY) >= sound
-    assert all_reduce_s(size, 8 * (nodes + 1), nodes + 1, TOPOLOGY) >= sound
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_and_work_of_a_model_are_torchvisions(name: str) -> None:
     meta = next(iter(pytest.importorskip("torchvision").models.get_model_weights(name))).meta
@@ -98,13 +90,6 @@ def test_buckets_hold_every_fp32_gradient_once(parameters: int) -> None:
     assert sum(buckets) == 4 * parameters
     assert buckets[0] <= FIRST_BUCKET_BYTES
     assert all(0 < size <= BUCKET_BYTES for size in buckets)
-
-
-def test_noise_has_its_deviation_and_correlation_from_the_first_round_on() -> None:
-    for correlation in (0.0, 0.7):
-        found = Noise(0.01, correlation=correlation).of_rounds(np.random.default_rng(1), 32, 4000)
-        assert found[:, [0, -1]].std(axis=0) == pytest.approx([0.01, 0.01], rel=0.1)
-        assert np.corrcoef(found[:, 9], found[:, 10])[0, 1] == pytest.approx(correlation, abs=0.1)
 
 
 def test_a_hiccup_only_makes_slower() -> None:

@@ -17,6 +17,8 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.record_lines import line_of
+from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.simulate.machine import DDP_OVERHEAD, NodeSpread, Noise
 from pytest_ddpscale.simulate.measuring import Faults, Moment, SimulatedRun
 from pytest_ddpscale.simulate.options import parse_faults
@@ -221,6 +223,13 @@ def test_the_noise_of_an_arm_does_not_depend_on_what_else_is_measured() -> None:
     noisy = replace(QUIET, noise=Noise(0.01, 0.0, 0.0, 0.0))
     by_itself = steps_of(study=weak_study(EACH, BOTH.rounds), performance=noisy)["each@8"]
     assert by_itself == pytest.approx(steps_of(performance=noisy)["each@8"])
+
+
+def test_arms_that_are_left_out_change_nothing() -> None:
+    plan = Plan("a100-sxm4-80gb", "cuda", (BOTH,))
+    both, one = ([*SimulatedRun(plan, NOISY, (), 0).measure_round(BOTH, 0, arms)] for arms in (BOTH.arms, (DDP,)))
+    assert [line_of(record) for record in both if getattr(record, "arm", "") == "ddp@8"] == [line_of(one[0])]
+    assert one[1:] == [RoundEnd(BOTH.id, 0, ("ddp@8",))]
 
 
 def test_the_wait_for_the_slowest_gpu_comes_on_top_of_what_is_published() -> None:
