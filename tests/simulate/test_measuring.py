@@ -16,9 +16,9 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
-from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.block import Block, read_steps
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.run.records import RoundEnd
+from pytest_ddpscale.run.records import RoundEnd, Sustained
 from pytest_ddpscale.simulate.machine import DDP_OVERHEAD, NodeSpread, Noise
 from pytest_ddpscale.simulate.measuring import Faults, Moment, SimulatedRun
 from pytest_ddpscale.simulate.options import parse_faults
@@ -237,6 +237,24 @@ def test_the_wait_for_the_slowest_gpu_comes_on_top_of_what_is_published() -> Non
     slowed = [steps_of(study=weak_study(DDP, 1), performance=one)["ddp@8"][0, 0] for one in nodes]
     # The mean of the largest of eight normal values is 1.42 standard deviations.
     assert statistics.fmean(1 / one for one in slowed) == pytest.approx(1 / 1.0142 / SOUND["ddp@8"][0, 0], rel=1e-3)
+
+
+def test_hot_gpus_are_slower_in_one_stretch_than_in_rounds_by_what_they_rest() -> None:
+    cluster = a100(8, heat=0.1)
+    plan = cluster.plan(rounds=FEWEST_ROUNDS)
+    study = next(one for one in plan.studies if one.stretched)
+    run = SimulatedRun(plan, quiet(cluster), (), 1)
+    told = [*run.before_rounds(study), *run.measure_round(study, 0, study.arms)]
+    [first, *others] = next(one.ranks for one in told if isinstance(one, Sustained))
+    steps_s = read_steps(first.step_s)
+    in_rounds = next(
+        one for one in told if isinstance(one, Block) and study.stretched and one.arm == study.stretched.name
+    )
+    of_rounds_s = float((in_rounds.each("seconds") / in_rounds.each("count"))[0])
+    assert steps_s.sum() == pytest.approx(study.sustained_s, rel=0.1)
+    assert steps_s[-1] / of_rounds_s == pytest.approx(1.1 / 1.044, rel=0.003)
+    assert steps_s[0] / of_rounds_s == pytest.approx(1 / 1.044, rel=0.003)
+    assert [one.step_s for one in others] == [b""] * 7
 
 
 def test_forward_passes_show_the_own_pace_of_a_rank_with_noise_of_their_own() -> None:

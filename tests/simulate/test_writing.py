@@ -30,6 +30,7 @@ from pytest_ddpscale.run.records import (
     SeededSteps,
     StudyEnd,
     StudyStart,
+    Sustained,
     WorkloadFlops,
 )
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -111,9 +112,9 @@ def test_records_come_in_the_order_of_a_real_run_and_follow_from_the_seed() -> N
     )
     assert list(map(line_of, told)) == list(map(line_of, again)) != list(map(line_of, other))
     kinds = [kind for kind, _ in itertools.groupby(map(type, told))]
-    one_study = [StudyStart, SeededSteps, WorkloadFlops, *[Block, RoundEnd] * FEWEST_ROUNDS, StudyEnd]
+    begins, rounds = [StudyStart, SeededSteps, WorkloadFlops], [*[Block, RoundEnd] * FEWEST_ROUNDS, StudyEnd]
     of_probes = [StudyStart, *[Block, RoundEnd] * FEWEST_ROUNDS, StudyEnd]
-    assert kinds == [Survey, GangRecord, *of_probes, *one_study * 2, GangTransport]  # weak and strong
+    assert kinds == [Survey, GangRecord, *of_probes, *begins, Sustained, *rounds, *begins, *rounds, GangTransport]
 
 
 def test_the_packaged_thresholds_are_all_simulated() -> None:

@@ -119,7 +119,7 @@ EFFECT = {
     "convergence": "",
 }
 NOWHERE = {"--ddp-judge", "--ddp-resume", "--ddp-world-sizes", "--ddp-history", "--ddp-allow-incomplete",
-           "--ddp-unfit", "--ddp-rehearse"}  # fmt: skip
+           "--ddp-unfit", "--ddp-rehearse", "--ddp-warm-up"}  # fmt: skip
 OF_SOME = {f"--ddp-{name}" for name in ("rounds", "block", "confidence", "nvtx", "profile")}
 
 
