@@ -76,6 +76,7 @@ PRODUCTS = {"metric": "matmul_tflops", "bound": {"at_least": 900.0}, "published"
 STEPS = {"metric": "step_time_p95", "bound": {"at_most": 468.0}, "published": 446.0, "value": 550.0}
 PAIRS = {"metric": "pair_bandwidth_gbps", "workload": "send-recv-256mib", "bound": {"at_least": 40.0}}
 BUSBW = {"metric": "busbw_gbps", "workload": "all-reduce-16gib", "bound": {"at_least": 40.0}}
+COPIES = {"metric": "host_bandwidth_gbps", "workload": "host-to-device", "world_size": 1, "bound": {"at_least": 40.0}}
 EVEN = {"metric": "rank_uniformity", "bound": {"at_most": 1.05}, "value": 1.01, "outcome": "passed"}
 PAST, EXPOSED = {"metric": "no_regression", "workload": ""}, {"metric": "exposed_communication"}
 MEMORY = {"metric": "peak_memory_gib", "bound": {"at_most": 70.0}, "value": 75.0}
@@ -138,6 +139,7 @@ OF_ITS_VALUE = "throughput BY_VALUE THROUGHPUT"
 # What was judged: who is named, and how. causes.txt has what is said of each and what to do.
 JUDGED: dict[str, Judgement] = {
     "the cause that explains most comes first": judged("one GPU4; two GPU; three GPU"),
+    "copies from the host": judged("copies FAST COPIES"),
     "the most severe comes first, whatever it explains": judged(
         "slow-0 GPU; slow-1 GPU; slow-2 GPU; slow-3 GPU; slow-4 GPU; link LINK; gpus GPU5; ecc GPU6",
         missed("wrong WRONG", flags=(WRONG_DATA,)),

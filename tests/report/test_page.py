@@ -112,6 +112,8 @@ def test_a_tile_shows_the_worst_requirement_of_its_metric_that_counts() -> None:
     kept = replace(FAILED, id="throughput_per_gpu[y-8gpu]", outcome="passed", value=1190.0)
     assert key_numbers(judgement_with(kept, missing, FAILED))[1][-1] == "FAIL"
     assert key_numbers(judgement_with(kept, missing))[1][-1] == "NOT MEASURED"
+    warning = replace(FAILED, severity="warn")
+    assert key_numbers(judgement_with(warning, missing))[1][-1] == "NOT MEASURED", "it keeps from an acceptance"
     short = replace(PASSED, outcome="failed", value=0.9, interval=(0.89, 0.91))
     wide = replace(INCONCLUSIVE, world_size=64)
     assert key_numbers(judgement_with(wide, short))[2][-1] == "FAIL", "a smaller world size"
