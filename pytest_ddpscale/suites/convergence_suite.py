@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.plan.training_run import CLASSIFIER
+from pytest_ddpscale.families.image import CLASSIFIER
 from pytest_ddpscale.settings import count_up_to, read_value
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.training_options import (

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import FEATURES, MOST_HIDDEN, ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import FEATURES, MOST_HIDDEN, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
@@ -104,12 +104,12 @@ def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workloa
         if model not in LINEAR
     ]
     directory = arguments.feature_weights and Path(arguments.feature_weights).absolute()
-    memory_format: MemoryFormat = "contiguous" if is_cpu else "channels_last"
     return [
         Workload(
             f"{name}-{f'h{width}' if name not in LINEAR else 'linear'}-batch-{images}".replace("_", "-"),
-            ImageFamily(
-                name, pixels, memory_format, CLASSES, classifier_hidden=0 if name in LINEAR else width,
+            ImageFamily.usual(
+                name, is_cpu=is_cpu, image_size=pixels, num_classes=CLASSES,
+                classifier_hidden=0 if name in LINEAR else width,
                 feature_weights=str(directory / f"{name}.pth") if directory else None,
             ),
             precision, images,

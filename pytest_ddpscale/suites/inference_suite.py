@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
@@ -87,8 +87,7 @@ def inferred_workloads(
     precision: Precision = arguments.precision or _PRECISIONS[device_type]
     if precision == "fp16" and device_type == "cpu":
         raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
-    is_contiguous = device_type == "cpu" or model.startswith("vit_")
-    family = ImageFamily(model, pixels, "contiguous" if is_contiguous else "channels_last")
+    family = ImageFamily.usual(model, is_cpu=device_type == "cpu", image_size=pixels)
     name = f"{model}-{precision}".replace("_", "-")
     return [Workload(f"{name}-batch-{batch}", family, precision, batch) for batch in batches]
 
@@ -108,10 +107,8 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
 
 def classification_model(text: str) -> str:
     """Parse the name of a torchvision classification model. Raises ValueError."""
-    from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS
-
-    if text not in TORCHVISION_MODELS:
-        raise ValueError("a classification model of torchvision, such as resnet50")
+    if text not in ImageFamily.models:
+        raise ValueError(ImageFamily.models_are)
     return text
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm, Variant
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData, Workload
@@ -23,7 +23,7 @@ from pytest_ddpscale.suites.inference_suite import classification_model
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.dataset_record import DatasetRecord
+    from pytest_ddpscale.datasets.dataset_record import DatasetRecord
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 SYNTHETIC = Variant(data="synthetic")
@@ -85,16 +85,15 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     if arguments.image_size is not None:
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
     batch = read_value("--batch", arguments.batch, count_up_to(10**6))
-    is_contiguous = is_cpu or model.startswith("vit_")
     classes = max(record.classes if record else 0, _USUAL_CLASSES)
-    family = ImageFamily(model, pixels, "contiguous" if is_contiguous else "channels_last", classes)
+    family = ImageFamily.usual(model, is_cpu=is_cpu, image_size=pixels, num_classes=classes)
     name = f"{model}-{precision}-batch-{batch}".replace("_", "-")
     return Workload(name, family, precision, batch, data=ImageFolderData(str(folder)))
 
 
 def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord | None:
     """make-dataset's record of the folder, if it has one and this machine can read it. Raises OptionError."""
-    from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
+    from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
 
     if is_here and not (folder / "train").is_dir():
         raise OptionError("--folder", f"{folder} has no folder train", "train/CLASS/IMAGE (see ddpscale make-dataset)")

@@ -115,7 +115,7 @@ class NodeCase:
     @property
     def unit(self) -> str:
         """Unit of its bound."""
-        return self.requirement.definition.unit_of()
+        return self.requirement.definition.unit
 
     @property
     def world_size(self) -> int:

@@ -37,7 +37,7 @@ from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_bloc
 from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
 from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
-from pytest_ddpscale.worker.images import StudyImages, open_samples
+from pytest_ddpscale.worker.loading import StudySamples, open_samples
 from pytest_ddpscale.worker.model import seeded_step, workload_flops_record
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probing import ProbeRounds
@@ -137,10 +137,10 @@ class GangMember:
         """Prepare a study, time the arms round by round, clean up, and record why it ended."""
         context = self._context
         ranges = nvtx_range if context.nvtx and torch.version.cuda else profiler_range
-        images = self._read_images(study)
+        samples = self._read_folder(study)
         self._progress.phase = "preparation"
         arms = StudyArms(
-            study, context.device, self._control.rank, self._layout, context.timeout, ranges, images, context.gang
+            study, context.device, self._control.rank, self._layout, context.timeout, ranges, samples, context.gang
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
@@ -160,21 +160,21 @@ class GangMember:
             arms.close()
             self._end(study.id, reason)
 
-    def _read_images(self, study: Study) -> StudyImages | None:
-        """Images of the folder that arms of a study read; None if all arms have synthetic data."""
+    def _read_folder(self, study: Study) -> StudySamples | None:
+        """Samples of the folder that arms of a study read; None if all arms have synthetic data."""
         workload, context = study.workload, self._context
         data = workload.data
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
             return None
         here, is_first = self._progress, context.control.local_rank == 0
-        here.phase = "reading the image folder"
+        here.phase = "reading the folder"
         if not is_first:  # one phase further, so a hang points at the reading rank
-            here.phase = "waiting for another rank to read the image folder"
-        samples = open_samples(data, "train", workload.family.image_size, context.control, f"{study.id}/images")
+            here.phase = "waiting for another rank to read the folder"
+        samples = open_samples(data, "train", workload.family, context.control, f"{study.id}/samples")
         if is_first:
-            here.phase = "comparing the image folder"
+            here.phase = "comparing the folder"
         # Below the limit after which an inactive gang is ended without a reason.
-        return StudyImages(samples, context.loader_cores, context.timeout.total_seconds() / 8)
+        return StudySamples(samples, context.loader_cores, context.timeout.total_seconds() / 8)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""
@@ -228,7 +228,7 @@ class GangMember:
         self._context.gather(key, ranks, part, RankBlock, join, _windows)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
-        """Record the seeded step of each rank and the FLOPs per image, before any training."""
+        """Record the seeded step of each rank and the FLOPs per sample, before any training."""
         ranks, said = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
             checksum, repeats = seeded_step(arms.model, study.workload)

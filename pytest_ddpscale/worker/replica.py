@@ -96,9 +96,6 @@ def _chunks(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield chunk
 
 
-# Small enough to keep losses finite with random labels; it does not change step times.
-LEARNING_RATE = 1e-3
-CLASSIFIER_LEARNING_RATE = 1e-2  # on frozen features
 # Arms in which DistributedDataParallel wraps the model.
 WRAPPED_KINDS = ("no_sync", "ddp")
 # Key of a rank's groups: it is in at most one group for each size, placement and stream priority.
@@ -129,7 +126,7 @@ class Weights:
     Momentum is allocated at the start, as zeros, so peak memory does not depend on which arm is first.
     """
 
-    def __init__(self, model: nn.Module, *, learning_rate: float = LEARNING_RATE, fused: bool = False) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float, *, fused: bool = False) -> None:
         self.model = model
         # None leaves the choice to torch, which does not fuse by default.
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -186,11 +183,7 @@ class Replicas:
     @cached_property
     def _shared(self) -> Weights | None:
         """Weights shared by arms; created for the first training arm, because inference needs no optimizer."""
-        return None if self._workload.compile else Weights(self._model, learning_rate=self._learning_rate)
-
-    @property
-    def _learning_rate(self) -> float:
-        return LEARNING_RATE if self._workload.family.trains_all else CLASSIFIER_LEARNING_RATE
+        return None if self._workload.compile else Weights(self._model, self._workload.family.learning_rate)
 
     def of(self, arm: Arm) -> Replica:
         """The replica of an arm. All its ranks call this at the same time, because creating a wrapper communicates."""
@@ -231,11 +224,9 @@ class Replicas:
         return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
 
     def _own_weights(self, variant: Variant) -> Weights:
-        model, format_now = copy.deepcopy(self._model), variant.memory_format
-        if format_now is not None:
-            channels_last = format_now == "channels_last"
-            model = model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-        return Weights(model, learning_rate=self._learning_rate, fused=variant.fused_optimizer)
+        family = variant.applied_to(self._workload).family
+        model = family.laid_out(copy.deepcopy(self._model))
+        return Weights(model, family.learning_rate, fused=variant.fused_optimizer)
 
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device, variant = self._device.torch_device, arm.variant

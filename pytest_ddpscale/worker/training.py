@@ -1,5 +1,5 @@
-"""One rank's training step: a torchvision model with autocast, on synthetic data or images from a folder, in ranges
-that profilers see.
+"""One rank's training step: a model with autocast, on synthetic data or samples from a folder, in ranges that profilers
+see.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
-import torchvision
-from torch import nn
 from torch.profiler import record_function
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.images import ImageLoader
+from pytest_ddpscale.worker.loading import SampleLoader
 
 STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
 LOAD = "ddpscale:load"
@@ -78,50 +76,23 @@ def forget_compiled() -> None:
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.Module:
-    """The untrained model, in its memory format, on the device; the same weights on every rank of one SKU.
-
-    Weights are drawn on the device, because random numbers of a CPU depend on its instruction set, which may differ
-    between hosts with the same GPUs.
-
-    Raises:
-        ValueError: torchvision has no such classification model.
-    """
-    family = workload.family
-    options: dict[str, Any] = {"weights": None, "num_classes": family.num_classes}
-    if family.model.startswith("vit_"):
-        options["image_size"] = family.image_size
-    torch.manual_seed(seed)
-    with device:
-        model: nn.Module = torchvision.models.get_model(family.model, **options)
-    model = model.to(device)
-    # Before DDP wraps it, because DDP builds its buckets by the strides it finds.
-    return model.to(memory_format=torch.channels_last) if family.memory_format == "channels_last" else model
-
-
 class Batch:
-    """One per-GPU batch of random images and labels on the device.
+    """One per-GPU batch of random samples on the device.
 
     Attributes:
-        images: float32, (batch_size, 3, image_size, image_size), normally distributed.
-        labels: int64, (batch_size,), uniform over the classes.
+        inputs: of the model, in the form of its family.
+        targets: of the loss.
     """
 
     def __init__(self, workload: Workload, batch_size: int, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device=device).manual_seed(seed)
-        family = workload.family
-        self._num_classes = family.num_classes
-        images = torch.empty(batch_size, 3, family.image_size, family.image_size, device=device)
-        if family.memory_format == "channels_last":
-            images = images.contiguous(memory_format=torch.channels_last)
-        self.images = images
-        self.labels = torch.empty(batch_size, dtype=torch.int64, device=device)
+        self._family = workload.family
+        self.inputs, self.targets = self._family.batch(batch_size, device)
         self.refill()
 
     def refill(self) -> None:
         """Draw new random values, because constant ones need less power than real training."""
-        self.images.normal_(generator=self._generator)
-        self.labels.random_(0, self._num_classes, generator=self._generator)
+        self._family.fill(self.inputs, self.targets, self._generator)
 
     def begin(self, passes: int) -> None:
         """Draw data for the next block, the same for all its forward passes."""
@@ -150,7 +121,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        batches: Sequence[Batch | ImageLoader],
+        batches: Sequence[Batch | SampleLoader],
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -163,7 +134,6 @@ class Trainer:
         self._silent = silent
         self._workload = workload
         self._scaler = scaler
-        self._criterion = nn.CrossEntropyLoss()
         self._loss: torch.Tensor | None = None
 
     def begin(self, steps: int) -> None:
@@ -192,12 +162,12 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch | ImageLoader) -> None:
-        """Run forward and backward; the gradients of all passes add up to the mean over their images."""
+    def _pass(self, batch: Batch | SampleLoader) -> None:
+        """Run forward and backward; the gradients of all passes add up to the mean over their samples."""
         with self._ranges(LOAD):
             batch.fetch()
-        with self._ranges(FORWARD), autocast(self._workload, batch.images.device):
-            loss = self._criterion(self._model(batch.images), batch.labels)
+        with self._ranges(FORWARD), autocast(self._workload, batch.inputs.device):
+            loss = self._workload.family.loss(self._model, batch.inputs, batch.targets)
         self._loss = loss.detach()
         with self._ranges(BACKWARD):
             if len(self._batches) > 1:

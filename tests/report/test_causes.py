@@ -52,7 +52,12 @@ STARVED = replace(node("node7", "all GPUs wait for the host: 85 % busy"), becaus
 LINK = link("node7", "node9", evidence="8 of its 8 pairs fail")
 OPEN: dict[str, Any] = {"outcome": "inconclusive", "reason": "the bound lies inside the interval"}
 WARNS: dict[str, Any] = {"severity": "warn"}
-THROUGHPUT: dict[str, Any] = {"metric": "throughput_per_gpu", "bound": {"at_least": 1180.0}, "value": 900.0}
+THROUGHPUT: dict[str, Any] = {
+    "metric": "throughput_per_gpu",
+    "bound": {"at_least": 1180.0},
+    "value": 900.0,
+    "unit": "img/s",
+}
 PRODUCTS: dict[str, Any] = {
     "metric": "matmul_tflops",
     "bound": {"at_least": 900.0},
@@ -121,7 +126,10 @@ WAIVED = Waiver("A. Name", "a fan is ordered", date(2026, 12, 31))
 WORKLOADS = tuple(f"what w{number} trains (batch_size 64 → 128)" for number in range(13))
 LONG = "rank 0 on n1 failed in warm-up: RuntimeError: " + "x" * 2000
 BUCKETS = f"parameters differ ({', '.join(f'in bucket {number}' for number in range(60))}); gradients differ"
-MANY = [missed(f"throughput_per_gpu[r-{2**number}gpu]", GPU, metric="throughput_per_gpu") for number in range(4)]
+MANY = [
+    missed(f"throughput_per_gpu[r-{2**number}gpu]", GPU, metric="throughput_per_gpu", unit="img/s")
+    for number in range(4)
+]
 
 # What was judged: who is named, and how. causes.txt has what is said of each and what to do.
 JUDGED: dict[str, Judgement] = {

@@ -96,7 +96,7 @@ def test_one_gpu_is_the_one_under_ddp_unless_verdicts_or_arms_say_otherwise() ->
     judged = replace(PASSED, world_size=8, one_gpu="alone")
     assert values(curve_of(both, blocks, EFFICIENCY)) == {2: pytest.approx(0.8)}
     assert values(curve_of(both, blocks, EFFICIENCY, judged))[2] == pytest.approx(0.6)
-    throughput = replace(judged, metric="throughput_per_gpu", world_size=1)
+    throughput = replace(judged, metric="throughput_per_gpu", unit="img/s", world_size=1)
     of_its_bound = values(curve_of(both, blocks, EFFICIENCY, throughput))
     assert of_its_bound[2] == pytest.approx(0.6), "as its only bound says"
     assert values(curve_of(alone, blocks, EFFICIENCY)) == {2: pytest.approx(0.6)}

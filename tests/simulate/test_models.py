@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.models import _MODELS, model_of
 from tests.builders.clusters import thresholds

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.simulated_cluster import ClusterOptions, open_cluster
 from pytest_ddpscale.simulate.sound_machine import DDP_OVERHEAD, Expectation, expectation_of

@@ -1,110 +1,42 @@
-"""Batches of images from a folder, for ranks that train together, read ahead by loader workers.
+"""Batches of samples from a folder, for ranks that train together, read ahead by loader workers.
 
-Uses torchvision's ImageFolder and torch's DistributedSampler and DataLoader, like users do; see `ddpscale suite
-input-pipeline` and docs/how-to/input-pipeline.md.
+Uses torch's DistributedSampler and DataLoader, like users do; see `ddpscale suite input-pipeline` and
+docs/how-to/input-pipeline.md.
 """
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch.distributed import DistStoreError
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from torchvision.datasets import ImageFolder
-from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
+from torch.utils.data import DataLoader, DistributedSampler
 
+from pytest_ddpscale.datasets.image_folder import ImageSamples, read_samples
+from pytest_ddpscale.families.family import Family
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
-from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
 from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.worker.control import Control
 
-# ImageNet's statistics, used by torchvision's models, for red, green and blue pixels in 0 … 1.
 _LOOK_S = 5.0  # between looks at whether a loader worker died
-_MEAN, _STDEV = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Labelled = tuple[torch.Tensor, torch.Tensor]
-Loaded = tuple[torch.Tensor, torch.Tensor, str]
+Fed = tuple[torch.Tensor, torch.Tensor]
 
 
-class ImageSamples(Dataset[Loaded]):
-    """One split of a folder, in torchvision's order. Pixels stay bytes, a quarter of the size of floats.
-
-    Attributes:
-        root: the split's folder.
-        classes: number of classes.
-        digest: of all names, in order; equal on all ranks that see the same images.
-    """
-
-    def __init__(self, root: Path, image_size: int, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
-        self.root, self.classes, self._image_size = root, classes, image_size
-        # Arrays, because a million strings would be pickled, and later copied page by page, for each loader worker.
-        self._paths = np.array([os.fsencode(path) for path in paths])
-        self._labels = np.array(labels, np.int64)
-        self.digest = hashlib.sha256(b"\0".join(self._paths.tolist()) + self._labels.tobytes()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitems__(self, indices: list[int]) -> Loaded:
-        """Images, uint8 (batch, 3, image_size, image_size), int64 labels (batch,), and an empty string; or else the
-        image that could not be read, and why: an exception would reach the rank as a traceback."""
-        images, size = [], self._image_size
-        for index in indices:
-            path = self.root / os.fsdecode(self._paths[index])
-            try:
-                with Image.open(path) as image:
-                    pixels = image.convert("RGB")
-            # Pillow's exceptions for broken images and files that are not images.
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                return torch.empty(0), torch.empty(0), f"{path}: {_reason(error)}. Repair or delete it"
-            if pixels.size != (size, size):
-                pixels = center_crop(resize(pixels, [size]), [size, size])
-            images.append(pil_to_tensor(pixels))
-        return torch.stack(images), torch.from_numpy(self._labels[indices]), ""
-
-
-def read_samples(folder: str, split: Split, image_size: int) -> ImageSamples:
-    """The images of one split of a folder.
-
-    Raises:
-        ValueError: the folder or the split is missing, a class is empty, or images written by `ddpscale make-dataset`
-            are missing; the message names the path.
-    """
-    root = Path(folder, split)
-    try:
-        record = read_dataset_record(Path(folder))
-        found = ImageFolder(str(root))
-    except OSError as error:
-        hint = f"a folder {split} with a folder of images for each class, on every node"
-        raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
-    except ValueError as error:
-        raise ValueError(f"{Path(folder, DATASET_FILE)}: {error}; expected the file from make-dataset") from None
-    if record is not None and len(found.samples) != record.images.get(split):
-        said = f"expected {record.images.get(split, 0)} according to {DATASET_FILE}"
-        raise ValueError(f"{root}: {len(found.samples)} images; {said}. Delete the folder and make it again")
-    paths = [os.path.relpath(path, root) for path, _ in found.samples]
-    return ImageSamples(root, image_size, paths, found.targets, len(found.classes))
-
-
-def open_samples(data: ImageFolderData, split: Split, image_size: int, control: Control, key: str) -> ImageSamples:
-    """The images of a split, the same on every rank. All ranks of the gang call this at the same time.
+def open_samples(data: ImageFolderData, split: Split, family: Family, control: Control, key: str) -> ImageSamples:
+    """The samples of a split, the same on every rank. All ranks of the gang call this at the same time.
 
     The first rank of each node reads the folder before the others, which then find it in the node's caches.
 
@@ -113,7 +45,7 @@ def open_samples(data: ImageFolderData, split: Split, image_size: int, control: 
 
     Raises:
         ValueError: the folder is invalid, here or on the node's first rank.
-        RuntimeError: the node's first rank did not read it in time, or this rank sees other images than rank 0.
+        RuntimeError: the node's first rank did not read it in time, or this rank sees other samples than rank 0.
     """
     first = control.rank - control.local_rank
 
@@ -123,38 +55,38 @@ def open_samples(data: ImageFolderData, split: Split, image_size: int, control: 
         except DistStoreError:
             raise RuntimeError(f"{data.folder}: rank {rank} did not read it in time") from None
         if "error" in said:
-            raise ValueError(f"rank {rank} could not read the images: {said['error']}")
+            raise ValueError(f"rank {rank} could not read the {family.samples}: {said['error']}")
         return said
 
     if control.rank != first:
         hear(first)
     try:
-        samples = read_samples(data.folder, split, image_size)
+        samples = read_samples(data.folder, split, family)
     except ValueError as error:
         if control.rank == first:
             control.say(f"{key}/{first}", {"error": str(error)})
         raise
     if control.rank == first:
-        control.say(f"{key}/{first}", {"digest": samples.digest, "images": len(samples)})
+        control.say(f"{key}/{first}", {"digest": samples.digest, "samples": len(samples)})
     theirs = hear(0)
     if theirs["digest"] != samples.digest:
         raise RuntimeError(
-            f"{samples.root}: rank {control.rank} sees {len(samples)} images, which differ from the "
-            f"{theirs['images']} of rank 0; expected the same files under the same names on every node"
+            f"{samples.root}: rank {control.rank} sees {len(samples)} {family.samples}, which differ from the "
+            f"{theirs['samples']} of rank 0; expected the same files under the same names on every node"
         )
     return samples
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of the images, and how it goes through them.
+    """One rank's part of the samples, and how it goes through them.
 
     Attributes:
-        rank: among the ranks that share the images, from 0.
+        rank: among the ranks that share the samples, from 0.
         world_size: number of these ranks.
-        batch_size: images per batch and rank.
-        is_training: whether each epoch has its own order, and leaves out images that do not fill a batch on every rank;
-            else it has some twice, and the last batch is smaller.
+        batch_size: samples per batch and rank.
+        is_training: whether each epoch has its own order, and leaves out samples that do not fill a batch on every
+            rank; else it has some twice, and the last batch is smaller.
         seed: of that order, the same on all ranks.
     """
 
@@ -168,18 +100,18 @@ class Shard:
 class ShardBatches:
     """The batches of one rank, numbered through all epochs; a batch sampler for DataLoader.
 
-    torch's DistributedSampler shuffles again in each epoch. If images do not divide evenly, it leaves some out (in
+    torch's DistributedSampler shuffles again in each epoch. If samples do not divide evenly, it leaves some out (in
     training: those at the end of the epoch's order, so different ones each time), or has some twice. In training every
-    world size has the same images in the same global batch.
+    world size has the same samples in the same global batch.
 
     Attributes:
         per_epoch: number of batches of an epoch, the same on every rank.
         first, count: range of the batches to yield.
     """
 
-    def __init__(self, images: Sized, shard: Shard) -> None:
+    def __init__(self, samples: Sized, shard: Shard) -> None:
         options: dict[str, Any] = {"shuffle": shard.is_training, "seed": shard.seed, "drop_last": shard.is_training}
-        self._sampler = DistributedSampler(images, shard.world_size, shard.rank, **options)  # type: ignore[arg-type, var-annotated]
+        self._sampler = DistributedSampler(samples, shard.world_size, shard.rank, **options)  # type: ignore[arg-type, var-annotated]
         self._batch_size, count = shard.batch_size, len(self._sampler)
         self._samples = count // shard.batch_size * shard.batch_size if shard.is_training else count
         self._epoch = -1
@@ -196,10 +128,10 @@ class ShardBatches:
             yield self._indices[at * self._batch_size : (at + 1) * self._batch_size]
 
 
-class ImageLoader:
-    """One rank's batches. All ranks that share the images construct one, with the same settings.
+class SampleLoader:
+    """One rank's batches. All ranks that share the samples construct one, with the same settings.
 
-    It is a `pytest_ddpscale.worker.training.Batch` with new images for each pass, read block by block. Loader workers
+    It is a `pytest_ddpscale.worker.training.Batch` with new samples for each pass, read block by block. Loader workers
     read ahead during all timed steps, as in the middle of an epoch, so a block loads more batches than it trains. The
     surplus is thrown away: no worker reads while another arm is timed, and no block begins with batches that were read
     outside of timed steps.
@@ -208,41 +140,40 @@ class ImageLoader:
     because a fork of the rank would hold its locks, and its sockets even after the rank died.
 
     Attributes:
-        images: float32, (batch, 3, image_size, image_size), normalised, on the device.
-        labels: int64, (batch,).
+        inputs: what `Family.finisher` makes of the samples that were read, on the device.
+        targets: their classes.
         waited_s: seconds that the rank was blocked in `next`, for each batch since the latest `epoch` or `stretch`
             began.
 
     Args:
+        family: of the model.
         cores: of loader workers; empty for those of the rank.
         timeout_s: the longest wait for a batch of a loader worker.
 
     Raises:
-        ValueError: there are too few images for a batch on each rank.
+        ValueError: there are too few samples for a batch on each rank.
     """
 
     def __init__(
-        self, samples: ImageSamples, data: ImageFolderData, shard: Shard, device: torch.device, *,
-        channels_last: bool = False, cores: tuple[int, ...] = (), timeout_s: float = 120.0,
+        self, samples: ImageSamples, data: ImageFolderData, shard: Shard, family: Family, device: torch.device, *,
+        cores: tuple[int, ...] = (), timeout_s: float = 120.0,
     ) -> None:  # fmt: skip
         self.waited_s: list[float] = []
-        self.images, self.labels = torch.empty(0), torch.empty(0)
+        self.inputs, self.targets = torch.empty(0), torch.empty(0)
         self._samples, self._device = samples, device
-        self._channels_last, self._timeout_s = channels_last, timeout_s
+        self._finish, self._timeout_s = family.finisher(device), timeout_s
         self._batches = ShardBatches(samples, shard)
         if not self._batches.per_epoch:
             one, ranks = shard.batch_size, shard.world_size
             needed = f"at least {ranks * one}, a batch of {one} for each rank"
-            raise ValueError(f"{samples.root}: {len(samples)} images for {ranks} ranks; expected {needed}")
+            raise ValueError(f"{samples.root}: {len(samples)} {family.samples} for {ranks} ranks; expected {needed}")
         self._ahead = data.workers * data.prefetch
         self._next_number = self._passes = 0
-        self._coming: Iterator[Labelled] = iter(())
-        self._scale = (255 * torch.tensor(_STDEV, device=device)).view(1, 3, 1, 1)
-        self._shift = (255 * torch.tensor(_MEAN, device=device)).view(1, 3, 1, 1)
+        self._coming: Iterator[Fed] = iter(())
         options: dict[str, Any] = {}
         if data.workers:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
+            context.set_forkserver_preload([type(samples).__module__, __name__])
             options = {
                 "multiprocessing_context": context, "prefetch_factor": data.prefetch, "persistent_workers": True,
                 "worker_init_fn": partial(_begin_worker, cores), "timeout": min(timeout_s, _LOOK_S),
@@ -258,15 +189,15 @@ class ImageLoader:
         """Number of batches of an epoch, the same on every rank."""
         return self._batches.per_epoch
 
-    def epoch(self, number: int) -> Iterator[Labelled]:
+    def epoch(self, number: int) -> Iterator[Fed]:
         """All batches of an epoch.
 
         Raises:
-            RuntimeError: an image is broken, or a loader worker died or took too long.
+            RuntimeError: a sample is broken, or a loader worker died or took too long.
         """
         return self.stretch(number * len(self), len(self))
 
-    def stretch(self, first: int, count: int) -> Iterator[Labelled]:
+    def stretch(self, first: int, count: int) -> Iterator[Fed]:
         """`count` batches from number `first` on, numbered through all epochs. Raises like `epoch`."""
         assert self._loader is not None, "the loader is closed"
         self._batches.first, self._batches.count = first, count
@@ -276,14 +207,12 @@ class ImageLoader:
         for _ in range(count):
             began_s = time.perf_counter()
             with self._named():
-                images, labels, problem = self._next(batches, began_s + self._timeout_s)
+                inputs, targets, problem = self._next(batches, began_s + self._timeout_s)
             self.waited_s.append(time.perf_counter() - began_s)
             if problem:
                 raise RuntimeError(problem)
-            images = images.to(self._device, non_blocking=True)
-            if self._channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
-            yield (images - self._shift) / self._scale, labels.to(self._device, non_blocking=True)
+            inputs = self._finish(inputs.to(self._device, non_blocking=True))
+            yield inputs, targets.to(self._device, non_blocking=True)
 
     def begin(self, passes: int) -> None:
         """Start reading for a block with this number of forward passes."""
@@ -293,7 +222,7 @@ class ImageLoader:
 
     def fetch(self) -> None:
         """Take the next batch. Raises like `epoch`."""
-        self.images, self.labels = next(self._coming)
+        self.inputs, self.targets = next(self._coming)
 
     def end(self) -> list[float]:
         """Wait until loader workers are idle. Returns the seconds waited in each pass. Raises like `epoch`."""
@@ -329,11 +258,11 @@ class ImageLoader:
 
 
 @dataclass(frozen=True)
-class StudyImages:
-    """Images of a study's arms.
+class StudySamples:
+    """Samples of a study's arms.
 
     Attributes:
-        samples: all images.
+        samples: all of them.
         cores: cores for loader workers; empty for those of the rank.
         timeout_s: the longest wait for a batch.
     """
@@ -342,24 +271,19 @@ class StudyImages:
     cores: tuple[int, ...] = ()
     timeout_s: float = 120.0
 
-    def batch_of(self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device) -> ImageLoader:
+    def batch_of(self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device) -> SampleLoader:
         """One rank's batches of an arm that it belongs to, a new one for each forward pass.
 
         Raises:
-            ValueError: the folder has more classes than the model, or too few images.
+            ValueError: there are too few samples.
         """
         workload, data = arm.variant.applied_to(study.workload), arm.data_of(study.workload)
         assert data != "synthetic"
-        family = workload.family
-        if self.samples.classes > family.num_classes:
-            found = f"{self.samples.classes} classes, but {workload.name} has num_classes {family.num_classes}"
-            raise ValueError(f"{self.samples.root}: {found}; expected at most as many")
         group = next(ranks for turn in range(study.turns) for ranks in layout.groups(arm, turn) if rank in ranks)
         shard = Shard(group.index(rank), len(group), arm.variant.batch_of(arm.batch_size, rank))
-        return ImageLoader(
-            self.samples, data, shard, device, channels_last=family.memory_format == "channels_last",
-            cores=self.cores, timeout_s=self.timeout_s,
-        )  # fmt: skip
+        return SampleLoader(
+            self.samples, data, shard, workload.family, device, cores=self.cores, timeout_s=self.timeout_s
+        )
 
 
 def _begin_worker(cores: tuple[int, ...], number: int) -> None:
@@ -379,9 +303,3 @@ def _end_with_rank() -> None:
     if rank is not None:
         rank.join()  # returns however it ends
         os._exit(1)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):  # its text repeats the path
-        return "is not an image that Pillow can read"
-    return str(getattr(error, "strerror", None) or error).splitlines()[0]
