@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from pytest_ddpscale.datasets.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, read_idx
+from pytest_ddpscale.datasets.image_folder import Loaded, Samples
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import TrainingRun
 
@@ -18,31 +19,33 @@ NOISE = 2.5
 _MNIST_MEAN, _MNIST_SD = 0.1307, 0.3081  # of the training images, from torchvision's examples
 
 
-class HeldImages:
+class HeldImages(Samples):
     """One split of a run's images, on a device; a batch is scaled up to the run's image size."""
 
+    root = Path("memory")
+
     def __init__(self, held: Labelled, family: ImageFamily, device: torch.device) -> None:
-        self._family, self._device = family, device
+        self._family = family
         self._images, self._labels = (one.to(device) for one in held)
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def __getitems__(self, indices: list[int]) -> Labelled:
+    def __getitems__(self, indices: list[int]) -> Loaded:
         """Images, float32 (batch, channels, size, size), and labels, int64 (batch,)."""
-        which = torch.tensor(indices).to(self._device)
+        which = torch.tensor(indices).to(self._labels.device)
         images, family = self._images[which], self._family
         if images.shape[-1] != family.image_size:
             images = functional.interpolate(images, size=(family.image_size,) * 2, mode="nearest")
-        return family.laid(images.expand(-1, family.channels, -1, -1)), self._labels[which]
+        return images.expand(-1, family.channels, -1, -1), self._labels[which], ""
 
 
-def held_images(run: TrainingRun, device: torch.device) -> tuple[HeldImages, HeldImages]:
+def held_images(run: TrainingRun, device: torch.device) -> list[Samples]:
     """Images to train and to validate. Raises OSError or ValueError if a file is missing or invalid."""
     family = run.workload.family
     assert isinstance(family, ImageFamily), "no other family has samples in memory"
-    training, validation = _made(run, family.channels) if run.samples.kind == "made" else _mnist(run)
-    return HeldImages(training, family, device), HeldImages(validation, family, device)
+    found = _made(run, family.channels) if run.samples.kind == "made" else _mnist(run)
+    return [HeldImages(one, family, device) for one in found]
 
 
 def _made(run: TrainingRun, channels: int) -> tuple[Labelled, Labelled]:

@@ -22,7 +22,24 @@ from pytest_ddpscale.plan.workload import Split
 Loaded = tuple[torch.Tensor, torch.Tensor, str]
 
 
-class ImageSamples(Dataset[Loaded]):
+class Samples(Dataset[Loaded]):
+    """Samples of a run.
+
+    Attributes:
+        root: where they come from.
+    """
+
+    root: Path
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: list[int]) -> Loaded:
+        """Inputs and targets, and an empty string; or else the sample that could not be read, and why."""
+        raise NotImplementedError
+
+
+class ImageSamples(Samples):
     """One split of a folder, in torchvision's order. Pixels stay bytes, a quarter of the size of floats.
 
     Attributes:

@@ -31,6 +31,7 @@ class Family(ABC):
         samples: plural of a sample.
         models: names of all its models; no other family has one of them.
         models_are: what these are, for errors.
+        size_option: the option that is a sample's size.
         of_kernels: options beside the model that decide which kernels run for a sample.
         settings_order: names of settings in the order of digests; others follow.
         reads_folders: whether its samples can be read from a folder.
@@ -41,6 +42,7 @@ class Family(ABC):
     samples: ClassVar[str]
     models: ClassVar[frozenset[str]]
     models_are: ClassVar[str]
+    size_option: ClassVar[str]
     of_kernels: ClassVar[tuple[str, ...]] = ()
     settings_order: ClassVar[tuple[str, ...]] = ()
     reads_folders: ClassVar[bool] = False
@@ -69,10 +71,8 @@ class Family(ABC):
         return cast(Any, cls)(model, **options)  # type: ignore[no-any-return]
 
     def sized(self: F, size: int | None) -> F:
-        """With samples of another size. Raises ValueError if they have none."""
-        if size is not None:
-            raise ValueError(f"{self.model} has {self.samples} of one size")
-        return self
+        """With samples of another size, if any."""
+        return self if size is None else self.changed(**{self.size_option: size})
 
     @property
     def form(self) -> str:
@@ -123,7 +123,7 @@ class Family(ABC):
         return None
 
     def finisher(self, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What makes inputs of samples that were read from a folder and are on the device."""
+        """What makes inputs of samples that were loaded and are on the device."""
         return lambda read: read
 
 

@@ -84,6 +84,7 @@ class ImageFamily(Family):
     samples: ClassVar[str] = "images"
     models: ClassVar[frozenset[str]] = TORCHVISION_MODELS
     models_are: ClassVar[str] = "a classification model of torchvision, such as resnet50"
+    size_option: ClassVar[str] = "image_size"
     of_kernels: ClassVar[tuple[str, ...]] = ("image_size", "memory_format", "classifier_hidden")
     settings_order: ClassVar[tuple[str, ...]] = (
         "name", "model", "precision", "batch_size", "image_size", "memory_format", "global_batch_size", "compile",
@@ -116,10 +117,6 @@ class ImageFamily(Family):
                 raise ValueError(f"classifier_hidden is {self.classifier_hidden}; expected 0 to {MOST_HIDDEN}")
         elif self.feature_weights is not None:
             raise ValueError("feature_weights is set without classifier_hidden, so nothing is frozen; set both or none")
-
-    def sized(self, size: int | None) -> ImageFamily:
-        """With images of other pixels, if any."""
-        return self if size is None else self.changed(image_size=size)
 
     @property
     def form(self) -> str:
@@ -219,12 +216,15 @@ class ImageFamily(Family):
         parts = OrderedDict(features=model.requires_grad_(False), classifier=classifier)
         return OnFrozenFeatures(parts).train()
 
-    def laid_out(self, model: nn.Module) -> nn.Module:
-        """The model in the family's memory format."""
+    @property
+    def _layout(self) -> torch.memory_format:
         import torch
 
-        is_last = self.memory_format == "channels_last"
-        return model.to(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+        return torch.channels_last if self.memory_format == "channels_last" else torch.contiguous_format
+
+    def laid_out(self, model: nn.Module) -> nn.Module:
+        """The model in the family's memory format."""
+        return model.to(memory_format=self._layout)
 
     def frozen(self, model: nn.Module) -> nn.Module | None:
         """The features, unless they have published weights, and statistics with them."""
@@ -236,14 +236,8 @@ class ImageFamily(Family):
         import torch
 
         images = torch.empty(count, self.channels, self.image_size, self.image_size, device=device)
-        return self.laid(images), torch.empty(count, dtype=torch.int64, device=device)
-
-    def laid(self, images: torch.Tensor) -> torch.Tensor:
-        """Images in the family's memory format."""
-        import torch
-
-        is_last = self.memory_format == "channels_last"
-        return images.contiguous(memory_format=torch.channels_last) if is_last else images
+        targets = torch.empty(count, dtype=torch.int64, device=device)
+        return images.contiguous(memory_format=self._layout), targets
 
     def fill(self, inputs: torch.Tensor, targets: torch.Tensor, generator: torch.Generator) -> None:
         """Draw pixels, normally distributed, and labels, uniform over the classes."""
@@ -263,12 +257,17 @@ class ImageFamily(Family):
         return {torch.ops.aten.convolution_backward: _convolution_backward_flops}
 
     def finisher(self, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Makes normalised images of bytes."""
+        """Lays images out, and normalises those of bytes."""
         import torch
 
         of_bytes = (255 * torch.tensor(one, device=device) for one in (_MEAN, _STDEV))
         shift, scale = (one.view(1, 3, 1, 1) for one in of_bytes)
-        return lambda pixels: (self.laid(pixels) - shift) / scale
+
+        def finish(read: torch.Tensor) -> torch.Tensor:
+            images = read.contiguous(memory_format=self._layout)
+            return images if images.is_floating_point() else (images - shift) / scale
+
+        return finish
 
 
 def _load(model: nn.Module, path: str, name: str, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,7 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.device import Device, Forwards, Timing
 from pytest_ddpscale.worker.inference import Inference
-from pytest_ddpscale.worker.loading import SampleLoader, StudySamples
+from pytest_ddpscale.worker.loading import SampleLoader, Shard
 from pytest_ddpscale.worker.model import build_model, checksum
 from pytest_ddpscale.worker.replica import Replica, Replicas, align, make_groups
 from pytest_ddpscale.worker.training import (
@@ -41,13 +42,16 @@ class StudyArms:
 
     All ranks of the gang construct this object at the same time.
 
+    Args:
+        loader: a `SampleLoader` of the study's folder, but for data, shard, family and device; None if no arm reads it.
+
     Raises:
         RuntimeError: the gang has too few ranks, or the device cannot train in that precision.
     """
 
     def __init__(
         self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta,
-        ranges: Ranges = profiler_range, samples: StudySamples | None = None, gang: int = 0,
+        ranges: Ranges = profiler_range, loader: Callable[..., SampleLoader] | None = None, gang: int = 0,
     ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
@@ -66,7 +70,7 @@ class StudyArms:
         self.model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self.model, study.workload, device, self._groups)
         self._batches: dict[tuple[int, Family], Batch] = {}
-        self._samples = samples
+        self._loader = loader
         self._loaded: list[SampleLoader] = []
         self._trainers: dict[str, Trainer] = {}
         self._inference = Inference(self.model, study.workload, device)
@@ -141,12 +145,15 @@ class StudyArms:
         return self._trainers[arm.name]
 
     def _batch_of(self, arm: Arm, workload: Workload) -> Batch | SampleLoader:
-        if arm.data_of(self._study.workload) == "synthetic":
-            return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
-        assert self._samples is not None, "the folder was not read"
-        loaded = self._samples.batch_of(self._study, arm, self._rank, self._layout, self._device.torch_device)
-        self._loaded.append(loaded)
-        return loaded
+        data, count = arm.data_of(self._study.workload), arm.variant.batch_of(arm.batch_size, self._rank)
+        if data == "synthetic":
+            return self._batch(workload, count)
+        assert self._loader is not None, "the folder was not read"
+        groups = (group for turn in range(self._study.turns) for group in self._layout.groups(arm, turn))
+        group = next(group for group in groups if self._rank in group)
+        shard = Shard(group.index(self._rank), len(group), count)
+        self._loaded.append(self._loader(data, shard, workload.family, self._device.torch_device))
+        return self._loaded[-1]
 
     def _batch(self, workload: Workload, batch_size: int) -> Batch:
         key = batch_size, workload.family

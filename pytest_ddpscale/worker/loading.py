@@ -16,23 +16,30 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import DistStoreError
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pytest_ddpscale.datasets.image_folder import ImageSamples, read_samples
+from pytest_ddpscale.datasets.image_folder import ImageSamples, Samples, read_samples
 from pytest_ddpscale.families.family import Family
-from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.worker.control import Control
 
 _LOOK_S = 5.0  # between looks at whether a loader worker died
-Fed = tuple[torch.Tensor, torch.Tensor]
+
+
+class Fed(NamedTuple):
+    """A batch on the device."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def fetch(self) -> Fed:
+        """Itself, for a training step."""
+        return self
 
 
 def open_samples(data: ImageFolderData, split: Split, family: Family, control: Control, key: str) -> ImageSamples:
@@ -140,12 +147,11 @@ class SampleLoader:
     because a fork of the rank would hold its locks, and its sockets even after the rank died.
 
     Attributes:
-        inputs: what `Family.finisher` makes of the samples that were read, on the device.
-        targets: their classes.
         waited_s: seconds that the rank was blocked in `next`, for each batch since the latest `epoch` or `stretch`
             began.
 
     Args:
+        data: how samples are read; None if they are in memory.
         family: of the model.
         cores: of loader workers; empty for those of the rank.
         timeout_s: the longest wait for a batch of a loader worker.
@@ -155,34 +161,34 @@ class SampleLoader:
     """
 
     def __init__(
-        self, samples: ImageSamples, data: ImageFolderData, shard: Shard, family: Family, device: torch.device, *,
+        self, samples: Samples, data: ImageFolderData | None, shard: Shard, family: Family, device: torch.device, *,
         cores: tuple[int, ...] = (), timeout_s: float = 120.0,
     ) -> None:  # fmt: skip
         self.waited_s: list[float] = []
-        self.inputs, self.targets = torch.empty(0), torch.empty(0)
-        self._samples, self._device = samples, device
+        self._device, self._root = device, str(samples.root)
         self._finish, self._timeout_s = family.finisher(device), timeout_s
         self._batches = ShardBatches(samples, shard)
         if not self._batches.per_epoch:
             one, ranks = shard.batch_size, shard.world_size
             needed = f"at least {ranks * one}, a batch of {one} for each rank"
-            raise ValueError(f"{samples.root}: {len(samples)} {family.samples} for {ranks} ranks; expected {needed}")
-        self._ahead = data.workers * data.prefetch
+            raise ValueError(f"{self._root}: {len(samples)} {family.samples} for {ranks} ranks; expected {needed}")
+        workers, prefetch = (data.workers, data.prefetch) if data else (0, 0)
+        self._ahead = workers * prefetch
         self._next_number = self._passes = 0
         self._coming: Iterator[Fed] = iter(())
         options: dict[str, Any] = {}
-        if data.workers:
+        if workers:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([type(samples).__module__, __name__])
             options = {
-                "multiprocessing_context": context, "prefetch_factor": data.prefetch, "persistent_workers": True,
+                "multiprocessing_context": context, "prefetch_factor": prefetch, "persistent_workers": True,
                 "worker_init_fn": partial(_begin_worker, cores), "timeout": min(timeout_s, _LOOK_S),
             }  # fmt: skip
         # They have other cores than the rank, of whose cores torch would warn.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         self._loader: DataLoader[Any] | None = DataLoader(
-            samples, batch_sampler=self._batches, num_workers=data.workers, collate_fn=tuple,
-            pin_memory=data.pin_memory and device.type == "cuda", **options,
+            samples, batch_sampler=self._batches, num_workers=workers, collate_fn=tuple,
+            pin_memory=data is not None and data.pin_memory and device.type == "cuda", **options,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -212,7 +218,7 @@ class SampleLoader:
             if problem:
                 raise RuntimeError(problem)
             inputs = self._finish(inputs.to(self._device, non_blocking=True))
-            yield inputs, targets.to(self._device, non_blocking=True)
+            yield Fed(inputs, targets.to(self._device, non_blocking=True))
 
     def begin(self, passes: int) -> None:
         """Start reading for a block with this number of forward passes."""
@@ -220,9 +226,9 @@ class SampleLoader:
         self._coming = self.stretch(self._next_number, count)
         self._next_number += count
 
-    def fetch(self) -> None:
-        """Take the next batch. Raises like `epoch`."""
-        self.inputs, self.targets = next(self._coming)
+    def fetch(self) -> Fed:
+        """The next batch. Raises like `epoch`."""
+        return next(self._coming)
 
     def end(self) -> list[float]:
         """Wait until loader workers are idle. Returns the seconds waited in each pass. Raises like `epoch`."""
@@ -252,38 +258,9 @@ class SampleLoader:
         try:
             yield
         except RuntimeError as error:  # "DataLoader worker (pid(s) 7) exited unexpectedly"
-            raise RuntimeError(f"loading {self._samples.root}: {str(error).splitlines()[0]}") from error
+            raise RuntimeError(f"loading {self._root}: {str(error).splitlines()[0]}") from error
         except (OSError, EOFError) as error:  # while it sent a batch
-            raise RuntimeError(f"loading {self._samples.root}: a loader worker died ({error})") from error
-
-
-@dataclass(frozen=True)
-class StudySamples:
-    """Samples of a study's arms.
-
-    Attributes:
-        samples: all of them.
-        cores: cores for loader workers; empty for those of the rank.
-        timeout_s: the longest wait for a batch.
-    """
-
-    samples: ImageSamples
-    cores: tuple[int, ...] = ()
-    timeout_s: float = 120.0
-
-    def batch_of(self, study: Study, arm: Arm, rank: int, layout: Layout, device: torch.device) -> SampleLoader:
-        """One rank's batches of an arm that it belongs to, a new one for each forward pass.
-
-        Raises:
-            ValueError: there are too few samples.
-        """
-        workload, data = arm.variant.applied_to(study.workload), arm.data_of(study.workload)
-        assert data != "synthetic"
-        group = next(ranks for turn in range(study.turns) for ranks in layout.groups(arm, turn) if rank in ranks)
-        shard = Shard(group.index(rank), len(group), arm.variant.batch_of(arm.batch_size, rank))
-        return SampleLoader(
-            self.samples, data, shard, workload.family, device, cores=self.cores, timeout_s=self.timeout_s
-        )
+            raise RuntimeError(f"loading {self._root}: a loader worker died ({error})") from error
 
 
 def _begin_worker(cores: tuple[int, ...], number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -37,7 +37,7 @@ from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_bloc
 from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
 from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
-from pytest_ddpscale.worker.loading import StudySamples, open_samples
+from pytest_ddpscale.worker.loading import SampleLoader, open_samples
 from pytest_ddpscale.worker.model import seeded_step, workload_flops_record
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probing import ProbeRounds
@@ -137,10 +137,10 @@ class GangMember:
         """Prepare a study, time the arms round by round, clean up, and record why it ended."""
         context = self._context
         ranges = nvtx_range if context.nvtx and torch.version.cuda else profiler_range
-        samples = self._read_folder(study)
+        loader = self._read_folder(study)
         self._progress.phase = "preparation"
         arms = StudyArms(
-            study, context.device, self._control.rank, self._layout, context.timeout, ranges, samples, context.gang
+            study, context.device, self._control.rank, self._layout, context.timeout, ranges, loader, context.gang
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
@@ -160,8 +160,8 @@ class GangMember:
             arms.close()
             self._end(study.id, reason)
 
-    def _read_folder(self, study: Study) -> StudySamples | None:
-        """Samples of the folder that arms of a study read; None if all arms have synthetic data."""
+    def _read_folder(self, study: Study) -> Callable[..., SampleLoader] | None:
+        """Loaders of the folder that arms of a study read; None if all arms have synthetic data."""
         workload, context = study.workload, self._context
         data = workload.data
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
@@ -174,7 +174,8 @@ class GangMember:
         if is_first:
             here.phase = "comparing the folder"
         # Below the limit after which an inactive gang is ended without a reason.
-        return StudySamples(samples, context.loader_cores, context.timeout.total_seconds() / 8)
+        timeout_s = context.timeout.total_seconds() / 8
+        return partial(SampleLoader, samples, cores=context.loader_cores, timeout_s=timeout_s)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""

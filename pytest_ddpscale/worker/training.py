@@ -13,7 +13,7 @@ import torch
 from torch.profiler import record_function
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.loading import SampleLoader
+from pytest_ddpscale.worker.loading import Fed, SampleLoader
 
 STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
 LOAD = "ddpscale:load"
@@ -98,8 +98,9 @@ class Batch:
         """Draw data for the next block, the same for all its forward passes."""
         self.refill()
 
-    def fetch(self) -> None:
-        """Do nothing: the batch is ready."""
+    def fetch(self) -> Fed:
+        """The samples, which are ready."""
+        return Fed(self.inputs, self.targets)
 
     def end(self) -> list[float]:
         """Seconds waited for data in each pass of the block; empty, because synthetic data needs no wait."""
@@ -108,6 +109,9 @@ class Batch:
 
 class Trainer:
     """Callable training step over one batch.
+
+    Attributes:
+        loss: of the last forward pass.
 
     Args:
         model: the network, plain, under DistributedDataParallel or compiled.
@@ -134,7 +138,7 @@ class Trainer:
         self._silent = silent
         self._workload = workload
         self._scaler = scaler
-        self._loss: torch.Tensor | None = None
+        self.loss = torch.zeros(())
 
     def begin(self, steps: int) -> None:
         """Prepare the data of a block with this number of steps."""
@@ -147,14 +151,15 @@ class Trainer:
         passes = len(self._batches)
         return [sum(waited_s[at : at + passes]) for at in range(0, len(waited_s), passes)]
 
-    def __call__(self) -> None:
-        """Run one optimizer step."""
+    def __call__(self, *given: Fed) -> None:
+        """Run one optimizer step, on batches that are given or on its own."""
+        batches = given or self._batches
         with self._ranges(STEP):
             self._optimizer.zero_grad(set_to_none=True)
-            for batch in self._batches[:-1]:
+            for batch in batches[:-1]:
                 with self._silent():
-                    self._pass(batch)
-            self._pass(self._batches[-1])
+                    self._pass(batch, len(batches))
+            self._pass(batches[-1], len(batches))
             with self._ranges(OPTIMIZER):
                 if self._scaler is None:
                     self._optimizer.step()
@@ -162,22 +167,22 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch | SampleLoader) -> None:
+    def _pass(self, batch: Batch | SampleLoader | Fed, passes: int) -> None:
         """Run forward and backward; the gradients of all passes add up to the mean over their samples."""
         with self._ranges(LOAD):
-            batch.fetch()
-        with self._ranges(FORWARD), autocast(self._workload, batch.inputs.device):
-            loss = self._workload.family.loss(self._model, batch.inputs, batch.targets)
-        self._loss = loss.detach()
+            fed = batch.fetch()
+        with self._ranges(FORWARD), autocast(self._workload, fed.inputs.device):
+            loss = self._workload.family.loss(self._model, *fed)
+        self.loss = loss.detach()
         with self._ranges(BACKWARD):
-            if len(self._batches) > 1:
-                loss = loss / len(self._batches)
+            if passes > 1:
+                loss = loss / passes
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def check_loss(self) -> None:
         """Raise RuntimeError unless the last step's loss is finite, because training on NaN is faster."""
-        if self._loss is not None and not math.isfinite(float(self._loss)):
-            raise RuntimeError(f"the loss is {float(self._loss)}: training is numerically dead on this rank")
+        if not math.isfinite(loss := float(self.loss)):
+            raise RuntimeError(f"the loss is {loss}: training is numerically dead on this rank")
 
 
 def autocast(workload: Workload, device: torch.device) -> AbstractContextManager[Any]:

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.datasets.held_images import HeldImages, held_images
+from pytest_ddpscale.datasets.held_images import held_images
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
 from pytest_ddpscale.worker.context import RankContext
-from pytest_ddpscale.worker.loading import Fed, SampleLoader, Shard, ShardBatches, open_samples
+from pytest_ddpscale.worker.loading import Fed, SampleLoader, Shard, open_samples
 from pytest_ddpscale.worker.model import build_model, checksum
 from pytest_ddpscale.worker.replica import StepCounter
-from pytest_ddpscale.worker.training import autocast, compiled, compute_fp32_in_full, new_scaler
+from pytest_ddpscale.worker.training import Trainer, autocast, compiled, compute_fp32_in_full, new_scaler
 
 COMPILE, TRAINING, WAITING = "compile_s", "training_s", "waiting_s"
 VALIDATION, VALIDATION_WAITING = "validation_s", "validation_waiting_s"
@@ -96,10 +96,7 @@ class WholeTraining:
         device.check(run.workload.precision)
         torch.backends.cudnn.benchmark = run.workload.family.cudnn_benchmark
         compute_fp32_in_full()
-        make = _of_folder if run.samples.kind == "folder" else _held
-        self._training: SampleLoader | HeldLoader
-        self._validation: SampleLoader | HeldLoader
-        self._training, self._validation = make(run, self._context)
+        self._training, self._validation = _loaders(run, self._context)
         self._model = build_model(run.workload, device.torch_device, run.seed)
         torch.manual_seed(run.seed + 1 + self._context.control.rank)  # dropout differs between ranks, like data
         ids = [device.torch_device.index] if device.torch_device.type == "cuda" else None
@@ -112,9 +109,10 @@ class WholeTraining:
         optimizers: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
         }  # fmt: skip
-        self._optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
-        self._steps = StepCounter(self._optimizer)
-        self._scaler = new_scaler(run.workload, device.torch_device)
+        optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
+        self._steps = StepCounter(optimizer)
+        scaler = new_scaler(run.workload, device.torch_device)
+        self._trainer = Trainer(self._call, optimizer, (), run.workload, scaler)
 
     def _epoch(self, epoch: int) -> str:
         """Train and validate. Returns an error message if the loss is not finite, else an empty string."""
@@ -144,31 +142,19 @@ class WholeTraining:
         self._call.train()
         batches, losses, trained = self._training.epoch(epoch), [], 0
         for iteration in range(self._run.iterations):
-            inputs, targets = self._awaited(batches, WAITING)
+            fed = self._awaited(batches, WAITING)
             first = self._compiles and epoch == iteration == 0
             with self._spans(COMPILE if first else TRAINING):
-                losses.append(self._step(inputs, targets))
+                self._trainer(fed)
+                losses.append(self._trainer.loss)
                 if first:
                     self._await_device()
-            trained += len(targets)
+            trained += len(fed.targets)
             self._context.progress.count_step()
         with self._spans(TRAINING):
             mean = torch.stack(losses).float()
             dist.all_reduce(mean)
             return (mean / self._run.world_size).tolist(), trained  # waits for the device
-
-    def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self._optimizer.zero_grad(set_to_none=True)
-        with autocast(self._run.workload, inputs.device):
-            loss = self._run.workload.family.loss(self._call, inputs, targets)
-        if self._scaler is None:
-            loss.backward()
-            self._optimizer.step()
-        else:
-            self._scaler.scale(loss).backward()
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        return loss.detach()
 
     def _validate(self, epoch: int) -> tuple[int, int]:
         """Return the number of samples that this rank validated, and how many of them were classified correctly."""
@@ -207,7 +193,7 @@ class WholeTraining:
         left = len(range(self._context.control.rank, self._run.samples.validation_samples, self._run.world_size))
         for inputs, targets in self._validation.epoch(epoch):
             if left:
-                yield inputs[:left], targets[:left]
+                yield Fed(inputs[:left], targets[:left])
             left = max(0, left - len(targets))
 
     def _tell_end(self) -> None:
@@ -246,51 +232,32 @@ def padded(batch: Fed, size: int) -> Fed:
     if not missing:
         return batch
     more = inputs.new_zeros(missing, *inputs.shape[1:])
-    return torch.cat([inputs, more]), torch.cat([targets, targets.new_full((missing,), _NO_LABEL)])
+    return Fed(torch.cat([inputs, more]), torch.cat([targets, targets.new_full((missing,), _NO_LABEL)]))
 
 
-def _shard_of(run: TrainingRun, context: RankContext, *, is_training: bool) -> Shard:
-    return Shard(context.control.rank, run.world_size, run.workload.batch_size, is_training, run.seed)
-
-
-def _of_folder(run: TrainingRun, context: RankContext) -> tuple[SampleLoader, SampleLoader]:
-    """Samples to train and to validate from a folder, through the loader that `ddpscale suite input-pipeline` measures.
+def _loaders(run: TrainingRun, context: RankContext) -> list[SampleLoader]:
+    """Of samples to train and to validate, from a folder as `ddpscale suite input-pipeline` measures it, or in memory.
 
     Raises:
-        ValueError, RuntimeError: the folder differs from the plan, or between nodes.
+        OSError, ValueError, RuntimeError: files are missing or invalid, or differ from the plan, or between nodes.
     """
-    family, data = run.workload.family, ImageFolderData(run.samples.path, workers=run.loader_workers)
-
-    def loader(split: Split, planned: int) -> SampleLoader:
-        samples = open_samples(data, split, family, context.control, f"{run.id}/{split}")
-        if (len(samples), samples.classes) != (planned, run.samples.classes):
-            raise ValueError(
-                f"{samples.root}: {len(samples)} {family.samples} of {samples.classes} classes; expected {planned} of "
-                f"{run.samples.classes}, as when the run was planned"
-            )
-        shard = _shard_of(run, context, is_training=split == "train")
-        return SampleLoader(samples, data, shard, family, context.device.torch_device, cores=context.loader_cores)
-
-    return loader("train", run.samples.train_samples), loader("val", run.samples.validation_samples)
-
-
-class HeldLoader:
-    """This rank's batches of samples that it holds in its device's memory."""
-
-    def __init__(self, samples: HeldImages, shard: Shard) -> None:
-        self._samples, self._batches = samples, ShardBatches(samples, shard)
-
-    def epoch(self, number: int) -> Iterator[Fed]:
-        """This rank's batches: inputs and targets."""
-        self._batches.count = self._batches.per_epoch
-        self._batches.first = number * self._batches.count
-        return map(self._samples.__getitems__, self._batches)
-
-    def close(self) -> None:
-        """Do nothing: no resources are open."""
-
-
-def _held(run: TrainingRun, context: RankContext) -> tuple[HeldLoader, HeldLoader]:
-    training, validation = held_images(run, context.device.torch_device)
-    shards = (_shard_of(run, context, is_training=is_training) for is_training in (True, False))
-    return HeldLoader(training, next(shards)), HeldLoader(validation, next(shards))
+    family, device, asked, rank = run.workload.family, context.device.torch_device, run.samples, context.control.rank
+    data, found = None, held_images(run, device) if asked.kind != "folder" else []
+    if asked.kind == "folder":
+        data = ImageFolderData(asked.path, workers=run.loader_workers)
+        planned_of: dict[Split, int] = {"train": asked.train_samples, "val": asked.validation_samples}
+        for split, planned in planned_of.items():
+            one = open_samples(data, split, family, context.control, f"{run.id}/{split}")
+            if (len(one), one.classes) != (planned, asked.classes):
+                raise ValueError(
+                    f"{one.root}: {len(one)} {family.samples} of {one.classes} classes; expected {planned} of "
+                    f"{asked.classes}, as when the run was planned"
+                )
+            found.append(one)
+    return [
+        SampleLoader(
+            samples, data, Shard(rank, run.world_size, run.workload.batch_size, is_training, run.seed), family, device,
+            cores=context.loader_cores,
+        )
+        for samples, is_training in zip(found, (True, False), strict=True)
+    ]  # fmt: skip

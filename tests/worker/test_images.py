@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ from pytest_ddpscale.worker.loading import (
     SampleLoader,
     Shard,
     ShardBatches,
-    StudySamples,
     open_samples,
 )
 from tests.builders.image_folder import data_of, image_folder
@@ -348,8 +348,8 @@ def study_of(folder: str, *arms: Arm) -> Study:
 
 def arms_of(folder: str, *arms: Arm) -> StudyArms:
     asked = study_of(folder, *arms)
-    images = StudySamples(read_samples(folder, "train", TINY.family))
-    return StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, samples=images)
+    loader = partial(SampleLoader, read_samples(folder, "train", TINY.family))
+    return StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, loader=loader)
 
 
 @pytest.mark.parametrize(
@@ -385,8 +385,7 @@ def test_a_block_reads_ahead_to_its_end_and_the_next_one_goes_on_behind_that(fol
     for first in (0, 5):  # of each block three are trained, and two thrown away
         loaded.begin(3)
         for number in range(first, first + 3):
-            loaded.fetch()
-            assert loaded.targets.tolist() == labels[number]
+            assert loaded.fetch().targets.tolist() == labels[number]
         assert len(loaded.end()) == 3
         with pytest.raises(StopIteration):
             loaded.fetch()
@@ -410,7 +409,7 @@ def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: 
     paths = [os.fsdecode(path) for path in usual._paths]
     slow = SlowSamples(usual.root, TINY.family.image_size, paths, usual._labels.tolist(), usual.classes)
     asked = study_of(folder, arm)
-    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, samples=StudySamples(slow))
+    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, loader=partial(SampleLoader, slow))
     arms.time_block(arm, steps)
     expected_s = steps * 2 * 0.02 / workers
     assert arms.time_block(arm, steps).block_s > 0.9 * expected_s  # a busy machine only makes it longer

@@ -30,6 +30,7 @@ class Characters(Family):
     samples: ClassVar[str] = "texts"
     models: ClassVar[frozenset[str]] = frozenset({"bigram"})
     models_are: ClassVar[str] = "bigram"
+    size_option: ClassVar[str] = "context"
     of_kernels: ClassVar[tuple[str, ...]] = ("context",)
 
     @property

@@ -21,12 +21,12 @@ def limit(most_bytes: int) -> None:
     step = Trainer.__call__
 
     def limited(self: Trainer) -> None:
-        inputs = self._batches[0].inputs
+        inputs = self._batches[0].fetch().inputs
         if inputs.nbytes > most_bytes and isinstance(self._model, DistributedDataParallel):
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {inputs.nbytes} bytes (stand-in).")
         step(self)
 
-    Trainer.__call__ = limited  # type: ignore[method-assign]
+    Trainer.__call__ = limited  # type: ignore[assignment, method-assign]
 
 
 # Set for ranks alone.
