@@ -16,10 +16,9 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
-from pytest_ddpscale.suites.inference_suite import classification_model
+from pytest_ddpscale.suites.inference_suite import classification_model, precision_of
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
@@ -77,9 +76,7 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     """The workload that reads the folder. Raises OptionError."""
     folder, is_cpu = arguments.folder.expanduser().absolute(), nodes.subject.device_type == "cpu"
     record = _record_of(folder, is_here=not nodes.machine.cluster.is_elsewhere)
-    precision: Precision = arguments.precision or ("fp32" if is_cpu else "fp16")
-    if precision == "fp16" and is_cpu:
-        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+    precision = precision_of(arguments, nodes.subject.device_type)
     model = read_value("--model", arguments.model, classification_model)
     pixels = record.image_size if record else _USUAL_PIXELS
     if arguments.image_size is not None:

@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.training_run import (
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.inference_suite import precision_of
 from pytest_ddpscale.suites.suite import SuiteNodes
 
 # Default for the batch of one rank: SGD's is Banerjee and Shah's, the others are torch's defaults.
@@ -64,8 +65,7 @@ class TrainingOptions:
     @classmethod
     def of(cls, arguments: argparse.Namespace, nodes: SuiteNodes) -> TrainingOptions:
         """Parse the command line's options. Raises OptionError."""
-        if arguments.precision == "fp16" and nodes.subject.device_type == "cpu":
-            raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+        precision = precision_of(arguments, nodes.subject.device_type)
         optimizer: Optimizer = arguments.optimizer
         rate = LEARNING_RATES[optimizer] if arguments.lr is None else read_value("--lr", arguments.lr, above_zero)
         ranks = usual_sizes(nodes) if arguments.ranks is None else read_value("--ranks", arguments.ranks, _counts)
@@ -75,7 +75,7 @@ class TrainingOptions:
             ranks,
             read_value("--epochs", arguments.epochs, count_up_to(10**5)),
             read_value("--batch", arguments.batch, count_up_to(10**6)),
-            arguments.precision,
+            precision,
             optimizer,
             rate,
             arguments.lr_rule,

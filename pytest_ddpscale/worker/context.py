@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import ProbeStudy, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, RecordSink, StatusWriter, WantedArms, leave, left
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason
+from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import Record, each
 from pytest_ddpscale.run.telemetry import GpuReadings, TelemetryBlock, joined_readings
 from pytest_ddpscale.telemetry.windows import Sampler
@@ -263,6 +265,32 @@ class RankContext:
 
         ended, left = self.control.decided(f"{study_id}/{number}/next", decide)
         return ended, left
+
+    def run_rounds(
+        self, study: Study | ProbeStudy, seed: int, prepare: Callable[[Sequence[Arm]], Sequence[Arm]],
+        measure: Callable[[Arm, int], None],
+    ) -> EndReason:  # fmt: skip
+        """Rounds of a study, until all are done, time is up or all is decided. All ranks of the gang call this.
+
+        Args:
+            prepare: called before the first round; returns the arms that can be timed.
+            measure: one arm, in the round of a number.
+        """
+        timed: Sequence[Arm] = study.arms
+        for number in range(study.rounds):
+            ended, names = self.next_round(study.id, number, [arm.name for arm in timed])
+            if ended:
+                return ended
+            timed = [arm for arm in (timed if number else prepare(timed)) if arm.name in names]
+            if not timed:
+                break
+            self.progress.round = number
+            for arm in arm_order(timed, seed, study.id, number):
+                measure(arm, number)
+            if self.control.rank == 0:
+                arms = tuple(arm.name for arm in timed)
+                self.sink.append_record(RoundEnd(study=study.id, round=number, arms=arms))
+        return "rounds"
 
     def gather(
         self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],

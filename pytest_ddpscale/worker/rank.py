@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,7 +25,6 @@ from pytest_ddpscale.run.records import (
     Rank,
     RankMemory,
     RankTransport,
-    RoundEnd,
     SeededStep,
     SeededSteps,
     StudyEnd,
@@ -34,7 +33,7 @@ from pytest_ddpscale.run.records import (
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
-from pytest_ddpscale.worker.context import RankContext, TimedWindow, arm_order, with_telemetry
+from pytest_ddpscale.worker.context import RankContext, TimedWindow, with_telemetry
 from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
 from pytest_ddpscale.worker.loading import SampleLoader, open_samples
@@ -144,7 +143,8 @@ class GangMember:
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
-        reason = self._run_rounds(study, arms, steps)
+        measure = partial(self._run_arm, study, arms, steps)
+        reason = context.run_rounds(study, self._plan.seed, lambda timed: timed, measure)
         if context.tries_memory:
             # The peak of every rank, before it is freed.
             held = context.device.memory_held()
@@ -194,23 +194,9 @@ class GangMember:
     def _is_first(self) -> bool:
         return self._control.rank == 0
 
-    def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> EndReason:
-        timed = study.arms
-        for number in range(study.rounds):
-            ended, names = self._context.next_round(study.id, number, [arm.name for arm in timed])
-            if ended:
-                return ended
-            timed = tuple(arm for arm in timed if arm.name in names)
-            for arm in arm_order(timed, self._plan.seed, study.id, number):
-                self._run_arm(study, arms, arm, number, steps[arm.name])
-            if self._is_first:
-                names_timed = tuple(arm.name for arm in timed)
-                self._sink.append_record(RoundEnd(study=study.id, round=number, arms=names_timed))
-        return "rounds"
-
-    def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
-        here = self._progress
-        here.arm, here.round, here.phase = arm.name, number, "timed block"
+    def _run_arm(self, study: Study, arms: StudyArms, steps_of: Mapping[str, int], arm: Arm, number: int) -> None:
+        here, steps = self._progress, steps_of[arm.name]
+        here.arm, here.phase = arm.name, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -67,33 +67,10 @@ def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.Proces
     """
     buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point())
     with torch.no_grad():
-        for chunk in _chunks([*model.parameters(), *buffers]):
-            _broadcast(chunk, group)
+        tensors = [tensor.detach() for tensor in (*model.parameters(), *buffers)]
+        dist._broadcast_coalesced(group, tensors, _CHUNK_BYTES, 0)  # like DDP when it wraps a model
         for state in optimizer.state.values():
             state["momentum_buffer"].zero_()
-
-
-def _broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Broadcast from the group's first rank, in one collective over a contiguous copy."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
-    pieces = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        tensor.copy_(piece.view(tensor.shape))
-
-
-def _chunks(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Lists of tensors of one type, at most _CHUNK_BYTES together unless a single tensor is larger."""
-    for dtype in {tensor.dtype: None for tensor in tensors}:
-        chunk: list[torch.Tensor] = []
-        chunk_bytes = 0
-        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
-            if chunk and chunk_bytes + tensor.nbytes > _CHUNK_BYTES:
-                yield chunk
-                chunk, chunk_bytes = [], 0
-            chunk.append(tensor)
-            chunk_bytes += tensor.nbytes
-        yield chunk
 
 
 # Arms in which DistributedDataParallel wraps the model.

@@ -148,7 +148,7 @@ class WholeTraining:
                 self._trainer(fed)
                 losses.append(self._trainer.loss)
                 if first:
-                    self._await_device()
+                    self._context.device.synchronize()
             trained += len(fed.targets)
             self._context.progress.count_step()
         with self._spans(TRAINING):
@@ -171,7 +171,7 @@ class WholeTraining:
             if first:  # once more than needed, so that samples and seconds of validation belong together
                 with self._spans(COMPILE), torch.no_grad(), autocast(self._run.workload, inputs.device):
                     self._infer(inputs)
-                    self._await_device()
+                    self._context.device.synchronize()
                 first = False
             with self._spans(VALIDATION), torch.no_grad(), autocast(self._run.workload, inputs.device):
                 correct += (self._infer(inputs).argmax(dim=1) == targets).sum()
@@ -215,10 +215,6 @@ class WholeTraining:
             trainable_parameters=sum(count for count, trains in counts if trains),
         )  # fmt: skip
         self._context.record(f"{self._run.id}/end", part, RankTrained, told)
-
-    def _await_device(self) -> None:
-        if self._context.device.torch_device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _say(self, phase: str) -> None:
         self._context.progress.arm = f"ddp@{self._run.world_size}"

@@ -212,14 +212,6 @@ def test_the_checksum_is_short_and_hexadecimal() -> None:
     int(digits, 16)
 
 
-def test_chunks_hold_one_type_each_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_CHUNK_BYTES", 40)
-    tensors = [torch.zeros(5), torch.zeros(50), torch.zeros(3, dtype=torch.int64), torch.zeros(4), torch.zeros(5)]
-    chunks = list(agreement._chunks(tensors))
-    assert [[tensor.numel() for tensor in chunk] for chunk in chunks] == [[5], [50], [4, 5], [3]]
-    assert sorted(id(tensor) for chunk in chunks for tensor in chunk) == sorted(map(id, tensors))
-
-
 def diverge(model: nn.Module, weights: Weights, rank: int) -> None:
     """What arms without communication do: other weights, statistics and momentum on every rank."""
     generator = torch.Generator().manual_seed(rank)
