@@ -148,10 +148,17 @@ class FolderForm(Strict):
     pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
 
 
+def _known_model(name: str) -> str:
+    if family_of(name) is None:
+        models = sorted(set().union(*(family.models for family in FAMILIES.values())))
+        raise ValueError(f"there is no model {name!r}{did_you_mean(name, models) or f'; expected {known_models()}'}")
+    return name
+
+
 class WorkloadForm(Strict):
     """A training job, the same on each SKU; its batch size is the SKU's `batch`. Options of its family are beside."""
 
-    model: str
+    model: Annotated[str, AfterValidator(_known_model)] = Field(description=f"Model, {known_models()}.")
     precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
     compile: bool = Field(False, description="Whether torch.compile is applied.")
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], BY_SHAPE] = Field(
@@ -171,21 +178,10 @@ class WorkloadForm(Strict):
         return self
 
 
-def _known_model(name: str) -> str:
-    if family_of(name) is None:
-        models = sorted(set().union(*(family.models for family in FAMILIES.values())))
-        raise ValueError(f"there is no model {name!r}{did_you_mean(name, models) or f'; expected {known_models()}'}")
-    return name
-
-
 @cache
 def form_of(family: type[Family]) -> type[WorkloadForm]:
     """The form of workloads of a family."""
-    said = family.models_are
-    fields: dict[str, Any] = {
-        "model": (Annotated[str, AfterValidator(_known_model)], Field(description=f"{said[0].upper()}{said[1:]}."))
-    }
-    kinds = get_type_hints(family)
+    kinds, fields = get_type_hints(family), dict[str, Any]()
     for one in family.options():
         limits = {"ge": 1, "le": one.metadata["most"]} if one.metadata["most"] else {}
         fields[one.name] = kinds[one.name], Field(one.default, description=one.metadata["description"], **limits)

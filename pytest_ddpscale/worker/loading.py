@@ -22,7 +22,7 @@ import torch
 from torch.distributed import DistStoreError
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pytest_ddpscale.datasets.image_folder import ImageSamples, Samples, read_samples
+from pytest_ddpscale.datasets.images import HeldImages, ImageSamples, read_samples
 from pytest_ddpscale.families.family import Family
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.util.orphans import die_with_parent
@@ -161,8 +161,8 @@ class SampleLoader:
     """
 
     def __init__(
-        self, samples: Samples, data: ImageFolderData | None, shard: Shard, family: Family, device: torch.device, *,
-        cores: tuple[int, ...] = (), timeout_s: float = 120.0,
+        self, samples: ImageSamples | HeldImages, data: ImageFolderData | None, shard: Shard, family: Family,
+        device: torch.device, *, cores: tuple[int, ...] = (), timeout_s: float = 120.0,
     ) -> None:  # fmt: skip
         self.waited_s: list[float] = []
         self._device, self._root = device, str(samples.root)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.datasets.held_images import held_images
+from pytest_ddpscale.datasets.images import HeldImages, ImageSamples, held_images
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
@@ -238,7 +238,7 @@ def _loaders(run: TrainingRun, context: RankContext) -> list[SampleLoader]:
         OSError, ValueError, RuntimeError: files are missing or invalid, or differ from the plan, or between nodes.
     """
     family, device, asked, rank = run.workload.family, context.device.torch_device, run.samples, context.control.rank
-    data, found = None, held_images(run, device) if asked.kind != "folder" else []
+    data, found = None, list[ImageSamples | HeldImages]()
     if asked.kind == "folder":
         data = ImageFolderData(asked.path, workers=run.loader_workers)
         planned_of: dict[Split, int] = {"train": asked.train_samples, "val": asked.validation_samples}
@@ -250,6 +250,8 @@ def _loaders(run: TrainingRun, context: RankContext) -> list[SampleLoader]:
                     f"{asked.classes}, as when the run was planned"
                 )
             found.append(one)
+    else:
+        found += held_images(run, device)
     return [
         SampleLoader(
             samples, data, Shard(rank, run.world_size, run.workload.batch_size, is_training, run.seed), family, device,
