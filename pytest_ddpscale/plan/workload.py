@@ -76,8 +76,6 @@ class Workload:
 
     def __post_init__(self) -> None:
         refuse_beyond(self, _MOST)
-        if self.data != "synthetic" and not self.family.reads_folders:
-            raise ValueError(f"{self.name} reads {self.data}; {self.family.samples} are synthetic only")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -174,7 +174,9 @@ class WorkloadForm(Strict):
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> WorkloadForm:
-        _ = self.family  # refuses options that its model cannot take
+        family = self.family  # refuses options that its model cannot take
+        if self.data != "synthetic" and not family.reads_folders:
+            raise ValueError(f"{family.samples} are not read from folders; expected `data: synthetic`")
         return self
 
 

@@ -50,7 +50,15 @@ def test_it_trains_on_real_ranks_and_is_judged(tmp_path: Path) -> None:
         RunDirectory.open(run)
 
 
-def test_only_its_own_options_are_taken(tmp_path: Path) -> None:
-    site = make_site(tmp_path / "site", THRESHOLDS.replace("context: 16", "image_size: 16"))
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("image_size: 16", "unknown key workloads.talk.image_size"),
+        ("context: 1025", "workloads.talk.context is 1025; expected less than or equal to 1024"),
+        ("data: {folder: /texts}", "texts are not read from folders; expected `data: synthetic`"),
+    ],
+)
+def test_only_its_own_options_are_taken(tmp_path: Path, said: str, problem: str) -> None:
+    site = make_site(tmp_path / "site", THRESHOLDS.replace("context: 16", said))
     done = session(site, "--gpu-sku=cpu", "--collect-only", **SITE)
-    assert "unknown key workloads.talk.image_size" in done.stdout + done.stderr
+    assert problem in done.stdout + done.stderr
