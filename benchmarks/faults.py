@@ -23,13 +23,13 @@ from pathlib import Path
 import psutil
 from reporting import argument_parser, keep, table
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
@@ -167,7 +167,7 @@ def weak(name: str, model: str = WORKLOAD.family.model, rounds: int = 10_000) ->
     """A study of that name."""
     return Study(
         "weak",
-        replace(WORKLOAD, name=name, family=replace(WORKLOAD.family, model=model)),
+        replace(WORKLOAD, name=name, family=WORKLOAD.family.changed(model=model)),
         ARMS,
         rounds,
         block_s=0.05,

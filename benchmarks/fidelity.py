@@ -35,10 +35,10 @@ from typing import Any, Literal
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.compare.value_change import Estimate
+from pytest_ddpscale.families.image import ImageFamily, MemoryFormat
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload

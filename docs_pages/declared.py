@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.settings import OPTIONS, Option
@@ -20,7 +21,7 @@ from pytest_ddpscale.thresholds.form import (
     Row,
     SkuForm,
 )
-from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, WorkloadForm
+from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, form_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 _METRICS_HEAD = """\
@@ -59,7 +60,7 @@ _SEVERITIES = {
 # The mappings of the file, and the place of each.
 MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "File": (FileForm, "the top of the file"),
-    "Workload": (WorkloadForm, "`workloads.NAME`"),
+    "Workload": (form_of(ImageFamily), "`workloads.NAME`"),
     "SKU": (SkuForm, "`skus.NAME`"),
     "Detect": (Detect, "`skus.NAME.detect`"),
     "Peak": (Peak, "`skus.NAME.peak`"),
@@ -108,7 +109,7 @@ def keys_page() -> str:
 def _metric(metric: Metric) -> str:
     least, most = metric.range_at(1)
     ends = f"{least:g} … {most:g}{' per rank' if metric.grows_with_ranks else ''}"
-    unit = "" if metric.unit == "fraction" else f" {metric.unit_of()}"
+    unit = "" if metric.unit == "fraction" else f" {metric.unit}"
     meaning = f"{metric.title}. {metric.meaning}"
     return _row(f"`{metric.name}`", meaning, metric.formula, f"`{metric.bound_key}`", f"{ends}{unit}")
 

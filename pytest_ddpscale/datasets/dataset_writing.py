@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.datasets.image_pattern import class_pattern, image_of
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import Split
-from pytest_ddpscale.run.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.util.orphans import die_with_parent
 

@@ -13,7 +13,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import count_up_to, read_value
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.dataset_record import DatasetRecord
+    from pytest_ddpscale.datasets.dataset_record import DatasetRecord
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -57,7 +57,7 @@ def _make_dataset(arguments: argparse.Namespace) -> None:
 
 def dataset_record_of(arguments: argparse.Namespace) -> DatasetRecord:
     """The data set that the options ask for. Raises OptionError."""
-    from pytest_ddpscale.run.dataset_record import DatasetRecord
+    from pytest_ddpscale.datasets.dataset_record import DatasetRecord
 
     seed = read_value("--seed", arguments.seed, _seed)
     given = [name for name in _SIZES if getattr(arguments, name) is not None]

@@ -26,7 +26,7 @@ def heading(plan: Plan, fraction: float, memory: str) -> str:
     workload, ranks = study.workload, plan.layout.world_size
     arms = ", ".join(arm.name for arm in study.arms)
     family = workload.family
-    form = f"{family.trained}, {workload.precision}, {family.image_size} px, {family.memory_format}"
+    form = ", ".join(filter(None, [family.trained, workload.precision, family.form]))
     many = "rank" if ranks == 1 else "ranks"
     return f"{workload.name} ({form}) on {ranks} {many}, arms {arms}: within {percent(fraction)} of the memory {memory}"
 

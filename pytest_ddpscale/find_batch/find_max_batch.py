@@ -80,7 +80,12 @@ def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
     add("--workload", nargs="+", default=[], metavar="NAME", help="workloads of the SKU; default: all")
     add("--model", metavar="MODEL", help="torchvision model instead of --workload; needs --precision")
     add("--precision", choices=("fp32", "fp16", "bf16"), help="of --model")
-    add("--image-size", metavar="PIXELS", help="of --model; default: that of the SKU's workloads, else 224")
+    add(
+        "--image-size",
+        dest="pixels",
+        metavar="PIXELS",
+        help="of --model; default: that of the SKU's workloads, else 224",
+    )
     add("--least", default=str(MULTIPLE), metavar="N", help="first batch to try; default: %(default)s")
     add("--most", default=str(MOST_BATCH), metavar="N", help="largest batch to try; default: %(default)s")
     add("--steps", default="12", metavar="N", help="least steps of each arm at each batch; default: %(default)s")
@@ -189,7 +194,7 @@ def _workloads(arguments: argparse.Namespace, node: TrialNode) -> list[Workload]
 
     sku = node.file.thresholds.skus[node.sku]
     if arguments.model is None:
-        for option, given in (("--precision", arguments.precision), ("--image-size", arguments.image_size)):
+        for option, given in (("--precision", arguments.precision), ("--image-size", arguments.pixels)):
             if given is not None:
                 hint = "Workloads of the thresholds file have their own."
                 raise OptionError(option, f"found {given!r} without --model", "--model as well", hint)
@@ -203,7 +208,7 @@ def _workloads(arguments: argparse.Namespace, node: TrialNode) -> list[Workload]
             raise OptionError(option, "found beside --model, which may not be in the thresholds file", "one of them")
     if arguments.precision is None:
         raise OptionError("--precision", "--model needs it", "--precision fp32, fp16 or bf16")
-    size = read_value("--image-size", arguments.image_size, count_up_to(10_000)) if arguments.image_size else None
+    size = read_value("--image-size", arguments.pixels, count_up_to(10_000)) if arguments.pixels else None
     return [workload_of(sku, arguments.model, arguments.precision, size, node.device_type)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS, ImageFamily
+from pytest_ddpscale.families import family_of, known_models
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
@@ -50,24 +50,20 @@ def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: in
     return build_plan(empty, asked, pace)
 
 
-def workload_of(
-    sku: Sku, model: str, precision: Precision, image_size: int | None, device_type: DeviceType
-) -> Workload:
+def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
     """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
 
     Raises:
-        OptionError: torchvision does not have the model.
+        OptionError: no family has the model.
     """
-    if model not in TORCHVISION_MODELS:
-        raise OptionError("--model", f"found {model!r}", "a classification model of torchvision, such as resnet50")
+    kind = family_of(model)
+    if kind is None:
+        raise OptionError("--model", f"found {model!r}", known_models())
     alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
     if alike is None:
-        is_contiguous = device_type == "cpu" or model.startswith("vit_")
-        family = ImageFamily(model, memory_format="contiguous" if is_contiguous else "channels_last")
-        alike = Workload("", family, precision, 1)
+        alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
     name = f"{model}-{precision}".replace("_", "-")
-    family = replace(alike.family, image_size=image_size or alike.family.image_size)
-    return replace(alike, name=name, precision=precision, family=family, data="synthetic")
+    return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
 
 
 def _is_asked_here(question: Question, ranks: int) -> bool:

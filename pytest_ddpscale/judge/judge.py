@@ -43,6 +43,7 @@ from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uni
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -79,7 +80,8 @@ def judge(case: AnyCase, evidence: Evidence, confidence: float) -> Verdict:
         reference, name = case.reference_samples_per_s, case.requirement.versus
         if reference is not None and name is not None and answer.value is not None:
             own = answer.value * reference
-            answer.compared = GenerationComparison(own, reference, name, case.reference_source)
+            unit = THROUGHPUT_PER_GPU.unit_of(case.workload.family)
+            answer.compared = GenerationComparison(own, reference, name, case.reference_source, unit)
     elif case.probe is not None:
         answer = _of_probe(answer, case, case.probe, evidence)
         if by_ports := bound_by_ports(case, case.probe, evidence):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from pytest_ddpscale.plan.image_family import MemoryFormat
+from pytest_ddpscale.families.image import MemoryFormat
 from pytest_ddpscale.plan.operation import NAMES_IN_WORDS, Operation, operation, operation_of
 from pytest_ddpscale.plan.words import Precision, refuse_below_one
 from pytest_ddpscale.plan.workload import Data, Workload
@@ -79,7 +79,7 @@ class Variant:
         family = workload.family
         return replace(
             workload,
-            family=replace(family, memory_format=self.memory_format) if self.memory_format else family,
+            family=family.changed(memory_format=self.memory_format) if self.memory_format else family,
             precision=self.precision or workload.precision,
             compile=workload.compile if self.compile is None else self.compile != "no",
             data=self._data_of(workload),
@@ -111,17 +111,17 @@ class Variant:
 
         Raises:
             ValueError: the batch cannot be divided among the passes of a step, the variant has another batch, or its
-                uneven share leaves a rank without images.
+                uneven share leaves a rank without samples.
         """
         if batch_size % self.accumulation_steps:
             passes = self.accumulation_steps
             raise ValueError(f"a per-GPU batch of {batch_size} cannot be split into {passes} equal passes")
         of_pass = batch_size // self.accumulation_steps
         if self.batch_size not in (None, of_pass):
-            raise ValueError(f"found a pass of {of_pass} images; expected {self.name}")
+            raise ValueError(f"found a pass of {of_pass} samples; expected {self.name}")
         more = round(of_pass * self.uneven_share)
         if more == of_pass:
-            raise ValueError(f"uneven_share that leaves each rank one of {of_pass} images, not {self.uneven_share}")
+            raise ValueError(f"uneven_share that leaves each rank one of {of_pass} samples, not {self.uneven_share}")
         return of_pass + (more if rank % 2 else -more)
 
 
@@ -197,7 +197,7 @@ class Arm:
 
     def data_of(self, workload: Workload) -> Data:
         """The data it trains on. Arms that compare ranks use synthetic data, so that a slow disk does not look like a
-        slow GPU; inference uses images on the device."""
+        slow GPU; inference uses samples on the device."""
         return "synthetic" if self.kind in ("each", "infer") else self.variant.applied_to(workload).data
 
     @property

@@ -10,11 +10,10 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from pytest_ddpscale.families.family import Family
 from pytest_ddpscale.plan.arm import USUAL, ArmKind, Variant
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.study import Scaling
-from pytest_ddpscale.plan.workload import Family
 
 # Errors of rates and ratios are relative; those of shares of time, memory and time differences are absolute.
 Scale = Literal["factors", "differences"]
@@ -106,8 +105,8 @@ class Metric:
     compares_places: bool = False
     compares_results: bool = False
 
-    def unit_of(self, family: Family = ImageFamily) -> str:
-        """Its unit for workloads of a family: ``img/s`` for ``samples/s``; by default for those of images."""
+    def unit_of(self, family: Family | type[Family]) -> str:
+        """Its unit for workloads of a family, whose unit stands for ``samples`` in ``samples/s``."""
         return self.unit.replace("samples", family.unit)
 
     @property
@@ -123,7 +122,7 @@ class Metric:
 
     @property
     def reads_folder(self) -> bool:
-        """Whether it compares training on images from a folder with training on synthetic ones."""
+        """Whether it compares training on samples from a folder with training on synthetic ones."""
         return self.baseline_variant.data == "synthetic"
 
     @property
@@ -311,7 +310,7 @@ _ALL = (
     IMAGES_PER_JOULE := Metric(
         "images_per_joule", "samples/J", "Images per joule",
         "Images trained per joule, on the least efficient GPU.",
-        "images that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
+        "samples that a rank trained ÷ energy that its GPU used in the block; the lowest of all ranks",
         slowed_by_one_rank=True,
     ),
     INFERENCE_THROUGHPUT := Metric(
@@ -323,7 +322,7 @@ _ALL = (
     *INFERENCE_LATENCIES.values(),
     INPUT_PIPELINE_EFFICIENCY := Metric(
         "input_pipeline_efficiency", "fraction", "Input-pipeline efficiency",
-        "Throughput on images read from a folder, relative to the same training on synthetic images.",
+        "Throughput on samples read from a folder, relative to the same training on synthetic ones.",
         "t(ddp@k) with `data: {folder: …}` ÷ t(ddp@k) with synthetic data",
         baseline="ddp", baseline_variant=Variant(data="synthetic"), **_EFFICIENCY,
     ),

@@ -66,7 +66,7 @@ class Question:
 
         Raises:
             ValueError: strong scaling without a global batch, or with one that the ranks cannot share evenly; or a
-                metric of folder images for a workload with synthetic data.
+                metric of a folder for a workload with synthetic data.
         """
         metric, batch_size = self.metric, self._batch_size(self.world_size)
         if metric.reads_folder and self.workload.data == "synthetic":

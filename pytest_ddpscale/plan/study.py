@@ -209,12 +209,12 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """Unit of the samples that are trained, for headings: ``img``; of several families ``img or tok``."""
+        """Unit of the samples that are trained, for headings; of several families joined by ``or``."""
         return self._of_families("unit")
 
     @property
     def samples(self) -> str:
-        """The samples that are trained, for headings: ``images``; of several families ``images or tokens``."""
+        """The samples that are trained, for headings; of several families joined by ``or``."""
         return self._of_families("samples")
 
     def _of_families(self, name: str) -> str:

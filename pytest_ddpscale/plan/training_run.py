@@ -17,8 +17,6 @@ LearningRateRule = Literal["constant", "linear", "sqrt"]
 
 # Number of losses averaged for the threshold, since a single batch's loss may be low by chance.
 LOSS_WINDOW = 10
-# A model of this project: three linear layers; the number of hidden units follows.
-CLASSIFIER = "classifier-"
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,11 @@ class SampleSet:
     """The data set for training and validation.
 
     Attributes:
-        kind: ``made`` for learnable images generated from a seed; ``mnist`` for a folder of MNIST's idx files;
-            ``folder`` for a folder of images by class.
+        kind: ``made`` for learnable samples generated from a seed; ``mnist`` for a folder of MNIST's idx files;
+            ``folder`` for a folder of samples by class.
         name: its name in tables.
-        train_samples: images of an epoch, before the last incomplete global batch is dropped.
-        validation_samples: images validated once per epoch.
+        train_samples: samples of an epoch, before the last incomplete global batch is dropped.
+        validation_samples: samples validated once per epoch.
         classes: number of classes; labels are 0 … classes - 1.
         path: the folder; empty for ``made``.
     """
@@ -60,9 +58,9 @@ class TrainingRun:
         learning_rate: rate at this world size, after applying `rule`.
         rule: how the rate depends on the global batch; see `suites.training_options`.
         compile_mode: mode of torch.compile, or ``no``.
-        loader_workers: processes of each rank that read images; 0 for none.
+        loader_workers: processes of each rank that read samples; 0 for none.
         loss_threshold: training ends with the epoch that reaches this loss; None trains all epochs.
-        seed: seed of the data order, the weights, and generated images.
+        seed: seed of the data order, the weights, and generated samples.
         launch: the launch of the plan in which it runs, from 1.
         most_s: bound on its complete time, in seconds; None without one.
         least_accuracy: bound on the accuracy of its last validation; None without one.

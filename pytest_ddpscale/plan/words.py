@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 DeviceType = Literal["cuda", "cpu"]
 Precision = Literal["fp32", "fp16", "bf16"]
-
-
-def refuse_beyond(thing: object, most: Mapping[str, int]) -> None:
-    """Raise ValueError if one of the named attributes is below 1 or above its limit; None is neither."""
-    for name, largest in most.items():
-        number = getattr(thing, name)
-        if number is not None and not 1 <= number <= largest:
-            expected = "at least 1" if number < 1 else f"at most {largest}"
-            raise ValueError(f"{name} is {number}; expected {expected}")
 
 
 def refuse_below_one(thing: object, what: str, *names: str) -> None:

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from pytest_ddpscale.plan.image_family import ImageFamily
-from pytest_ddpscale.plan.words import Precision, refuse_beyond
+from pytest_ddpscale.families.family import Family, refuse_beyond
+from pytest_ddpscale.plan.words import Precision
 
-Family: TypeAlias = ImageFamily | type[ImageFamily]
-FAMILIES = (ImageFamily,)
 Split = Literal["train", "val"]
 MOST_LOADER_WORKERS = 256  # per rank; more than a node has cores for
 MOST_PREFETCH = 1024
 BYTES_PER_GRADIENT = 4  # autocast keeps parameters and gradients in fp32
 # Beyond any GPU's memory or any data set.
 _MOST = {"batch_size": 10**6, "global_batch_size": 10**8}
-# Settings in the order in which digests of the history have them; those of other families follow.
-_ORDER = (
-    "name", "model", "precision", "batch_size", "image_size", "memory_format", "global_batch_size", "compile",
-    "cudnn_benchmark", "num_classes", "optimizer", "data", "classifier_hidden", "feature_weights",
-)  # fmt: skip
 _NESTED = {"family", "kind"}
 
 
 @dataclass(frozen=True)
 class ImageFolderData:
-    """A folder of images by class, and how each rank reads it.
+    """A folder of samples by class, and how each rank reads it.
 
     Attributes:
         folder: absolute path, the same on every node, with a folder ``train`` and, for validation, ``val``, each with a
-            folder of images for every class (torchvision's ImageFolder).
+            folder for every class, as torchvision's ImageFolder reads them.
         workers: processes of each rank that read and decode; 0 reads in the rank's own process.
         prefetch: batches that each worker prefetches.
         pin_memory: whether batches go through pinned memory, from which a GPU copies while it computes.
@@ -69,11 +62,11 @@ class Workload:
         global_batch_size: the batch that strong scaling divides among the ranks, in samples.
         compile: whether ``torch.compile`` is applied after DistributedDataParallel.
         optimizer: ``sgd`` is torch.optim.SGD with momentum 0.9.
-        data: ``synthetic`` for random samples generated on the device, else a folder of images.
+        data: ``synthetic`` for random samples generated on the device, else a folder of samples.
     """
 
     name: str
-    family: ImageFamily
+    family: Family
     precision: Precision
     batch_size: int
     global_batch_size: int | None = None
@@ -88,7 +81,11 @@ class Workload:
     def settings(self) -> dict[str, Any]:
         """All options by name, its family's among them, as a thresholds file has them."""
         both = vars(self) | vars(self.family)
-        return {name: both[name] for name in dict.fromkeys((*_ORDER, *both)) if name in both.keys() - _NESTED}
+        return {
+            name: both[name]
+            for name in dict.fromkeys((*self.family.settings_order, *both))
+            if name in both.keys() - _NESTED
+        }
 
     def differences(self, other: Workload) -> dict[str, tuple[Any, Any]]:
         """Both values of each setting that differs, by name; None where a family has no such setting."""

@@ -20,7 +20,7 @@ def lowered_bounds(lowered: LoweredBound) -> tuple[str, str]:
     """The bound before and now: ``≥ 96.0 %``, ``≥ 90.0 %``; ``not asked``."""
     metric = METRICS[lowered.metric]
     was, now = (
-        "not asked" if bound is None else _bound(bound, metric.unit_of(), metric.upper_bound)
+        "not asked" if bound is None else _bound(bound, lowered.unit, metric.upper_bound)
         for bound in (lowered.was, lowered.now)
     )
     return was, f"{now}, only warns" if lowered.only_warns else now

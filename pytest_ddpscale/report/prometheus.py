@@ -13,7 +13,7 @@ from typing import get_args
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
-from pytest_ddpscale.plan.workload import FAMILIES
+from pytest_ddpscale.families import FAMILIES
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RunRecord, in_utc
@@ -24,18 +24,22 @@ from pytest_ddpscale.util.printable import one_line
 Labels = Mapping[str, object]
 Family = tuple[str, str, Sequence[tuple[Labels, float]]]  # the end of its name, its help text, what it holds
 
-# Suffix of the metric's name, and the factor that converts a value to that unit.
-_BASE_UNITS: dict[str, tuple[str, float]] = {
-    "fraction": ("ratio", 1.0),
-    "x": ("ratio", 1.0),
-    **{f"{family.unit}/s": (f"{family.samples}_per_second", 1.0) for family in FAMILIES},
-    "GiB": ("bytes", 2.0**30),
-    "ms": ("seconds", 1e-3),
-    "TFLOPS": ("flops_per_second", 1e12),
-    "GB/s": ("bytes_per_second", 1e9),
-    **{f"{family.unit}/J": (f"{family.samples}_per_joule", 1.0) for family in FAMILIES},
-}
 _BOUND_KINDS = {"at_least": "min", "at_most": "max"}
+
+
+def _base_units() -> dict[str, tuple[str, float]]:
+    """Suffix of the metric's name, and the factor that converts a value to that unit, by unit."""
+    names = {one.unit: one.samples for one in FAMILIES.values()} | {"samples": "samples"}
+    return {
+        "fraction": ("ratio", 1.0),
+        "x": ("ratio", 1.0),
+        **{f"{unit}/s": (f"{samples}_per_second", 1.0) for unit, samples in names.items()},
+        "GiB": ("bytes", 2.0**30),
+        "ms": ("seconds", 1e-3),
+        "TFLOPS": ("flops_per_second", 1e12),
+        "GB/s": ("bytes_per_second", 1e9),
+        **{f"{unit}/J": (f"{samples}_per_joule", 1.0) for unit, samples in names.items()},
+    }
 
 
 def render_prometheus(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord]) -> str:
@@ -71,8 +75,9 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
     of_each = [({**_labels(one), "outcome": name}, name == one.outcome) for one in verdicts for name in outcomes]
     what = "1 for the outcome of the requirement, 0 for all others; waived failures are failed."
     yield "requirement_outcome", what, of_each
-    for unit in dict.fromkeys(base for base, _ in _BASE_UNITS.values()):
-        yield from _numbers([one for one in verdicts if _BASE_UNITS[one.unit][0] == unit], unit)
+    of_verdicts = [(one, *_base_units()[one.unit]) for one in verdicts]
+    for base in dict.fromkeys(base for base, _ in _base_units().values()):
+        yield from _numbers([(one, factor) for one, unit, factor in of_verdicts if unit == base], base)
     if simulated:  # there is no machine to blame or to date
         return
     named = Counter[tuple[tuple[str, object], ...]]()
@@ -91,9 +96,9 @@ def _families(judgement: Judgement, run: RunRecord, gangs: Collection[GangRecord
     yield "gpu_last_verdict_timestamp_seconds", "End of this GPU's last judged run, in Unix time.", gpus
 
 
-def _numbers(verdicts: Iterable[Verdict], unit: str) -> Iterator[Family]:
+def _numbers(verdicts: Iterable[tuple[Verdict, float]], unit: str) -> Iterator[Family]:
     """Values, interval ends and bounds of verdicts in one base unit."""
-    found = [(one, _labels(one), _BASE_UNITS[one.unit][1]) for one in verdicts]
+    found = [(one, _labels(one), factor) for one, factor in verdicts]
     values = [(labels, factor * one.value) for one, labels, factor in found if one.value is not None]
     limits = [
         ({**labels, "end": end}, factor * limit)

@@ -258,8 +258,8 @@ def _refuse_groups(
 
 
 def _refuse_training(one: TrainedEpoch | TrainedRun, run: TrainingRun, layout: Layout, told: list[Any]) -> None:
-    """Every rank has its part. Epochs follow each other, each with all its images; the end comes after the last one, or
-    after that which reached the loss. `told` has the earlier lines of the run, to which this one is added."""
+    """Every rank has its part. Epochs follow each other, each with all its samples; the end comes after the last one,
+    or after that which reached the loss. `told` has the earlier lines of the run, to which this one is added."""
     ranks, number = [rank.rank for rank in one.ranks], len(told)
     if layout.world_size != run.world_size or ranks != list(range(layout.world_size)):
         raise ValueError(f"has ranks {ranks} of {layout.world_size}; expected 0 to {run.world_size - 1}")

@@ -380,9 +380,9 @@ class RankEpoch(Record):
 
     Attributes:
         rank: all of the gang have one.
-        trained: images that it trained.
-        validated: images that it validated, each of them once.
-        correct: validated images that were classified correctly.
+        trained: samples that it trained.
+        validated: samples that it validated, each of them once.
+        correct: validated samples that were classified correctly.
         compile_s: first step and first validated batch under torch.compile, in seconds; 0 without compilation.
         training_s: seconds of steps, including the wait for the device at the end of the epoch.
         waiting_s: seconds blocked in ``next(loader)`` while training.
@@ -435,7 +435,7 @@ class TrainedEpoch(Line, tag="trained_epoch"):
 
     @property
     def accuracy(self) -> float:
-        """Share of all validated images that were classified correctly, ranks weighted by their images."""
+        """Share of all validated samples that were classified correctly, ranks weighted by their samples."""
         return sum(one.correct for one in self.ranks) / sum(one.validated for one in self.ranks)
 
     @property

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
+from pytest_ddpscale.families import read_family
 from pytest_ddpscale.plan.study import PLAN_SCHEMA_VERSION, Plan
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, checked_line
 from pytest_ddpscale.run.records import GangRecord
@@ -470,7 +471,7 @@ def read_file(path: Path, kind: type[T], supported: int) -> T:
         expected = f"{supported}, which this version reads: finish it with the version that began it"
         raise RunDirectoryError(str(path), f"has schema_version {version}", expected)
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(data, kind, dec_hook=read_family)
     except (ValueError, RecursionError) as error:
         raise broken_file(path, f"has invalid content ({error})") from None
 

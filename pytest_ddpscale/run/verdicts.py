@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pytest_ddpscale.errors import RunDirectoryError
+from pytest_ddpscale.families import FAMILIES
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.workload import FAMILIES
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.place import Culprit as Culprit  # most take it from here
 from pytest_ddpscale.run.reason import Reason
@@ -91,12 +91,14 @@ class GenerationComparison:
         reference_samples_per_s: of the reference.
         reference: a SKU or a run.
         source: of the reference's number.
+        unit: of both.
     """
 
     samples_per_s: float
     reference_samples_per_s: float
     reference: str
     source: str
+    unit: str
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class Verdict:
         waiver: the waiver by which this failure does not reject; else None.
         published: published value that the bound is derived from, in `unit`; None without one.
         place: GPU, pair or node of the value: the worst of those with this outcome; empty if the value is of all.
-        unit: of value, interval and bound: the metric's, for the family of the workload; by default the first family's.
+        unit: of value, interval and bound: the metric's, for the family of the workload; of an unknown family the
+            metric's own.
         margin: distance of the value from the bound, relative to the bound; positive on the good side.
         correlation: of successive rounds, -1 … 1; None if unknown.
         against_slowest: weak scaling against the slowest GPU, if the spread of its GPUs was looked at; else None.
@@ -187,8 +190,9 @@ class Verdict:
         is_known = not {WRONG_DATA, PARTLY_KNOWN} & set(self.flags)
         if self.is_waived and not (is_known and (self.outcome == "failed" or self.is_unreadable)):
             raise ValueError(f"{self.id} is waived; expected a fully known failure with correct data")
-        units = [METRICS[self.metric].unit_of(family) for family in FAMILIES]
-        object.__setattr__(self, "unit", self.unit if self.unit in units else units[0])
+        metric = METRICS[self.metric]
+        is_known = self.unit in {metric.unit_of(family) for family in FAMILIES.values()}
+        object.__setattr__(self, "unit", self.unit if is_known else metric.unit)
         if self.value is not None:
             better = self.value - self.bound_value if "at_least" in self.bound else self.bound_value - self.value
             object.__setattr__(self, "margin", better / self.bound_value)
@@ -351,13 +355,15 @@ class LoweredBound:
 
     Attributes:
         requirement: description.
-        was: the bound in the extended file, in the metric's unit.
+        unit: of both bounds.
+        was: the bound in the extended file.
         now: the site's bound; None if the requirement is removed.
         only_warns: whether a failure rejected before and now only warns.
     """
 
     requirement: str
     metric: str
+    unit: str
     was: float
     now: float | None
     only_warns: bool = False

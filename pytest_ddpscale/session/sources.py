@@ -93,15 +93,14 @@ class Subject:
     @cached_property
     def lowered(self) -> tuple[LoweredBound, ...]:
         """Bounds that the thresholds file lowers relative to the files it extends."""
-        found = []
+        found, sku = [], self.thresholds.thresholds.skus[self.sku]
         for change in weaker_bounds(self.thresholds, self.sku):
             if (was := change.was) is not None:
                 now = change.now
                 only_warns = now is not None and (was.severity, now.severity) == ("fail", "warn")
                 other = f", now {now.one_gpu_text}" if now is not None and now.one_gpu != was.one_gpu else ""
-                found.append(
-                    LoweredBound(f"{was}{other}", was.metric, was.bound, now.bound if now else None, only_warns)
-                )
+                unit, bound = sku.unit_of(was), now.bound if now else None
+                found.append(LoweredBound(f"{was}{other}", was.metric, unit, was.bound, bound, only_warns))
         return tuple(found)
 
     @cached_property

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.plan.training_run import CLASSIFIER
+from pytest_ddpscale.families.image import CLASSIFIER
 from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.inference_suite import classification_model
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.training_options import (
     TrainingOptions,
@@ -67,8 +68,6 @@ class Convergence(Suite):
 
 
 def _runs(arguments: argparse.Namespace, options: TrainingOptions, nodes: SuiteNodes) -> Iterator[TrainingRun]:
-    from pytest_ddpscale.suites.inference_suite import classification_model
-
     pixels = arguments.image_size or ("28" if arguments.model is None else "64")
     size = read_value("--image-size", pixels, count_up_to(10**4))
     samples = made_set(read_value("--samples", arguments.samples, count_up_to(10**7)))

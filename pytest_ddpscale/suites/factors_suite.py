@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import FEATURES, MOST_HIDDEN, ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import FEATURES, MOST_HIDDEN, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.inference_suite import precision_of
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
@@ -91,10 +91,7 @@ def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workloa
     batch = read_value("--batch", arguments.batch, count_up_to(10**6))
     hidden = read_value("--hidden", arguments.hidden, count_up_to(MOST_HIDDEN))
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
-    precision: Precision = arguments.precision
-    is_cpu = nodes.subject.device_type == "cpu"
-    if precision == "fp16" and is_cpu:
-        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+    precision, is_cpu = precision_of(arguments, nodes.subject.device_type), nodes.subject.device_type == "cpu"
     cells = [(model, batch, hidden)]
     cells += [(model, one, hidden) for one in read_value("--batches", arguments.batches, _several(count_up_to(10**6)))]
     cells += [(one, batch, hidden) for one in read_value("--models", arguments.models, _several(_model))]
@@ -104,12 +101,12 @@ def _workloads(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[Workloa
         if model not in LINEAR
     ]
     directory = arguments.feature_weights and Path(arguments.feature_weights).absolute()
-    memory_format: MemoryFormat = "contiguous" if is_cpu else "channels_last"
     return [
         Workload(
             f"{name}-{f'h{width}' if name not in LINEAR else 'linear'}-batch-{images}".replace("_", "-"),
-            ImageFamily(
-                name, pixels, memory_format, CLASSES, classifier_hidden=0 if name in LINEAR else width,
+            ImageFamily.usual(
+                name, is_cpu=is_cpu, image_size=pixels, num_classes=CLASSES,
+                classifier_hidden=0 if name in LINEAR else width,
                 feature_weights=str(directory / f"{name}.pth") if directory else None,
             ),
             precision, images,

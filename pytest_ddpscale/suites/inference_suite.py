@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 BATCHES = (32, 64, 128, 256)
 MOST_BATCHES = 32
 # As in the packaged thresholds: the usual precision for serving.
-_PRECISIONS: dict[DeviceType, Precision] = {"cuda": "fp16", "cpu": "fp32"}
 
 
 class InferenceSuite(Suite):
@@ -84,13 +83,19 @@ def inferred_workloads(
     """The model of `add_inferred_model` with each batch. Raises OptionError."""
     model = read_value("--model", arguments.model, classification_model)
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
-    precision: Precision = arguments.precision or _PRECISIONS[device_type]
-    if precision == "fp16" and device_type == "cpu":
-        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
-    is_contiguous = device_type == "cpu" or model.startswith("vit_")
-    family = ImageFamily(model, pixels, "contiguous" if is_contiguous else "channels_last")
+    precision = precision_of(arguments, device_type)
+    family = ImageFamily.usual(model, is_cpu=device_type == "cpu", image_size=pixels)
     name = f"{model}-{precision}".replace("_", "-")
     return [Workload(f"{name}-batch-{batch}", family, precision, batch) for batch in batches]
+
+
+def precision_of(arguments: argparse.Namespace, device_type: DeviceType) -> Precision:
+    """The precision given, or the usual one of a device. Raises OptionError."""
+    is_cpu = device_type == "cpu"
+    if is_cpu and arguments.precision == "fp16":
+        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+    precision: Precision = arguments.precision or ("fp32" if is_cpu else "fp16")
+    return precision
 
 
 def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
@@ -108,10 +113,8 @@ def _ranks(asked: str | None, ranks_per_node: int) -> int:
 
 def classification_model(text: str) -> str:
     """Parse the name of a torchvision classification model. Raises ValueError."""
-    from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS
-
-    if text not in TORCHVISION_MODELS:
-        raise ValueError("a classification model of torchvision, such as resnet50")
+    if text not in ImageFamily.models:
+        raise ValueError(ImageFamily.models_are)
     return text
 
 

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm, Variant
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH, ImageFolderData, Workload
 from pytest_ddpscale.settings import count_up_to, read_value
-from pytest_ddpscale.suites.inference_suite import classification_model
+from pytest_ddpscale.suites.inference_suite import classification_model, precision_of
 from pytest_ddpscale.suites.suite import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.run.dataset_record import DatasetRecord
+    from pytest_ddpscale.datasets.dataset_record import DatasetRecord
     from pytest_ddpscale.suites.suite_report import SuiteReport
 
 SYNTHETIC = Variant(data="synthetic")
@@ -77,24 +76,21 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     """The workload that reads the folder. Raises OptionError."""
     folder, is_cpu = arguments.folder.expanduser().absolute(), nodes.subject.device_type == "cpu"
     record = _record_of(folder, is_here=not nodes.machine.cluster.is_elsewhere)
-    precision: Precision = arguments.precision or ("fp32" if is_cpu else "fp16")
-    if precision == "fp16" and is_cpu:
-        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+    precision = precision_of(arguments, nodes.subject.device_type)
     model = read_value("--model", arguments.model, classification_model)
     pixels = record.image_size if record else _USUAL_PIXELS
     if arguments.image_size is not None:
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))
     batch = read_value("--batch", arguments.batch, count_up_to(10**6))
-    is_contiguous = is_cpu or model.startswith("vit_")
     classes = max(record.classes if record else 0, _USUAL_CLASSES)
-    family = ImageFamily(model, pixels, "contiguous" if is_contiguous else "channels_last", classes)
+    family = ImageFamily.usual(model, is_cpu=is_cpu, image_size=pixels, num_classes=classes)
     name = f"{model}-{precision}-batch-{batch}".replace("_", "-")
     return Workload(name, family, precision, batch, data=ImageFolderData(str(folder)))
 
 
 def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord | None:
     """make-dataset's record of the folder, if it has one and this machine can read it. Raises OptionError."""
-    from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
+    from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
 
     if is_here and not (folder / "train").is_dir():
         raise OptionError("--folder", f"{folder} has no folder train", "train/CLASS/IMAGE (see ddpscale make-dataset)")

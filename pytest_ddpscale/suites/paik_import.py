@@ -18,9 +18,9 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import ResultFileError, SkuError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.hardware import is_named
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload

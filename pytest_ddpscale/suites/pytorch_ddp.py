@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import USUAL_BUCKET_CAP_MB, Arm, Variant
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
@@ -78,7 +78,7 @@ class PytorchDdp(Suite):
 
 def model_names(text: str) -> tuple[str, ...]:
     """Parse names of torchvision's classification models; each once. Raises ValueError."""
-    from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS
+    from pytest_ddpscale.families.image import TORCHVISION_MODELS
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     unknown = [name for name in names if name not in TORCHVISION_MODELS]

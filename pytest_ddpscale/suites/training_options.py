@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import CompileMode
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
@@ -22,6 +22,7 @@ from pytest_ddpscale.plan.training_run import (
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.inference_suite import precision_of
 from pytest_ddpscale.suites.suite import SuiteNodes
 
 # Default for the batch of one rank: SGD's is Banerjee and Shah's, the others are torch's defaults.
@@ -64,8 +65,7 @@ class TrainingOptions:
     @classmethod
     def of(cls, arguments: argparse.Namespace, nodes: SuiteNodes) -> TrainingOptions:
         """Parse the command line's options. Raises OptionError."""
-        if arguments.precision == "fp16" and nodes.subject.device_type == "cpu":
-            raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+        precision = precision_of(arguments, nodes.subject.device_type)
         optimizer: Optimizer = arguments.optimizer
         rate = LEARNING_RATES[optimizer] if arguments.lr is None else read_value("--lr", arguments.lr, above_zero)
         ranks = usual_sizes(nodes) if arguments.ranks is None else read_value("--ranks", arguments.ranks, _counts)
@@ -75,7 +75,7 @@ class TrainingOptions:
             ranks,
             read_value("--epochs", arguments.epochs, count_up_to(10**5)),
             read_value("--batch", arguments.batch, count_up_to(10**6)),
-            arguments.precision,
+            precision,
             optimizer,
             rate,
             arguments.lr_rule,
@@ -85,8 +85,7 @@ class TrainingOptions:
 
     def workload(self, name: str, model: str, image_size: int, classes: int, *, is_cpu: bool) -> Workload:
         """The workload of a rank."""
-        is_contiguous = is_cpu or model.startswith(("vit_", "classifier-"))
-        family = ImageFamily(model, image_size, "contiguous" if is_contiguous else "channels_last", classes)
+        family = ImageFamily.usual(model, is_cpu=is_cpu, image_size=image_size, num_classes=classes)
         return Workload(name, family, self.precision, self.batch)
 
     def runs(
@@ -160,7 +159,7 @@ def divided(global_batch: int, size: int) -> int:
 
 def mnist_set(folder: Path) -> SampleSet:
     """The data set by the headers of MNIST's files. Raises OptionError."""
-    from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, idx_shape
+    from pytest_ddpscale.datasets.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, idx_shape
 
     expected = "a folder with MNIST's four idx files, or their .gz"
     try:
@@ -177,7 +176,7 @@ def mnist_set(folder: Path) -> SampleSet:
 
 def folder_set(folder: Path) -> SampleSet:
     """The data set in a folder, by make-dataset's record or else by its files. Raises OptionError."""
-    from pytest_ddpscale.run.dataset_record import DATASET_FILE, read_dataset_record
+    from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
 
     path = folder.expanduser().absolute()
     try:

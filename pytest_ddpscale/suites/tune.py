@@ -119,8 +119,7 @@ def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
         if name not in sku.workloads:
             raise OptionError("--workload", f"found {name!r}", f"one of {', '.join(sku.workloads) or 'none: --model'}")
         found = sku.workloads[name]
-        family = found.family if pixels is None else replace(found.family, image_size=pixels)
-        found = replace(found, family=family)
+        found = replace(found, family=found.family.sized(pixels))
     if arguments.batch is not None:
         found = replace(found, batch_size=read_value("--batch", arguments.batch, count_up_to(10**6)))
     elif arguments.model is not None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
+from pytest_ddpscale.families.image import MemoryFormat
 from pytest_ddpscale.plan.arm import DATA_SETTINGS, USUAL, Arm, CommunicationHook, CompileMode, Variant
-from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS
 from pytest_ddpscale.settings import count_up_to, read_value
+from pytest_ddpscale.suites.inference_suite import classification_model
 from pytest_ddpscale.suites.suite import MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.training_options import (
     TrainingOptions,
@@ -55,8 +56,6 @@ class WholeRun(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a run for each data set and world size, one data set after the other."""
-        from pytest_ddpscale.suites.inference_suite import classification_model
-
         options = TrainingOptions.of(arguments, nodes)
         model = read_value("--model", arguments.model, classification_model)
         pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4))

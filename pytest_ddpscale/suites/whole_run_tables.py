@@ -62,7 +62,7 @@ class WholeRunSeries:
     sizes: Sequence[WholeRunSize]
     device: str = "GPU"
     images: int | None = None
-    rate: str = THROUGHPUT_PER_GPU.unit_of()
+    rate: str = THROUGHPUT_PER_GPU.unit
 
     def counted(self, gpus: int) -> str:
         """``8 GPUs``."""

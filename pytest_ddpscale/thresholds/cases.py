@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec import convert, json
 
+from pytest_ddpscale.families import read_family
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
@@ -115,7 +117,7 @@ class NodeCase:
     @property
     def unit(self) -> str:
         """Unit of its bound."""
-        return self.requirement.definition.unit_of()
+        return self.requirement.definition.unit
 
     @property
     def world_size(self) -> int:
@@ -138,7 +140,8 @@ def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
 
 def cases_of(requirements: Iterable[dict[str, Any]]) -> list[AnyCase]:
     """The requirements from their JSON. Raises ValueError if it is of another form."""
-    return [convert(one, Case) if "workload" in one else convert(one, NodeCase) for one in requirements]
+    as_case = partial(convert, type=Case, dec_hook=read_family)
+    return [as_case(one) if "workload" in one else convert(one, NodeCase) for one in requirements]
 
 
 def device_type(sku: Sku) -> DeviceType:

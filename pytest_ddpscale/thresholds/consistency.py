@@ -204,5 +204,5 @@ def _why_unreachable(sku: Sku, one: Requirement) -> str:
 def _above(one: Requirement, limit: float | None, what: str) -> str:
     if limit is None or one.bound <= limit:
         return ""
-    unit = one.definition.unit_of()
+    unit = one.definition.unit
     return f"the bound {one.bound:g} of {one} cannot be reached: {what} is {limit:g} {unit}; expected at most that"

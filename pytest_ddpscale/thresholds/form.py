@@ -22,6 +22,7 @@ from pytest_ddpscale.thresholds.parts import (
     BY_SHAPE,
     PARTS,
     WHOLE,
+    AnyWorkload,
     Detect,
     Node,
     OneBatch,
@@ -29,7 +30,6 @@ from pytest_ddpscale.thresholds.parts import (
     Strict,
     Text,
     Words,
-    WorkloadForm,
 )
 from pytest_ddpscale.thresholds.peer_limits import PeersForm
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -407,7 +407,7 @@ class SkuForm(Strict):
     )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
     batch: dict[str, OneBatch] = Field(
-        {}, description="Batch size of each workload: images per GPU, or {per_gpu: …, global: …}."
+        {}, description="Batch size of each workload: samples per GPU, or {per_gpu: …, global: …}."
     )
     beyond_node: BeyondNode = Field(
         "missing",
@@ -435,6 +435,6 @@ class FileForm(Strict):
     peers: PeersForm | None = Field(
         None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
     )
-    workloads: dict[str, WorkloadForm] = Field({}, description="Training jobs, by name.")
+    workloads: dict[str, AnyWorkload] = Field({}, description="Training jobs, by name.")
     families: dict[str, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
     skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")

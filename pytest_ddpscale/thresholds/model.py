@@ -163,7 +163,7 @@ class Requirement:
         never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
         if never_fails or never_passes:
             what = "no machine could fail it" if never_fails else "no machine could pass it"
-            unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit_of()}"
+            unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit}"
             raise ValueError(
                 f"bound {self.bound:g} for {self.metric} is meaningless: {what}; expected {least:g} to {most:g}{unit}"
             )
@@ -328,7 +328,7 @@ class Sku:
     def unit_of(self, requirement: Requirement) -> str:
         """Unit of a requirement's bound."""
         workload = self.workloads.get(requirement.workload)
-        return requirement.definition.unit_of(workload.family) if workload else requirement.definition.unit_of()
+        return requirement.definition.unit_of(workload.family) if workload else requirement.definition.unit
 
     def peak_tflops(self, workload: Workload) -> float | None:
         """Dense peak of one GPU in the workload's precision, in TFLOPS; None if it is not known."""

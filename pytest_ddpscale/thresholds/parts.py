@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache, reduce
+from operator import or_
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -13,11 +15,12 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    create_model,
     model_validator,
 )
 
+from pytest_ddpscale.families import FAMILIES, Family, family_of, known_models
 from pytest_ddpscale.plan.hardware import why_no_name_pattern
-from pytest_ddpscale.plan.image_family import TORCHVISION_MODELS, ImageFamily, MemoryFormat
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, MOST_PREFETCH
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -128,13 +131,6 @@ class Node(Strict):
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
 
 
-def _known_model(name: str) -> str:
-    if name not in TORCHVISION_MODELS:
-        near = did_you_mean(name, sorted(TORCHVISION_MODELS)) or "; expected a classification model of it"
-        raise ValueError(f"torchvision has no model {name!r}{near}")
-    return name
-
-
 def _absolute(path: str) -> str:
     if not PurePath(path).is_absolute():
         raise ValueError(f"{path!r} is not an absolute path; ranks may start in any directory")
@@ -142,7 +138,7 @@ def _absolute(path: str) -> str:
 
 
 class FolderForm(Strict):
-    """Training images that ranks read from a folder."""
+    """Training samples that ranks read from a folder."""
 
     folder: Annotated[str, AfterValidator(_absolute)] = Field(
         description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
@@ -152,35 +148,66 @@ class FolderForm(Strict):
     pin_memory: bool = Field(True, description="Whether batches go through pinned memory on their way to a GPU.")
 
 
-class WorkloadForm(Strict):
-    """A training job, the same on each SKU; its batch size is the SKU's `batch`."""
+def _known_model(name: str) -> str:
+    if family_of(name) is None:
+        models = sorted(set().union(*(family.models for family in FAMILIES.values())))
+        raise ValueError(f"there is no model {name!r}{did_you_mean(name, models) or f'; expected {known_models()}'}")
+    return name
 
-    model: Annotated[str, AfterValidator(_known_model)] = Field(description="A torchvision classification model.")
+
+class WorkloadForm(Strict):
+    """A training job, the same on each SKU; its batch size is the SKU's `batch`. Options of its family are beside."""
+
+    model: Annotated[str, AfterValidator(_known_model)] = Field(description=f"Model, {known_models()}.")
     precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
-    image_size: int = Field(224, ge=1, le=10**4, description="Height and width of an image, in pixels.")
-    memory_format: MemoryFormat = Field("channels_last", description="Memory format of images and weights.")
     compile: bool = Field(False, description="Whether torch.compile is applied.")
-    cudnn_benchmark: bool = Field(True, description="Whether cuDNN may benchmark and choose the fastest algorithm.")
-    num_classes: int = Field(1000, ge=1, le=10**6, description="Size of the classification head.")
     data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], BY_SHAPE] = Field(
-        "synthetic", description="Images generated on the device, or {folder: …, workers: …} to read a folder."
+        "synthetic", description="Samples generated on the device, or {folder: …, workers: …} to read a folder."
     )
 
     @property
-    def family(self) -> ImageFamily:
+    def family(self) -> Family:
         """The options that only the family of its model has."""
-        return ImageFamily(self.model, self.image_size, self.memory_format, self.num_classes, self.cudnn_benchmark)
+        kind: Any = family_of(self.model)
+        family: Family = kind(self.model, **{one.name: getattr(self, one.name) for one in kind.options()})
+        return family
 
     @model_validator(mode="after")
     def _can_be_trained(self) -> WorkloadForm:
-        _ = self.family  # refuses sizes of images that its model cannot take
+        family = self.family  # refuses options that its model cannot take
+        if self.data != "synthetic" and not family.reads_folders:
+            raise ValueError(f"{family.samples} are not read from folders; expected `data: synthetic`")
         return self
+
+
+@cache
+def form_of(family: type[Family]) -> type[WorkloadForm]:
+    """The form of workloads of a family."""
+    kinds, fields = get_type_hints(family), dict[str, Any]()
+    for one in family.options():
+        limits = {"ge": 1, "le": one.metadata["most"]} if one.metadata["most"] else {}
+        fields[one.name] = kinds[one.name], Field(one.default, description=one.metadata["description"], **limits)
+    made: type[WorkloadForm] = create_model(f"{family.__name__}Workload", __base__=WorkloadForm, **fields)
+    made.__doc__ = WorkloadForm.__doc__
+    return made
+
+
+if TYPE_CHECKING:
+    AnyWorkload: TypeAlias = WorkloadForm
+else:
+    AnyWorkload = reduce(or_, map(form_of, FAMILIES.values()))
+
+
+def workload_form(data: Any) -> type[WorkloadForm]:
+    """The form of a workload by its model; of an unknown one that of the first family."""
+    family = family_of(data.get("model")) if isinstance(data, dict) else None
+    return form_of(family or next(iter(FAMILIES.values())))
 
 
 class BatchForm(Strict):
     """Batch sizes of a workload on a SKU."""
 
-    per_gpu: int = Field(ge=1, le=10**6, description="Images per GPU, constant in weak scaling.")
+    per_gpu: int = Field(ge=1, le=10**6, description="Samples per GPU, constant in weak scaling.")
     in_all: int | None = Field(
         None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
     )

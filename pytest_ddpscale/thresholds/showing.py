@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -159,7 +159,7 @@ def asked_json(asked: Asked) -> str:
             "description": sku.description,
             **_files_json(asked.file),
             "metrics": list(asked.metrics),
-            "units": {one.metric: one.definition.unit_of() for one in requirements},
+            "units": {one.metric: sku.unit_of(one) for one in requirements},
             "workloads": {one.workload: sku.workloads[one.workload].settings for one in requirements if one.workload},
             "requirements": [_row_json(row, sku) for row in asked.rows],
             "removed": [_requirement_json(one, sku) for one in asked.removed],
@@ -237,7 +237,7 @@ def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
         rows = asked.rows_of(metric)
         if rows:
             yield ""
-            yield from _wrapped(_heading(metric), "", "  ")
+            yield from _wrapped(_heading(metric, {sku.unit_of(row.requirement): None for row in rows}), "", "  ")
             yield from _table(rows, verbose)
     if asked.removed:
         yield ""
@@ -246,7 +246,8 @@ def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
     used = {row.requirement.workload: None for row in asked.rows if row.requirement.workload}
     if verbose:
         yield from ("", "Workloads:") if used else ()
-        yield from (f"  {_workload_text(sku.workloads[name])}" for name in used)
+        for name in used:
+            yield from _wrapped(_workload_text(sku.workloads[name]), "  ", "    ")
     else:
         yield from ("", "-v adds the full source and the line of each row; see also --format=json.")
     yield from _ending(asked)
@@ -299,9 +300,9 @@ def _counts(asked: Asked) -> str:
     return f"{told}. This file changes {changed} (marked *)." if changed else f"{told}."
 
 
-def _heading(metric: str) -> str:
+def _heading(metric: str, units: Iterable[str]) -> str:
     definition = METRICS[metric]
-    unit = {"x": "factor"}.get(definition.unit, definition.unit_of())
+    unit = {"x": "factor"}.get(definition.unit, " or ".join(units))
     better = f" ({unit}, {'less' if definition.upper_bound else 'more'} is better)"
     return f"{metric}{'' if metric == NODE_CHECK.name else better}: {definition.meaning}"
 
@@ -357,7 +358,8 @@ def _cells(row: AskedRow) -> tuple[str, ...]:
 def _workload_text(one: Workload) -> str:
     shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
     family = one.family
-    what = f"{family.trained}, {one.precision}, {one.batch_size} {family.samples} of {family.image_size} px per GPU"
+    what = ", ".join(filter(None, [family.trained, one.precision, family.form]))
+    what += f", {one.batch_size} {family.samples} per GPU"
     return f"{one.name}: {what}{shared}"
 
 

@@ -22,7 +22,7 @@ from pytest_ddpscale.thresholds.form import (
     PerCent,
     SkuForm,
 )
-from pytest_ddpscale.thresholds.parts import Text, WorkloadForm
+from pytest_ddpscale.thresholds.parts import Text, WorkloadForm, workload_form
 from pytest_ddpscale.thresholds.reading import Layer, Mark, dotted, placed, shown, what_next
 from pytest_ddpscale.util.nearest import did_you_mean
 
@@ -171,7 +171,8 @@ class Names:
             raise PartError(*odd)
         data, mark = self._entries[kind][name]
         is_metric = kind == "margins" and name in ROW_METRICS
-        found = validated(PerCent if is_metric else self.FORMS[kind], data, mark)
+        form = PerCent if is_metric else workload_form(data) if kind == "workloads" else self.FORMS[kind]
+        found = validated(form, data, mark)
         if kind == "margins" and not is_metric and (near := did_you_mean(name, ROW_METRICS, 0.8)):
             raise PartError(mark.error(f"{name!r} is no metric{near}", "Correct it, or choose another name."))
         return found

@@ -30,6 +30,7 @@ import torch  # noqa: E402
 import torchvision  # noqa: E402
 
 from pytest_ddpscale import __version__  # noqa: E402
+from pytest_ddpscale.families import read_family  # noqa: E402
 from pytest_ddpscale.plan.study import Plan  # noqa: E402
 from pytest_ddpscale.run.place import CPU, Place  # noqa: E402
 from pytest_ddpscale.run.rank_folder import FINISHED, LOGS, STATUS_VARIABLE, Assignment, RecordSink, left  # noqa: E402
@@ -101,7 +102,7 @@ def run(folder: Path, progress: RankProgress) -> None:
     """Join the gang and run the studies of the assignment in the folder of the node's agent."""
     assignment = left(folder, Assignment)
     assert assignment is not None  # the agent left it before it started this process
-    plan = msgspec.convert(parse_strict_json(bytes(assignment.plan)), Plan)
+    plan = msgspec.convert(parse_strict_json(bytes(assignment.plan)), Plan, dec_hook=read_family)
     if assignment.tries_memory:
         be_ended_first()
     timeout = timedelta(seconds=assignment.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -10,15 +11,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from pytest_ddpscale.families.family import Family
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import MemoryFormat
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.device import Device, Forwards, Timing
-from pytest_ddpscale.worker.images import ImageLoader, StudyImages
 from pytest_ddpscale.worker.inference import Inference
-from pytest_ddpscale.worker.model import build_trained_model, checksum
+from pytest_ddpscale.worker.loading import SampleLoader, Shard
+from pytest_ddpscale.worker.model import build_model, checksum
 from pytest_ddpscale.worker.replica import Replica, Replicas, align, make_groups
 from pytest_ddpscale.worker.training import (
     Batch,
@@ -41,13 +42,16 @@ class StudyArms:
 
     All ranks of the gang construct this object at the same time.
 
+    Args:
+        loader: a `SampleLoader` of the study's folder, but for data, shard, family and device; None if no arm reads it.
+
     Raises:
         RuntimeError: the gang has too few ranks, or the device cannot train in that precision.
     """
 
     def __init__(
         self, study: Study, device: Device, rank: int, layout: Layout, timeout: timedelta,
-        ranges: Ranges = profiler_range, images: StudyImages | None = None, gang: int = 0,
+        ranges: Ranges = profiler_range, loader: Callable[..., SampleLoader] | None = None, gang: int = 0,
     ) -> None:  # fmt: skip
         if study.world_size > layout.world_size:
             raise RuntimeError(f"study {study.id} needs {study.world_size} ranks; this gang has {layout.world_size}")
@@ -63,11 +67,11 @@ class StudyArms:
         self._ranges = ranges
         self._groups = make_groups(study.arms, layout, timeout, study.turns)
         # Untrained until the first block.
-        self.model = build_trained_model(study.workload, device.torch_device)
+        self.model = build_model(study.workload, device.torch_device)
         self._replicas = Replicas(self.model, study.workload, device, self._groups)
-        self._batches: dict[tuple[int, MemoryFormat], Batch] = {}
-        self._images = images
-        self._loaded: list[ImageLoader] = []
+        self._batches: dict[tuple[int, Family], Batch] = {}
+        self._loader = loader
+        self._loaded: list[SampleLoader] = []
         self._trainers: dict[str, Trainer] = {}
         self._inference = Inference(self.model, study.workload, device)
 
@@ -140,18 +144,21 @@ class StudyArms:
             )
         return self._trainers[arm.name]
 
-    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | ImageLoader:
-        if arm.data_of(self._study.workload) == "synthetic":
-            return self._batch(workload, arm.variant.batch_of(arm.batch_size, self._rank))
-        assert self._images is not None, "the folder was not read"
-        loaded = self._images.batch_of(self._study, arm, self._rank, self._layout, self._device.torch_device)
-        self._loaded.append(loaded)
-        return loaded
+    def _batch_of(self, arm: Arm, workload: Workload) -> Batch | SampleLoader:
+        data, count = arm.data_of(self._study.workload), arm.variant.batch_of(arm.batch_size, self._rank)
+        if data == "synthetic":
+            return self._batch(workload, count)
+        assert self._loader is not None, "the folder was not read"
+        groups = (group for turn in range(self._study.turns) for group in self._layout.groups(arm, turn))
+        group = next(group for group in groups if self._rank in group)
+        shard = Shard(group.index(self._rank), len(group), count)
+        self._loaded.append(self._loader(data, shard, workload.family, self._device.torch_device))
+        return self._loaded[-1]
 
     def _batch(self, workload: Workload, batch_size: int) -> Batch:
-        key = batch_size, workload.family.memory_format
+        key = batch_size, workload.family
         if key not in self._batches:
-            # Ranks train on different images, because equal gradients would not need averaging. In every other gang
+            # Ranks train on different samples, because equal gradients would not need averaging. In every other gang
             # two ranks swap them, which tells an error of a GPU from that of a batch.
             seed = 1000 * (self._rank ^ self._swapped) + batch_size
             self._batches[key] = Batch(workload, batch_size, self._device.torch_device, seed)

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
+from pytest_ddpscale.plan.study import ProbeStudy, Study
 from pytest_ddpscale.run.block import RankBlock
 from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, RecordSink, StatusWriter, WantedArms, leave, left
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason
+from pytest_ddpscale.run.records import EndReason, RoundEnd
 from pytest_ddpscale.run.strict_json import Record
 from pytest_ddpscale.run.telemetry import joined_readings
 from pytest_ddpscale.telemetry.windows import Sampler
@@ -179,6 +181,32 @@ class RankContext:
             common = {"study": study, "arm": arm, "round": number, "gang": self.gang}
             ranks, readings = zip(*told, strict=True)
             self.sink.append_record(joined_readings(readings, ranks=ranks, **common))
+
+    def run_rounds(
+        self, study: Study | ProbeStudy, seed: int, prepare: Callable[[Sequence[Arm]], Sequence[Arm]],
+        measure: Callable[[Arm, int], None],
+    ) -> EndReason:  # fmt: skip
+        """Rounds of a study, until all are done, time is up or all is decided. All ranks of the gang call this.
+
+        Args:
+            prepare: called before the first round; returns the arms that can be timed.
+            measure: one arm, in the round of a number.
+        """
+        timed: Sequence[Arm] = study.arms
+        for number in range(study.rounds):
+            ended, names = self.next_round(study.id, number, [arm.name for arm in timed])
+            if ended:
+                return ended
+            timed = [arm for arm in (timed if number else prepare(timed)) if arm.name in names]
+            if not timed:
+                break
+            self.progress.round = number
+            for arm in arm_order(timed, seed, study.id, number):
+                measure(arm, number)
+            if self.control.rank == 0:
+                arms = tuple(arm.name for arm in timed)
+                self.sink.append_record(RoundEnd(study=study.id, round=number, arms=arms))
+        return "rounds"
 
     def gather(
         self, key: str, ranks: Sequence[int], part: Part | None, kind: type[Part],

@@ -118,7 +118,7 @@ class CpuDevice:
         finally:
             for handle in handles:
                 handle.remove()
-        self._finish()
+        self.synchronize()
         block_s = self._seconds(marks[0], marks[-1])
         utilization, peak_bytes = self._used(time.process_time() - cpu_s, block_s)
         step_s = tuple(map(self._seconds, marks, marks[1:]))
@@ -134,8 +134,8 @@ class CpuDevice:
         """What returns a mark, about `marks` times, once the device is idle."""
         return time.perf_counter
 
-    def _finish(self) -> None:
-        """Wait until all marks can be read."""
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was queued."""
 
     def _seconds(self, begin: Any, end: Any) -> float:
         return float(end - begin)
@@ -226,7 +226,8 @@ class CudaDevice(CpuDevice):
         torch.cuda.synchronize(self._device)
         return mark
 
-    def _finish(self) -> None:
+    def synchronize(self) -> None:
+        """Wait until the GPU has done all that was queued."""
         torch.cuda.synchronize(self._device)
 
     def _seconds(self, begin: Any, end: Any) -> float:

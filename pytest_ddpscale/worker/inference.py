@@ -58,10 +58,10 @@ class Inference:
         was_training = self._model.training
         self._model.eval()  # restored afterwards, because the arms of a study share the model
         try:
-            forward = partial(self._whole, batch.images)
+            forward = partial(self._whole, batch.inputs)
             if arm.is_split:
-                self._splits[arm.name].prepare(batch.images)
-                forward = partial(self._splits[arm.name], batch.images)
+                self._splits[arm.name].prepare(batch.inputs)
+                forward = partial(self._splits[arm.name], batch.inputs)
 
             def step() -> None:
                 nonlocal outputs
@@ -83,9 +83,9 @@ class Inference:
             split.close()
         self._splits.clear()
 
-    def _whole(self, images: torch.Tensor) -> list[torch.Tensor]:
-        with torch.inference_mode(), autocast(self._workload, images.device):
-            return [self._call(images)]
+    def _whole(self, inputs: torch.Tensor) -> list[torch.Tensor]:
+        with torch.inference_mode(), autocast(self._workload, inputs.device):
+            return [self._call(inputs)]
 
     @contextmanager
     def _without_gradients(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class SplitModel:
 
     Args:
         kind: ``data_parallel`` is torch's; ``vanilla_parallel`` is ours; ``parallel_apply`` is only the computing part
-            of ours: replicas and images are already on the devices, and outputs stay there.
+            of ours: replicas and inputs are already on the devices, and outputs stay there.
         model: on the first device.
         context: entered by every thread, because modes (gradients, autocast) are per thread.
 
@@ -117,21 +117,21 @@ class SplitModel:
                 raise RuntimeError("nn.DataParallel needs at least two GPUs; on a CPU it only calls the model")
             self._native = nn.DataParallel(InContext(model, context), device_ids=[device.index for device in devices])
 
-    def prepare(self, images: torch.Tensor) -> None:
+    def prepare(self, inputs: torch.Tensor) -> None:
         """Prepare a block: work that is not timed."""
         if self._kind == "parallel_apply":
             with torch.no_grad():
-                self._parts = scatter(images, self._devices)
+                self._parts = scatter(inputs, self._devices)
                 self._replicas = replicate(self._model, self._devices)
 
-    def __call__(self, images: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, inputs: torch.Tensor) -> list[torch.Tensor]:
         """Outputs of a batch: all on the first device; with ``parallel_apply`` a part on each."""
         first, *others = self._devices
         with torch.no_grad():  # replicate's copies, also torch's, must have no graph
             if self._kind == "data_parallel":
-                return [self._native(images)]
+                return [self._native(inputs)]
             if self._kind == "vanilla_parallel":
-                parts = scatter(images, self._devices)
+                parts = scatter(inputs, self._devices)
                 outputs = self.applied(replicate(self._model, self._devices[: len(parts)]), parts)
                 return [torch.cat([part.to(first, non_blocking=True) for part in outputs])]
             outputs = self.applied(self._replicas, self._parts)
@@ -171,10 +171,10 @@ class InContext(nn.Module):
         super().__init__()
         self.model, self._context = model, context
 
-    def forward(self, images: torch.Tensor) -> Any:
+    def forward(self, inputs: torch.Tensor) -> Any:
         """Outputs of the model."""
         with self._context():
-            return self.model(images)
+            return self.model(inputs)
 
 
 def devices_of_node(first: torch.device, count: int) -> list[torch.device]:
@@ -195,9 +195,9 @@ def devices_of_node(first: torch.device, count: int) -> list[torch.device]:
     return [first, *list(others)[: count - 1]]
 
 
-def scatter(images: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
-    """The batch in equal parts, one on each device; fewer parts if there are fewer images."""
-    return [part.to(one, non_blocking=True) for part, one in zip(images.chunk(len(devices)), devices, strict=False)]
+def scatter(inputs: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
+    """The batch in equal parts, one on each device; fewer parts if there are fewer inputs."""
+    return [part.to(one, non_blocking=True) for part, one in zip(inputs.chunk(len(devices)), devices, strict=False)]
 
 
 def replicate(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:

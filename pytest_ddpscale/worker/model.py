@@ -1,34 +1,24 @@
-"""The trained model of a rank: a whole model, or a classifier on the features of a frozen one; what all ranks have to
-agree on in it, and the floating-point operations that it takes.
-"""
+"""The trained model of a rank: what all ranks have to agree on in it, and the floating-point operations it takes."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import math
-import pickle
-import re
 import sys
 import warnings
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models import SqueezeNet
 
-from pytest_ddpscale.plan.image_family import FEATURES, ImageFamily
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import WorkloadFlops
-from pytest_ddpscale.worker.training import Batch, autocast, build_model
+from pytest_ddpscale.worker.training import Batch, autocast
 
 _BATCH_SEED = 20_232
 # Batch for the statistics of batch normalisation: enough for a variance, small enough to fit with any model.
@@ -37,7 +27,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def take_statistics(model: nn.Module, workload: Workload, device: torch.device) -> None:
-    """Set the running statistics of batch normalisation from a batch of random images.
+    """Set the running statistics of batch normalisation from a batch of random samples.
 
     Evaluation mode uses the running statistics. In an untrained model these are a mean of 0 and a variance of 1, which
     normalise nothing: activations double through the blocks of ResNet-152 until fp16 overflows.
@@ -51,7 +41,7 @@ def take_statistics(model: nn.Module, workload: Workload, device: torch.device) 
     was_training = model.training
     try:
         with torch.no_grad(), autocast(workload, device):
-            model.train()(Batch(workload, _STATISTICS_BATCH, device, _BATCH_SEED).images)
+            model.train()(Batch(workload, _STATISTICS_BATCH, device, _BATCH_SEED).inputs)
     finally:
         model.train(was_training)
         for layer, momentum in zip(layers, momenta, strict=True):
@@ -99,7 +89,7 @@ def seeded_checksum(model: nn.Module, workload: Workload, *, seed: int = _STEP_S
     buffers = [buffer.clone() for buffer in model.buffers()]
     with reproducible(device, seed):
         with autocast(workload, device):
-            loss = nn.functional.cross_entropy(model(batch.images), batch.labels)
+            loss = workload.family.loss(model, batch.inputs, batch.targets)
         loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     result = checksum(gradients)
@@ -134,99 +124,26 @@ def reproducible(device: torch.device, seed: int) -> Iterator[None]:
             torch.set_deterministic_debug_mode(before[2])
 
 
-_IMAGENET_CLASSES = 1000
 _STATISTICS_SEED = 20_233
-# torchvision's published DenseNets use names from before torch 0.4: norm.1 instead of norm1.
-_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)")
 
 
-def build_trained_model(workload: Workload, device: torch.device) -> nn.Module:
-    """The model of a workload, the same on every rank of one SKU.
-
-    Raises:
-        RuntimeError: the weights of frozen features cannot be read, or belong to another model.
-        ValueError: raised by `build_model`.
-    """
-    family = workload.family
-    if family.trains_all:
-        return build_model(workload, device)
-    features = build_model(replace(workload, family=replace(family, num_classes=_IMAGENET_CLASSES)), device)
-    if family.feature_weights is not None:
-        _load(features, family.feature_weights, family.model, device)
-    _remove_head(features)
-    if family.feature_weights is None:
+def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.Module:
+    """The untrained model of a workload, the same on every rank of one SKU. Raises as `Family.build`."""
+    model = workload.family.build(device, seed)
+    frozen = workload.family.frozen(model)
+    if frozen is not None:
         # Reproducible, because statistics affect every rank's results, which are compared bit for bit.
         with reproducible(device, _STATISTICS_SEED):
-            take_statistics(features, workload, device)
-    return OnFrozenFeatures(features, workload, device)
+            take_statistics(frozen, workload, device)
+    return model
 
 
-class OnFrozenFeatures(nn.Module):
-    """A classifier on a frozen network, which stays in evaluation mode and gets no gradients.
-
-    (batch, 3, image_size, image_size) → (batch, num_classes). Like in Banerjee and Shah, "Benchmarking Distributed
-    Training and Inference on NVIDIA's A6000 GPUs": three linear layers with ReLU and dropout between them, or one.
-
-    Args:
-        features: (batch, 3, height, width) → (batch, features).
-    """
-
-    def __init__(self, features: nn.Module, workload: Workload, device: torch.device) -> None:
-        super().__init__()
-        self.features = features.requires_grad_(False)
-        with device:
-            self.classifier = _classifier(workload.family)
-        self.train()
-
-    def train(self, mode: bool = True) -> OnFrozenFeatures:
-        """Set training mode of the classifier only, so frozen batch normalisation keeps its statistics."""
-        super().train(mode)
-        self.features.eval()
-        return self
-
-    def forward(self, images: torch.Tensor) -> Any:
-        """Scores of the classes; activations of the features are not kept, because they need no gradients."""
-        return self.classifier(self.features(images))
-
-
-def _classifier(family: ImageFamily) -> nn.Module:
-    width, hidden, classes = FEATURES[family.model], family.classifier_hidden, family.num_classes
-    if not hidden:
-        return nn.Linear(width, classes)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for place, (inputs, outputs) in enumerate(((width, hidden), (hidden, hidden)), 1):
-        layers |= {f"linear{place}": nn.Linear(inputs, outputs), f"relu{place}": nn.ReLU(inplace=True)}
-        layers[f"dropout{place}"] = nn.Dropout()
-    layers["out"] = nn.Linear(hidden, classes)
-    return nn.Sequential(layers)
-
-
-def _remove_head(model: nn.Module) -> None:
-    """Replace the head, so the model gives features; SqueezeNet's are a map that still has to be pooled."""
-    is_map = isinstance(model, SqueezeNet)
-    head = nn.AdaptiveAvgPool2d(1) if is_map else nn.Identity()
-    setattr(model, "fc" if hasattr(model, "fc") else "classifier", head)
-
-
-def _load(model: nn.Module, path: str, name: str, device: torch.device) -> None:
-    expected = f"expected torchvision's state dict of {name}, on every node"
-    try:
-        state = torch.load(path, map_location=device, weights_only=True)
-        model.load_state_dict({_OLD_DENSENET.sub(r"\1", key): tensor for key, tensor in state.items()})
-    except OSError as error:
-        raise RuntimeError(f"feature_weights {path}: {error.strerror or error}; {expected}") from error
-    except (pickle.UnpicklingError, AttributeError, EOFError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()
-        why = reason[0] if reason else type(error).__name__
-        raise RuntimeError(f"feature_weights {path}: {why}; {expected}") from error
-
-
-# Batch normalisation needs two images.
+# Batch normalisation needs two samples.
 _FLOPS_BATCH = 2
 
 
 def flops_per_sample(model: nn.Module, workload: Workload) -> float:
-    """Operations of one forward and backward pass, per image; a multiplication and an addition are two.
+    """Operations of one forward and backward pass, per sample; a multiplication and an addition are two.
 
     Counted on a copy without data (device ``meta``), which takes no memory and less than a second.
     Attention counts as its matrix products, and recomputation in fused kernels does not count:
@@ -235,13 +152,10 @@ def flops_per_sample(model: nn.Module, workload: Workload) -> float:
     Raises:
         Exception: whatever torch raises if the model cannot run without data.
     """
-    shadow = _without_data(model)
-    pixels = workload.family.image_size
-    images = torch.empty(_FLOPS_BATCH, 3, pixels, pixels, device="meta")
-    labels = torch.empty(_FLOPS_BATCH, dtype=torch.int64, device="meta")
-    formulas = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        nn.functional.cross_entropy(shadow(images), labels).backward()
+    family, shadow = workload.family, _without_data(model)
+    batch = family.batch(_FLOPS_BATCH, torch.device("meta"))
+    with FlopCounterMode(display=False, custom_mapping=dict(family.flops())) as counter:
+        family.loss(shadow, *batch).backward()
     return float(counter.get_total_flops() / _FLOPS_BATCH)
 
 
@@ -264,30 +178,3 @@ def _without_data(model: nn.Module) -> nn.Module:
     }
     buffers = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
     return copy.deepcopy(model, {**parameters, **buffers})
-
-
-def _convolution_backward_flops(
-    grad_out_shape: Sequence[int],
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    *arguments: Any,
-    out_shape: Any = None,
-    **options: Any,
-) -> int:
-    """As many operations as forward for each requested gradient, of the input and of the weights.
-
-    torch's formula is the same without groups, but ignores groups: 40 times too many for EfficientNet's depthwise
-    convolutions.
-
-    Args:
-        grad_out_shape: (batch, output channels, *space).
-        x_shape: (batch, input channels, *space).
-        w_shape: (output channels, input channels / groups, *window); transposed, channels change places.
-        arguments: bias shape, stride, padding, dilation, transposed, output padding, groups, output mask.
-        out_shape: of the gradients; not needed.
-        options: none.
-    """
-    is_transposed, output_mask = arguments[4], arguments[7]
-    positions = x_shape if is_transposed else grad_out_shape
-    forward_flops = 2 * positions[0] * math.prod(positions[2:]) * math.prod(w_shape)
-    return forward_flops * sum(map(int, output_mask[:2]))

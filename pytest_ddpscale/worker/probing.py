@@ -16,9 +16,9 @@ from pytest_ddpscale.plan.layout import Ranks
 from pytest_ddpscale.plan.study import ProbeStudy
 from pytest_ddpscale.run.block import RankBlock, Unsupported, joined
 from pytest_ddpscale.run.record_lines import AnyRecord
-from pytest_ddpscale.run.records import EndReason, RoundEnd
+from pytest_ddpscale.run.records import EndReason
 from pytest_ddpscale.run.strict_json import Count, Record, column
-from pytest_ddpscale.worker.context import RankContext, arm_order
+from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import new_group
 from pytest_ddpscale.worker.work import CannotProbeError, Work, memory_permitting, open_work
 
@@ -69,7 +69,10 @@ class ProbeRounds:
             RuntimeError: the gang has too few ranks, or a probe failed for another reason than being unsupported.
             torch.distributed.DistStoreError: a rank did not answer within the store's timeout.
         """
-        reason = self._run_rounds()
+        study, ranks = self._study, self._layout.world_size
+        if study.world_size > ranks:
+            raise RuntimeError(f"the probes need {study.world_size} ranks; this gang has {ranks}")
+        reason = self._context.run_rounds(study, self._seed, self._prepare, self._measure)
         self._progress.arm, self._progress.phase = None, "cleaning up"
         # Each communicator holds device memory. Not after a failure in a collective: destroying it may then hang.
         for group in self._groups.values():
@@ -78,27 +81,10 @@ class ProbeRounds:
         self._device.release()
         return reason
 
-    def _run_rounds(self) -> EndReason:
-        study, timed, ranks = self._study, self._study.arms, self._layout.world_size
-        if study.world_size > ranks:
-            raise RuntimeError(f"the probes need {study.world_size} ranks; this gang has {ranks}")
-        iterations: dict[str, int] = {}
-        for number in range(study.rounds):
-            ended, names = self._context.next_round(study.id, number, [probe.name for probe in timed])
-            if ended:
-                return ended
-            if number == 0:
-                iterations = {probe.name: self._calibrated(probe) for probe in timed}
-            self._progress.round = number
-            timed = tuple(probe for probe in timed if probe.name in names and iterations[probe.name])
-            if not timed:
-                return "rounds"  # no rank can run any probe
-            for probe in arm_order(timed, self._seed, study.id, number):
-                self._measure(probe, number, iterations[probe.name])
-            if self._control.rank == 0:
-                arms = tuple(probe.name for probe in timed)
-                self._context.sink.append_record(RoundEnd(study=study.id, round=number, arms=arms))
-        return "rounds"
+    def _prepare(self, probes: Sequence[Arm]) -> list[Arm]:
+        """Calibrate probes. Returns those that any rank can run."""
+        self._iterations_of = {probe.name: self._calibrated(probe) for probe in probes}
+        return [probe for probe in probes if self._iterations_of[probe.name]]
 
     def _calibrated(self, probe: Arm) -> int:
         """Number of iterations that fill a block on the slowest rank, the same on all ranks; 0 if no rank can run the
@@ -149,8 +135,8 @@ class ProbeRounds:
         self._context.sink.append_records(self._unsupported(probe, told))
         return False
 
-    def _measure(self, probe: Arm, number: int, iterations: int) -> None:
-        study, gang = self._study.id, self._context.gang
+    def _measure(self, probe: Arm, number: int) -> None:
+        study, gang, iterations = self._study.id, self._context.gang, self._iterations_of[probe.name]
         common: dict[str, Any] = {"study": study, "arm": probe.name, "round": number, "gang": gang, "count": iterations}
         key = f"{study}/{number}/{probe.name}"
         self._context.wait_for_first_poll()

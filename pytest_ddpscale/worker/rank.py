@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -26,7 +26,6 @@ from pytest_ddpscale.run.records import (
     RankMemory,
     RankStretch,
     RankTransport,
-    RoundEnd,
     SeededStep,
     SeededSteps,
     StudyEnd,
@@ -36,10 +35,10 @@ from pytest_ddpscale.run.records import (
     WarmUp,
 )
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_for_block
-from pytest_ddpscale.worker.context import RankContext, arm_order
+from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import communicator_options, process_group_class
 from pytest_ddpscale.worker.device import Timing
-from pytest_ddpscale.worker.images import StudyImages, open_samples
+from pytest_ddpscale.worker.loading import SampleLoader, open_samples
 from pytest_ddpscale.worker.model import seeded_step, workload_flops_record
 from pytest_ddpscale.worker.pairs import PairSearch
 from pytest_ddpscale.worker.probing import ProbeRounds
@@ -135,15 +134,16 @@ class GangMember:
         """Prepare a study, time the arms round by round, clean up, and record why it ended."""
         context = self._context
         ranges = nvtx_range if context.nvtx and torch.version.cuda else profiler_range
-        images = self._read_images(study)
+        loader = self._read_folder(study)
         self._progress.phase = "preparation"
         arms = StudyArms(
-            study, context.device, self._control.rank, self._layout, context.timeout, ranges, images, context.gang
+            study, context.device, self._control.rank, self._layout, context.timeout, ranges, loader, context.gang
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
         self._train_on(study, arms, steps)
-        reason = self._run_rounds(study, arms, steps)
+        measure = partial(self._run_arm, study, arms, steps)
+        reason = context.run_rounds(study, self._plan.seed, lambda timed: timed, measure)
         if context.tries_memory:
             # The peak of every rank, before it is freed.
             held = context.device.memory_held()
@@ -159,21 +159,22 @@ class GangMember:
             arms.close()
             self._end(study.id, reason)
 
-    def _read_images(self, study: Study) -> StudyImages | None:
-        """Images of the folder that arms of a study read; None if all arms have synthetic data."""
+    def _read_folder(self, study: Study) -> Callable[..., SampleLoader] | None:
+        """Loaders of the folder that arms of a study read; None if all arms have synthetic data."""
         workload, context = study.workload, self._context
         data = workload.data
         if data == "synthetic" or all(arm.data_of(workload) == "synthetic" for arm in study.arms):
             return None
         here, is_first = self._progress, context.control.local_rank == 0
-        here.phase = "reading the image folder"
+        here.phase = "reading the folder"
         if not is_first:  # one phase further, so a hang points at the reading rank
-            here.phase = "waiting for another rank to read the image folder"
-        samples = open_samples(data, "train", workload.family.image_size, context.control, f"{study.id}/images")
+            here.phase = "waiting for another rank to read the folder"
+        samples = open_samples(data, "train", workload.family, context.control, f"{study.id}/samples")
         if is_first:
-            here.phase = "comparing the image folder"
+            here.phase = "comparing the folder"
         # Below the limit after which an inactive gang is ended without a reason.
-        return StudyImages(samples, context.loader_cores, context.timeout.total_seconds() / 8)
+        timeout_s = context.timeout.total_seconds() / 8
+        return partial(SampleLoader, samples, cores=context.loader_cores, timeout_s=timeout_s)
 
     def _tell_transports(self, study_id: str, groups: Sequence[Sequence[int]]) -> None:
         """Record NCCL's connections between ranks so far; communicators are connected on first use."""
@@ -192,23 +193,9 @@ class GangMember:
     def _is_first(self) -> bool:
         return self._control.rank == 0
 
-    def _run_rounds(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> EndReason:
-        timed = study.arms
-        for number in range(study.rounds):
-            ended, names = self._context.next_round(study.id, number, [arm.name for arm in timed])
-            if ended:
-                return ended
-            timed = tuple(arm for arm in timed if arm.name in names)
-            for arm in arm_order(timed, self._plan.seed, study.id, number):
-                self._run_arm(study, arms, arm, number, steps[arm.name])
-            if self._is_first:
-                names_timed = tuple(arm.name for arm in timed)
-                self._sink.append_record(RoundEnd(study=study.id, round=number, arms=names_timed))
-        return "rounds"
-
-    def _run_arm(self, study: Study, arms: StudyArms, arm: Arm, number: int, steps: int) -> None:
-        here = self._progress
-        here.arm, here.round, here.phase = arm.name, number, "timed block"
+    def _run_arm(self, study: Study, arms: StudyArms, steps_of: Mapping[str, int], arm: Arm, number: int) -> None:
+        here, steps = self._progress, steps_of[arm.name]
+        here.arm, here.phase = arm.name, "timed block"
         key = f"{study.id}/{number}/{arm.name}"
         turn, rank, part = study.turn(self._plan.seed, number), self._control.rank, None
         groups, ranks = self._layout.groups(arm, turn), self._layout.ranks([arm], turn)
@@ -227,7 +214,7 @@ class GangMember:
         self._context.gather(key, ranks, part, RankBlock, join, is_timed=True)
 
     def _examine(self, study: Study, arms: StudyArms) -> None:
-        """Record the seeded step of each rank and the FLOPs per image, before any training."""
+        """Record the seeded step of each rank and the FLOPs per sample, before any training."""
         ranks, said = study.ranks(study.arms, self._layout), None
         if self._control.rank in ranks:
             checksum, repeats = seeded_step(arms.model, study.workload)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -67,38 +67,12 @@ def align(model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.Proces
     """
     buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point())
     with torch.no_grad():
-        for chunk in _chunks([*model.parameters(), *buffers]):
-            _broadcast(chunk, group)
+        tensors = [tensor.detach() for tensor in (*model.parameters(), *buffers)]
+        dist._broadcast_coalesced(group, tensors, _CHUNK_BYTES, 0)  # like DDP when it wraps a model
         for state in optimizer.state.values():
             state["momentum_buffer"].zero_()
 
 
-def _broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Broadcast from the group's first rank, in one collective over a contiguous copy."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
-    pieces = flat.split([tensor.numel() for tensor in tensors])
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        tensor.copy_(piece.view(tensor.shape))
-
-
-def _chunks(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Lists of tensors of one type, at most _CHUNK_BYTES together unless a single tensor is larger."""
-    for dtype in {tensor.dtype: None for tensor in tensors}:
-        chunk: list[torch.Tensor] = []
-        chunk_bytes = 0
-        for tensor in (tensor for tensor in tensors if tensor.dtype == dtype):
-            if chunk and chunk_bytes + tensor.nbytes > _CHUNK_BYTES:
-                yield chunk
-                chunk, chunk_bytes = [], 0
-            chunk.append(tensor)
-            chunk_bytes += tensor.nbytes
-        yield chunk
-
-
-# Small enough to keep losses finite with random labels; it does not change step times.
-LEARNING_RATE = 1e-3
-CLASSIFIER_LEARNING_RATE = 1e-2  # on frozen features
 # Arms in which DistributedDataParallel wraps the model.
 WRAPPED_KINDS = ("no_sync", "ddp")
 # Key of a rank's groups: it is in at most one group for each size, placement and stream priority.
@@ -129,7 +103,7 @@ class Weights:
     Momentum is allocated at the start, as zeros, so peak memory does not depend on which arm is first.
     """
 
-    def __init__(self, model: nn.Module, *, learning_rate: float = LEARNING_RATE, fused: bool = False) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float, *, fused: bool = False) -> None:
         self.model = model
         # None leaves the choice to torch, which does not fuse by default.
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -186,11 +160,7 @@ class Replicas:
     @cached_property
     def _shared(self) -> Weights | None:
         """Weights shared by arms; created for the first training arm, because inference needs no optimizer."""
-        return None if self._workload.compile else Weights(self._model, learning_rate=self._learning_rate)
-
-    @property
-    def _learning_rate(self) -> float:
-        return LEARNING_RATE if self._workload.family.trains_all else CLASSIFIER_LEARNING_RATE
+        return None if self._workload.compile else Weights(self._model, self._workload.family.learning_rate)
 
     def of(self, arm: Arm) -> Replica:
         """The replica of an arm. All its ranks call this at the same time, because creating a wrapper communicates."""
@@ -231,11 +201,9 @@ class Replicas:
         return Replica(weights, wrapper, call, self._device.allocated_bytes() - before_bytes)
 
     def _own_weights(self, variant: Variant) -> Weights:
-        model, format_now = copy.deepcopy(self._model), variant.memory_format
-        if format_now is not None:
-            channels_last = format_now == "channels_last"
-            model = model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-        return Weights(model, learning_rate=self._learning_rate, fused=variant.fused_optimizer)
+        family = variant.applied_to(self._workload).family
+        model = family.laid_out(copy.deepcopy(self._model))
+        return Weights(model, family.learning_rate, fused=variant.fused_optimizer)
 
     def _wrap(self, model: nn.Module, arm: Arm) -> DistributedDataParallel:
         device, variant = self._device.torch_device, arm.variant

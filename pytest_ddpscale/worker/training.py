@@ -1,5 +1,5 @@
-"""One rank's training step: a torchvision model with autocast, on synthetic data or images from a folder, in ranges
-that profilers see.
+"""One rank's training step: a model with autocast, on synthetic data or samples from a folder, in ranges that profilers
+see.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
-import torchvision
-from torch import nn
 from torch.profiler import record_function
 
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.worker.images import ImageLoader
+from pytest_ddpscale.worker.loading import Fed, SampleLoader
 
 STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
 LOAD = "ddpscale:load"
@@ -78,57 +76,31 @@ def forget_compiled() -> None:
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def build_model(workload: Workload, device: torch.device, seed: int = 0) -> nn.Module:
-    """The untrained model, in its memory format, on the device; the same weights on every rank of one SKU.
-
-    Weights are drawn on the device, because random numbers of a CPU depend on its instruction set, which may differ
-    between hosts with the same GPUs.
-
-    Raises:
-        ValueError: torchvision has no such classification model.
-    """
-    family = workload.family
-    options: dict[str, Any] = {"weights": None, "num_classes": family.num_classes}
-    if family.model.startswith("vit_"):
-        options["image_size"] = family.image_size
-    torch.manual_seed(seed)
-    with device:
-        model: nn.Module = torchvision.models.get_model(family.model, **options)
-    model = model.to(device)
-    # Before DDP wraps it, because DDP builds its buckets by the strides it finds.
-    return model.to(memory_format=torch.channels_last) if family.memory_format == "channels_last" else model
-
-
 class Batch:
-    """One per-GPU batch of random images and labels on the device.
+    """One per-GPU batch of random samples on the device.
 
     Attributes:
-        images: float32, (batch_size, 3, image_size, image_size), normally distributed.
-        labels: int64, (batch_size,), uniform over the classes.
+        inputs: of the model, in the form of its family.
+        targets: of the loss.
     """
 
     def __init__(self, workload: Workload, batch_size: int, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device=device).manual_seed(seed)
-        family = workload.family
-        self._num_classes = family.num_classes
-        images = torch.empty(batch_size, 3, family.image_size, family.image_size, device=device)
-        if family.memory_format == "channels_last":
-            images = images.contiguous(memory_format=torch.channels_last)
-        self.images = images
-        self.labels = torch.empty(batch_size, dtype=torch.int64, device=device)
+        self._family = workload.family
+        self.inputs, self.targets = self._family.batch(batch_size, device)
         self.refill()
 
     def refill(self) -> None:
         """Draw new random values, because constant ones need less power than real training."""
-        self.images.normal_(generator=self._generator)
-        self.labels.random_(0, self._num_classes, generator=self._generator)
+        self._family.fill(self.inputs, self.targets, self._generator)
 
     def begin(self, passes: int) -> None:
         """Draw data for the next block, the same for all its forward passes."""
         self.refill()
 
-    def fetch(self) -> None:
-        """Do nothing: the batch is ready."""
+    def fetch(self) -> Fed:
+        """The samples, which are ready."""
+        return Fed(self.inputs, self.targets)
 
     def end(self) -> list[float]:
         """Seconds waited for data in each pass of the block; empty, because synthetic data needs no wait."""
@@ -137,6 +109,9 @@ class Batch:
 
 class Trainer:
     """Callable training step over one batch.
+
+    Attributes:
+        loss: of the last forward pass.
 
     Args:
         model: the network, plain, under DistributedDataParallel or compiled.
@@ -150,7 +125,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        batches: Sequence[Batch | ImageLoader],
+        batches: Sequence[Batch | SampleLoader],
         workload: Workload,
         scaler: torch.amp.GradScaler | None,
         silent: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -163,8 +138,7 @@ class Trainer:
         self._silent = silent
         self._workload = workload
         self._scaler = scaler
-        self._criterion = nn.CrossEntropyLoss()
-        self._loss: torch.Tensor | None = None
+        self.loss = torch.zeros(())
 
     def begin(self, steps: int) -> None:
         """Prepare the data of a block with this number of steps."""
@@ -177,14 +151,15 @@ class Trainer:
         passes = len(self._batches)
         return [sum(waited_s[at : at + passes]) for at in range(0, len(waited_s), passes)]
 
-    def __call__(self) -> None:
-        """Run one optimizer step."""
+    def __call__(self, *given: Fed) -> None:
+        """Run one optimizer step, on batches that are given or on its own."""
+        batches = given or self._batches
         with self._ranges(STEP):
             self._optimizer.zero_grad(set_to_none=True)
-            for batch in self._batches[:-1]:
+            for batch in batches[:-1]:
                 with self._silent():
-                    self._pass(batch)
-            self._pass(self._batches[-1])
+                    self._pass(batch, len(batches))
+            self._pass(batches[-1], len(batches))
             with self._ranges(OPTIMIZER):
                 if self._scaler is None:
                     self._optimizer.step()
@@ -192,22 +167,22 @@ class Trainer:
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
 
-    def _pass(self, batch: Batch | ImageLoader) -> None:
-        """Run forward and backward; the gradients of all passes add up to the mean over their images."""
+    def _pass(self, batch: Batch | SampleLoader | Fed, passes: int) -> None:
+        """Run forward and backward; the gradients of all passes add up to the mean over their samples."""
         with self._ranges(LOAD):
-            batch.fetch()
-        with self._ranges(FORWARD), autocast(self._workload, batch.images.device):
-            loss = self._criterion(self._model(batch.images), batch.labels)
-        self._loss = loss.detach()
+            fed = batch.fetch()
+        with self._ranges(FORWARD), autocast(self._workload, fed.inputs.device):
+            loss = self._workload.family.loss(self._model, *fed)
+        self.loss = loss.detach()
         with self._ranges(BACKWARD):
-            if len(self._batches) > 1:
-                loss = loss / len(self._batches)
+            if passes > 1:
+                loss = loss / passes
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def check_loss(self) -> None:
         """Raise RuntimeError unless the last step's loss is finite, because training on NaN is faster."""
-        if self._loss is not None and not math.isfinite(float(self._loss)):
-            raise RuntimeError(f"the loss is {float(self._loss)}: training is numerically dead on this rank")
+        if not math.isfinite(loss := float(self.loss)):
+            raise RuntimeError(f"the loss is {loss}: training is numerically dead on this rank")
 
 
 def autocast(workload: Workload, device: torch.device) -> AbstractContextManager[Any]:

@@ -7,31 +7,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.plan.training_run import CLASSIFIER, TrainingRun, loss_reached
+from pytest_ddpscale.datasets.images import HeldImages, ImageSamples, held_images
+from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun
-from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, read_idx
 from pytest_ddpscale.worker.context import RankContext
-from pytest_ddpscale.worker.images import ImageLoader, Labelled, Shard, ShardBatches, open_samples
-from pytest_ddpscale.worker.model import checksum
+from pytest_ddpscale.worker.loading import Fed, SampleLoader, Shard, open_samples
+from pytest_ddpscale.worker.model import build_model, checksum
 from pytest_ddpscale.worker.replica import StepCounter
-from pytest_ddpscale.worker.training import autocast, build_model, compiled, compute_fp32_in_full, new_scaler
+from pytest_ddpscale.worker.training import Trainer, autocast, compiled, compute_fp32_in_full, new_scaler
 
 COMPILE, TRAINING, WAITING = "compile_s", "training_s", "waiting_s"
 VALIDATION, VALIDATION_WAITING = "validation_s", "validation_waiting_s"
-# Generated images: a pattern of the class with this many tiles per side, plus noise with this standard deviation.
-TILES = 8
-NOISE = 2.5
-_MNIST_MEAN, _MNIST_SD = 0.1307, 0.3081  # of the training images, from torchvision's examples
 _NO_LABEL = -1  # label of padding: not a class, so it is never classified correctly
 
 
@@ -103,11 +96,8 @@ class WholeTraining:
         device.check(run.workload.precision)
         torch.backends.cudnn.benchmark = run.workload.family.cudnn_benchmark
         compute_fp32_in_full()
-        make = _folder_images if run.samples.kind == "folder" else _held_images
-        self._training: ImageLoader | HeldImages
-        self._validation: ImageLoader | HeldImages
-        self._training, self._validation = make(run, self._context)
-        self._model = _model_of(run, device.torch_device)
+        self._training, self._validation = _loaders(run, self._context)
+        self._model = build_model(run.workload, device.torch_device, run.seed)
         torch.manual_seed(run.seed + 1 + self._context.control.rank)  # dropout differs between ranks, like data
         ids = [device.torch_device.index] if device.torch_device.type == "cuda" else None
         wrapped = DistributedDataParallel(self._model, device_ids=ids)
@@ -119,10 +109,10 @@ class WholeTraining:
         optimizers: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam, "adamw": torch.optim.AdamW
         }  # fmt: skip
-        self._optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
-        self._steps = StepCounter(self._optimizer)
-        self._scaler = new_scaler(run.workload, device.torch_device)
-        self._criterion = nn.CrossEntropyLoss()
+        optimizer = optimizers[run.optimizer](self._model.parameters(), lr=run.learning_rate)
+        self._steps = StepCounter(optimizer)
+        scaler = new_scaler(run.workload, device.torch_device)
+        self._trainer = Trainer(self._call, optimizer, (), run.workload, scaler)
 
     def _epoch(self, epoch: int) -> str:
         """Train and validate. Returns an error message if the loss is not finite, else an empty string."""
@@ -148,38 +138,26 @@ class WholeTraining:
         return ""
 
     def _train(self, epoch: int) -> tuple[list[float], int]:
-        """Train one epoch. Returns the loss of each iteration, mean over ranks, and the images this rank trained."""
+        """Train one epoch. Returns the loss of each iteration, mean over ranks, and the samples this rank trained."""
         self._call.train()
         batches, losses, trained = self._training.epoch(epoch), [], 0
         for iteration in range(self._run.iterations):
-            images, labels = self._awaited(batches, WAITING)
+            fed = self._awaited(batches, WAITING)
             first = self._compiles and epoch == iteration == 0
             with self._spans(COMPILE if first else TRAINING):
-                losses.append(self._step(images, labels))
+                self._trainer(fed)
+                losses.append(self._trainer.loss)
                 if first:
-                    self._await_device()
-            trained += len(labels)
+                    self._context.device.synchronize()
+            trained += len(fed.targets)
             self._context.progress.count_step()
         with self._spans(TRAINING):
             mean = torch.stack(losses).float()
             dist.all_reduce(mean)
             return (mean / self._run.world_size).tolist(), trained  # waits for the device
 
-    def _step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self._optimizer.zero_grad(set_to_none=True)
-        with autocast(self._run.workload, images.device):
-            loss: torch.Tensor = self._criterion(self._call(images), labels)
-        if self._scaler is None:
-            loss.backward()
-            self._optimizer.step()
-        else:
-            self._scaler.scale(loss).backward()
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        return loss.detach()
-
     def _validate(self, epoch: int) -> tuple[int, int]:
-        """Return the number of images that this rank validated, and how many of them were classified correctly."""
+        """Return the number of samples that this rank validated, and how many of them were classified correctly."""
         self._infer.eval()
         with self._spans(VALIDATION):
             # Rank 0's statistics of batch normalisation, like a checkpoint: all ranks validate one model.
@@ -189,20 +167,20 @@ class WholeTraining:
         correct = torch.zeros((), dtype=torch.int64, device=self._context.device.torch_device)
         validated, first = 0, self._compiles and epoch == 0
         while (batch := self._awaited(batches, VALIDATION_WAITING, ends=True)) is not None:
-            images, labels = padded(batch, batch_size) if self._compiles else batch
-            if first:  # once more than needed, so that images and seconds of validation belong together
-                with self._spans(COMPILE), torch.no_grad(), autocast(self._run.workload, images.device):
-                    self._infer(images)
-                    self._await_device()
+            inputs, targets = padded(batch, batch_size) if self._compiles else batch
+            if first:  # once more than needed, so that samples and seconds of validation belong together
+                with self._spans(COMPILE), torch.no_grad(), autocast(self._run.workload, inputs.device):
+                    self._infer(inputs)
+                    self._context.device.synchronize()
                 first = False
-            with self._spans(VALIDATION), torch.no_grad(), autocast(self._run.workload, images.device):
-                correct += (self._infer(images).argmax(dim=1) == labels).sum()
+            with self._spans(VALIDATION), torch.no_grad(), autocast(self._run.workload, inputs.device):
+                correct += (self._infer(inputs).argmax(dim=1) == targets).sum()
             validated += len(batch[1])
             self._context.progress.count_step()
         with self._spans(VALIDATION):
             return validated, int(correct)  # waits for the device
 
-    def _awaited(self, batches: Iterator[Labelled], span: str, *, ends: bool = False) -> Any:
+    def _awaited(self, batches: Iterator[Fed], span: str, *, ends: bool = False) -> Any:
         """The next batch; after the last one None if `ends`, else RuntimeError."""
         with self._spans(span):
             batch = next(batches, None)
@@ -210,13 +188,13 @@ class WholeTraining:
             raise RuntimeError(f"the data ended before {self._run.iterations} iterations of this epoch")
         return batch
 
-    def _validated(self, epoch: int) -> Iterator[Labelled]:
-        """This rank's images, without the duplicates by which the sampler gives all ranks equally many."""
+    def _validated(self, epoch: int) -> Iterator[Fed]:
+        """This rank's samples, without the duplicates by which the sampler gives all ranks equally many."""
         left = len(range(self._context.control.rank, self._run.samples.validation_samples, self._run.world_size))
-        for images, labels in self._validation.epoch(epoch):
+        for inputs, targets in self._validation.epoch(epoch):
             if left:
-                yield images[:left], labels[:left]
-            left = max(0, left - len(labels))
+                yield Fed(inputs[:left], targets[:left])
+            left = max(0, left - len(targets))
 
     def _tell_end(self) -> None:
         self._training.close()
@@ -238,124 +216,46 @@ class WholeTraining:
         )  # fmt: skip
         self._context.record(f"{self._run.id}/end", part, RankTrained, told)
 
-    def _await_device(self) -> None:
-        if self._context.device.torch_device.type == "cuda":
-            torch.cuda.synchronize()
-
     def _say(self, phase: str) -> None:
         self._context.progress.arm = f"ddp@{self._run.world_size}"
         self._context.progress.phase = phase
 
 
-def padded(batch: Labelled, size: int) -> Labelled:
-    """A batch padded to a size with images that never count as correct, because another size would recompile."""
-    images, labels = batch
-    missing = size - len(labels)
+def padded(batch: Fed, size: int) -> Fed:
+    """A batch padded to a size with samples that never count as correct, because another size would recompile."""
+    inputs, targets = batch
+    missing = size - len(targets)
     if not missing:
         return batch
-    more = images.new_zeros(missing, *images.shape[1:])
-    return torch.cat([images, more]), torch.cat([labels, labels.new_full((missing,), _NO_LABEL)])
+    more = inputs.new_zeros(missing, *inputs.shape[1:])
+    return Fed(torch.cat([inputs, more]), torch.cat([targets, targets.new_full((missing,), _NO_LABEL)]))
 
 
-def _shard_of(run: TrainingRun, context: RankContext, *, is_training: bool) -> Shard:
-    return Shard(context.control.rank, run.world_size, run.workload.batch_size, is_training, run.seed)
-
-
-def _folder_images(run: TrainingRun, context: RankContext) -> tuple[ImageLoader, ImageLoader]:
-    """Images to train and to validate from a folder, through the loader that `ddpscale suite input-pipeline` measures.
+def _loaders(run: TrainingRun, context: RankContext) -> list[SampleLoader]:
+    """Of samples to train and to validate, from a folder as `ddpscale suite input-pipeline` measures it, or in memory.
 
     Raises:
-        ValueError, RuntimeError: the folder differs from the plan, or between nodes.
+        OSError, ValueError, RuntimeError: files are missing or invalid, or differ from the plan, or between nodes.
     """
-    family, data = run.workload.family, ImageFolderData(run.samples.path, workers=run.loader_workers)
-
-    def loader(split: Split, planned: int) -> ImageLoader:
-        samples = open_samples(data, split, family.image_size, context.control, f"{run.id}/{split}")
-        if (len(samples), samples.classes) != (planned, run.samples.classes):
-            raise ValueError(
-                f"{samples.root}: {len(samples)} images of {samples.classes} classes; expected {planned} of "
-                f"{run.samples.classes}, as when the run was planned"
-            )
-        return ImageLoader(
-            samples, data, _shard_of(run, context, is_training=split == "train"), context.device.torch_device,
-            channels_last=family.memory_format == "channels_last", cores=context.loader_cores,
-        )  # fmt: skip
-
-    return loader("train", run.samples.train_samples), loader("val", run.samples.validation_samples)
-
-
-class HeldImages:
-    """Small images that every rank holds in its device's memory; a batch is scaled up to the run's image size."""
-
-    def __init__(self, run: TrainingRun, context: RankContext, held: Labelled, *, is_training: bool) -> None:
-        self._family, self._device = run.workload.family, context.device.torch_device
-        self._images, self._labels = (one.to(self._device) for one in held)
-        self._batches = ShardBatches(self._labels, _shard_of(run, context, is_training=is_training))
-
-    def epoch(self, number: int) -> Iterator[Labelled]:
-        """This rank's batches: images, float32 (batch, channels, size, size), and labels, int64 (batch,)."""
-        family, self._batches.count = self._family, self._batches.per_epoch
-        self._batches.first = number * self._batches.count
-        for indices in self._batches:
-            which = torch.tensor(indices).to(self._device)
-            images, size = self._images[which], family.image_size
-            if images.shape[-1] != size:
-                images = functional.interpolate(images, size=(size, size), mode="nearest")
-            images = images.expand(-1, channels_of(family.model), -1, -1)
-            if family.memory_format == "channels_last":
-                images = images.contiguous(memory_format=torch.channels_last)
-            yield images, self._labels[which]
-
-    def close(self) -> None:
-        """Do nothing: no resources are open."""
-
-
-def _held_images(run: TrainingRun, context: RankContext) -> tuple[HeldImages, HeldImages]:
-    """Images to train and to validate. Raises OSError or ValueError if a file is missing or invalid."""
-    training, validation = (made_samples if run.samples.kind == "made" else mnist_samples)(run)
-    held = HeldImages(run, context, training, is_training=True)
-    return held, HeldImages(run, context, validation, is_training=False)
-
-
-def made_samples(run: TrainingRun) -> tuple[Labelled, Labelled]:
-    """Images that can be learnt: each class has a pattern, and each image its own noise."""
-    samples, generator = run.samples, torch.Generator().manual_seed(run.seed)
-    patterns = torch.randn(samples.classes, channels_of(run.workload.family.model), TILES, TILES, generator=generator)
-
-    def drawn(count: int) -> Labelled:
-        labels = torch.randint(samples.classes, (count,), generator=generator)
-        noise = torch.randn(count, *patterns.shape[1:], generator=generator)
-        # Scaled to unit variance, like normalised images.
-        return (patterns[labels] + NOISE * noise) / (1 + NOISE**2) ** 0.5, labels
-
-    return drawn(samples.train_samples), drawn(samples.validation_samples)
-
-
-def mnist_samples(run: TrainingRun) -> tuple[Labelled, Labelled]:
-    """MNIST's images, normalised."""
-
-    def read(names: tuple[str, str]) -> Labelled:
-        paths = (idx_path(Path(run.samples.path), name) for name in names)
-        images, labels = (torch.from_numpy(read_idx(path).copy()) for path in paths)
-        return ((images.float() / 255 - _MNIST_MEAN) / _MNIST_SD).unsqueeze(1), labels.long()
-
-    return read(TRAIN_FILES), read(VALIDATION_FILES)
-
-
-def channels_of(model: str) -> int:
-    """Channels of a model's images: 3 for torchvision's models, 1 for classifiers."""
-    return 1 if model.startswith(CLASSIFIER) else 3
-
-
-def _model_of(run: TrainingRun, device: torch.device) -> nn.Module:
-    """The untrained model, the same on every rank; classifiers: three linear layers, see docs/how-to/convergence.md."""
-    family, model = run.workload.family, run.workload.family.model
-    if not model.startswith(CLASSIFIER):
-        return build_model(run.workload, device, run.seed)
-    torch.manual_seed(run.seed)
-    pixels, hidden = channels_of(model) * family.image_size**2, int(model.removeprefix(CLASSIFIER))
-    layers = (
-        nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
-        nn.Linear(hidden, family.num_classes),
-    )  # fmt: skip
-    return nn.Sequential(*layers).to(device)
+    family, device, asked, rank = run.workload.family, context.device.torch_device, run.samples, context.control.rank
+    data, found = None, list[ImageSamples | HeldImages]()
+    if asked.kind == "folder":
+        data = ImageFolderData(asked.path, workers=run.loader_workers)
+        planned_of: dict[Split, int] = {"train": asked.train_samples, "val": asked.validation_samples}
+        for split, planned in planned_of.items():
+            one = open_samples(data, split, family, context.control, f"{run.id}/{split}")
+            if (len(one), one.classes) != (planned, asked.classes):
+                raise ValueError(
+                    f"{one.root}: {len(one)} {family.samples} of {one.classes} classes; expected {planned} of "
+                    f"{asked.classes}, as when the run was planned"
+                )
+            found.append(one)
+    else:
+        found += held_images(run, device)
+    return [
+        SampleLoader(
+            samples, data, Shard(rank, run.world_size, run.workload.batch_size, is_training, run.seed), family, device,
+            cores=context.loader_cores,
+        )
+        for samples, is_training in zip(found, (True, False), strict=True)
+    ]  # fmt: skip

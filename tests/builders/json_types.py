@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.families import read_family
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, ThresholdsUsed
 from pytest_ddpscale.run.strict_json import parse_strict_json, strict_json
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 def read_as(kind: type[T], data: Any) -> T:
     """A record of JSON types, as it is read from a file."""
-    return msgspec.convert(data, kind)
+    return msgspec.convert(data, kind, dec_hook=read_family)
 
 
 def as_json(record: object) -> Any:

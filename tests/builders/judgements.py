@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from datetime import date
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence
@@ -39,6 +39,7 @@ FAILED = replace(
     PASSED,
     id="throughput_per_gpu[resnet152-fp16-8gpu]",
     metric="throughput_per_gpu",
+    unit="img/s",
     bound={"at_least": 1180.0},
     outcome="failed",
     value=1159.2,
@@ -133,7 +134,10 @@ def hostile_judgement() -> Judgement:
         culprits=(gpu(HOSTILE, 3, HOSTILE, HOSTILE),),
     )
     waived = replace(verdict, waiver=Waiver(HOSTILE, HOSTILE, date(2026, 12, 31)))
-    lowered = (LoweredBound(HOSTILE, "throughput_per_gpu", 2.0, 1.0), LoweredBound(HOSTILE, "node_check", 1.0, None))
+    lowered = (
+        LoweredBound(HOSTILE, "throughput_per_gpu", "img/s", 2.0, 1.0),
+        LoweredBound(HOSTILE, "node_check", "fraction", 1.0, None),
+    )
     verdicts = (verdict, replace(verdict, provisional=True), waived)
     return Judgement(HOSTILE, "rejected", HOSTILE, verdicts, (HOSTILE,), lowered=lowered)
 

@@ -65,7 +65,7 @@ def verdict(outcome: Any = "passed", **changes: Any) -> Verdict:
     fields: dict[str, Any] = {
         "id": f"throughput_per_gpu[{WORKLOAD.name}-{GPUS}gpu]", "metric": "throughput_per_gpu",
         "workload": WORKLOAD.name, "world_size": GPUS, "severity": "fail", "bound": {"at_least": 90.0},
-        "outcome": outcome, "value": 100.0, "interval": (99.0, 101.0),
+        "outcome": outcome, "value": 100.0, "interval": (99.0, 101.0), "unit": "img/s",
     }  # fmt: skip
     return Verdict(**(fields | changes))
 

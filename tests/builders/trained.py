@@ -9,8 +9,8 @@ import torch
 from torchvision.models import VisionTransformer
 from torchvision.models._api import register_model
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.workloads import with_settings

@@ -49,8 +49,8 @@ CHECK_UNKNOWN = replace(
     reason="missing data: node7: the driver does not say how many NVLinks are up", culprits=(),
 )  # fmt: skip
 ENERGY = replace(
-    PASSED, id="images_per_joule[resnet152-fp16-8gpu]", metric="images_per_joule", bound={"at_least": 2.668},
-    value=2.9643, interval=(2.95, 2.98),
+    PASSED, id="images_per_joule[resnet152-fp16-8gpu]", metric="images_per_joule", unit="img/J",
+    bound={"at_least": 2.668}, value=2.9643, interval=(2.95, 2.98),
 )  # fmt: skip
 HISTORY = replace(
     MATMUL, id="no_regression[node]", metric="no_regression", workload="", bound={"at_least": 0.95},

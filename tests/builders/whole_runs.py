@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload

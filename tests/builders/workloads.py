@@ -12,4 +12,4 @@ def with_settings(workload: Workload, **settings: Any) -> Workload:
     """The workload with these settings, of its own or of its family, such as ``image_size=64``."""
     options = {name: value for name, value in settings.items() if name in vars(workload.family)}
     own = {name: value for name, value in settings.items() if name not in options}
-    return replace(workload, family=replace(workload.family, **options), **own)
+    return replace(workload, family=workload.family.changed(**options), **own)

@@ -16,11 +16,11 @@ from PIL import Image
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.datasets import dataset_writing
+from pytest_ddpscale.datasets.dataset_record import DatasetRecord, read_dataset_record
 from pytest_ddpscale.datasets.dataset_writing import chunks_of, write_chunk, write_dataset
 from pytest_ddpscale.datasets.image_pattern import class_pattern, image_of
 from pytest_ddpscale.datasets.known_sizes import KNOWN_SIZES
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.run.dataset_record import DatasetRecord, read_dataset_record
 from pytest_ddpscale.util.command_parser import USER_ERROR
 
 SMALL = DatasetRecord(images={"train": 23, "val": 7}, classes=5, image_size=16)
@@ -63,7 +63,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from pytest_ddpscale.datasets.dataset_writing import write_dataset
-from pytest_ddpscale.run.dataset_record import DatasetRecord
+from pytest_ddpscale.datasets.dataset_record import DatasetRecord
 if __name__ == "__main__":
     record = DatasetRecord(images={"train": 200_000, "val": 10}, classes=10, image_size=16)
     write_dataset(Path(sys.argv[1]), record, lambda written, total: print(written, flush=True))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.find_batch.batch_text import as_json, conclusion, header, heading, row
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.approved import assert_approved

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import GangError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial, MemoryBounds, fastest, throughput, try_batch
 from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block

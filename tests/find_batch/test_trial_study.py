@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.find_batch.trial_study import STEPS_PER_BLOCK, questions_of, trial_plan, workload_of
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.clusters import thresholds

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload

@@ -121,7 +121,7 @@ def test_a_folder_that_is_missing_is_refused_before_ranks_start(
 def test_an_empty_class_is_the_studys_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train/class-9").mkdir()
     assert main([*SUITE, f"--folder={folder}", "--workers=1"]) == 1
-    expected = r"rank \d on \S+ failed in reading the image folder .*images/train: Found no valid file for the classes"
+    expected = r"rank \d on \S+ failed in reading the folder .*images/train: Found no valid file for the classes"
     assert re.search(expected, capsys.readouterr().out)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.report.words.reasons import worded

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch import supervisor as supervisor_module
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
 from pytest_ddpscale.launch.launcher import Launch
@@ -21,7 +22,6 @@ from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Task
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.place import Place

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.operation import COLLECTIVES as EXCHANGES
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import (
     OVERHEAD_PER_BLOCK_S,
@@ -21,7 +22,6 @@ from pytest_ddpscale.plan.estimate import (
     estimate,
     study_times,
 )
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload
 from tests.builders.plans import PLANS, STUDIES

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import USUAL, Arm, OneGpu
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric, RangeKind
 from pytest_ddpscale.plan.operation import COLLECTIVES, KINDS
 from pytest_ddpscale.plan.planner import Question

@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import get_args
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import PairStudy
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Scaling, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -32,7 +31,7 @@ PROBE_STUDIES = st.builds(
 
 @given(STUDIES)
 def test_a_study_survives_json(study: Study) -> None:
-    assert msgspec.convert(as_json(study), Study) == study
+    assert read_as(Study, as_json(study)) == study
 
 
 @given(PLANS)

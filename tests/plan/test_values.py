@@ -8,9 +8,9 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpscale.families.image import FEATURES, TORCHVISION_MODELS, ImageFamily
 from pytest_ddpscale.plan import arm, layout, metric_catalogue, node_check, operation, workload
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import FEATURES, TORCHVISION_MODELS, ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun

@@ -32,6 +32,7 @@ def failed(*culprits: Culprit, metric: str = "weak_scaling_efficiency", **change
         "interval": (0.70, 0.72),
         "reason": "the interval lies below the bound",
         "culprits": culprits,
+        "unit": "img/s",
     }
     return Verdict(**(fields | changes))
 

@@ -89,7 +89,7 @@ BOTH = ("alone", "ddp")
     ("kinds", "verdicts", "value"),
     [
         (BOTH, [], 0.8), (("alone",), [], 0.6), (BOTH, [AGAINST_ALONE], 0.6),
-        (BOTH, [replace(AGAINST_ALONE, metric="throughput_per_gpu", world_size=1)], 0.6),
+        (BOTH, [replace(AGAINST_ALONE, metric="throughput_per_gpu", unit="img/s", world_size=1)], 0.6),
     ],
 )  # fmt: skip
 def test_one_gpu_is_the_one_under_ddp_unless_verdicts_or_arms_say_otherwise(

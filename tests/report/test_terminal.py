@@ -45,7 +45,7 @@ def test_everything_fits_the_width_and_no_verdict_is_lost(columns: int) -> None:
 
 WIDE = replace(
     INCONCLUSIVE, id="throughput_per_gpu[resnet50-nchw-fp16-2nodes]", value=102021.3, interval=(101923.2, 102115.0),
-    bound={"at_least": 101970.25}, metric="throughput_per_gpu", provisional=True,
+    bound={"at_least": 101970.25}, metric="throughput_per_gpu", unit="img/s", provisional=True,
 )  # fmt: skip
 
 

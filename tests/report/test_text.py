@@ -44,8 +44,8 @@ def test_each_unit_is_shown_with_its_sensible_digits(value: float, unit: str, to
 
 def test_each_metric_has_its_unit() -> None:
     for metric in METRICS.values():
-        unit = {"fraction": " %", "x": "×"}.get(metric.unit, f" {metric.unit_of()}")
-        assert digits.number_text(0.5, metric.unit_of()).endswith(unit)
+        unit = {"fraction": " %", "x": "×"}.get(metric.unit, f" {metric.unit}")
+        assert digits.number_text(0.5, metric.unit).endswith(unit)
 
 
 FAR = replace(PASSED, bound={"at_least": 0.25}, interval=(0.046, 1.1), because=because("far"))

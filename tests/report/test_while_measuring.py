@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.estimate import round_seconds, study_times, warm_up_seconds
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.pairing import pair_study
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.workload import Workload

@@ -34,7 +34,7 @@ def read(folder: Path, said: object) -> Judgement:
     return read_judgement(folder / "verdicts.json")
 
 
-PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 1.5)
+PASSED = Verdict("m[a]", "throughput_per_gpu", "a", 1, "fail", {"at_least": 1.0}, "passed", 1.5, unit="img/s")
 FAILED = replace(PASSED, outcome="failed", value=0.5)
 UNMEASURED = replace(PASSED, outcome="not_measured", value=None)
 BROKE, WHY = because("broke", "no answer"), because("slow-alone", 3, "n1", 0, because("stalls", 1, 2, 0, 2))
@@ -161,7 +161,7 @@ def test_what_was_edited_or_is_of_another_version_is_refused(tmp_path: Path, cha
 
 
 def test_what_follows_from_the_rest_is_computed_anew() -> None:
-    assert read_as(Verdict, as_json(PASSED) | {"margin": 9.0, "unit": "ms"}) == PASSED
+    assert read_as(Verdict, as_json(PASSED) | {"margin": 9.0, "unit": "ms"}) == replace(PASSED, unit="samples/s")
     assert [(one.kind, one.name) for one in BLOCKED.blockers] == [("requirement", "m[a]"), ("test", "t")]
     data = as_json(replace(BLOCKED, notes=("n",)))
     assert read_as(Judgement, data | {"blockers": data["blockers"][1:], "notes": []}) == BLOCKED

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.simulate.cluster import expectation_of, open_cluster

@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.launcher import launcher_for
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory

@@ -38,7 +38,7 @@ from pytest_ddpscale.suites.suite_report import SuiteReport
 from pytest_ddpscale.util.document import plain
 from tests.approved import assert_approved
 from tests.builders.clusters import thresholds
-from tests.builders.json_types import as_json
+from tests.builders.json_types import as_json, read_as
 from tests.builders.measurements import ProbeMeasurement
 from tests.builders.probes import Value, measure_probe, probe_evidence, steady
 from tests.rows import rows
@@ -281,4 +281,4 @@ def test_what_is_bounded_is_measured_however_long_it_takes() -> None:
     study = sweep_study([bounded, probe], "cpu", 8, bounded=[bounded])
     assert [study.limit_s(one) for one in (probe, bounded)] == [0.1, None]
     assert (study.swept_rounds, study.rounds) == (8, 16), "so that a bound can be decided that eight rounds leave open"
-    assert msgspec.convert(as_json(study), ProbeStudy) == study
+    assert read_as(ProbeStudy, as_json(study)) == study

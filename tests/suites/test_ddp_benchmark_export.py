@@ -12,8 +12,8 @@ import pytest
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
 from pytest_ddpscale.compare.ddp_benchmark_file import FILE_NAME, ddp_benchmark_of, read_ddp_benchmark
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.ddp_benchmark_import import benchmark_rows

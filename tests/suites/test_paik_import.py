@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError, SkuError
-from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.records import gangs_by_number

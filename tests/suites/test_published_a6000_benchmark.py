@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
 from pytest_ddpscale.suites.factors_suite import BATCHES, HIDDEN, LINEAR, MODELS, Factors

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.suites.suite_views import document
 from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates

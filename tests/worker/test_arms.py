@@ -17,8 +17,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm, Variant
-from pytest_ddpscale.plan.image_family import ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING
 from pytest_ddpscale.plan.workload import Workload
@@ -280,7 +280,7 @@ def test_torch_compile_trains_after_ddp(
     gloo_of_one: None, scalar_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        arms_module, "build_trained_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.family.num_classes)
+        arms_module, "build_model", lambda workload, device: TwoKernels(3 * 8 * 8, workload.family.num_classes)
     )
     compiled, found = (
         Workload("tiny", ImageFamily("two-kernels", 8, "contiguous", num_classes=10), "fp32", 2, compile=True),

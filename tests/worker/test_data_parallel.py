@@ -22,7 +22,7 @@ from pytest_ddpscale.worker.inference import (
     replicate,
     scatter,
 )
-from pytest_ddpscale.worker.model import build_trained_model, checksum, take_statistics
+from pytest_ddpscale.worker.model import build_model, checksum, take_statistics
 from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings
@@ -35,7 +35,7 @@ VANILLA, APPLY = (Arm(kind, 1, 7, devices=3) for kind in ("vanilla_parallel", "p
     scope="module", params=[TINY, TRANSFORMER, with_settings(TINY, classifier_hidden=8)], ids=["cnn", "vit", "frozen"]
 )
 def model(request: pytest.FixtureRequest) -> nn.Module:
-    built = build_trained_model(request.param, CPU)
+    built = build_model(request.param, CPU)
     take_statistics(built, request.param, CPU)
     return built.eval()
 
@@ -48,7 +48,7 @@ def split() -> Iterator[SplitModel]:
 
 
 def images(count: int) -> torch.Tensor:
-    return Batch(TINY, count, CPU, seed=1).images
+    return Batch(TINY, count, CPU, seed=1).inputs
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7], ids="{} images".format)

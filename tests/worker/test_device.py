@@ -270,19 +270,22 @@ def test_a_compiled_arm_has_none(gloo_of_one: None, monkeypatch: pytest.MonkeyPa
 def test_an_exception_in_any_part_of_a_step_leaves_no_hook(gloo_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = arms_of(*TRAINING)
     arms.time_block(TRAINING[0], 1)
-    for place in (nn.CrossEntropyLoss, nn.Conv2d):  # behind the forward pass, and within it
+    for place, name in (
+        (nn.functional, "cross_entropy"),
+        (nn.Conv2d, "forward"),
+    ):  # behind the forward pass, and within it
         calls = 0
-        forward = place.forward
+        usual = getattr(place, name)
 
-        def fail(module: nn.Module, *inputs: Any, forward: Any = forward) -> Any:
+        def fail(*inputs: Any, usual: Any = usual) -> Any:
             nonlocal calls
             calls += hooks_on(arms.model) > 0
             if calls == 3:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return forward(module, *inputs)
+            return usual(*inputs)
 
         with monkeypatch.context() as patched:
-            patched.setattr(place, "forward", fail)
+            patched.setattr(place, name, fail)
             with pytest.raises(torch.OutOfMemoryError):
                 arms.time_block(TRAINING[0], 4)
         assert calls == 3, "it failed in a timed step"

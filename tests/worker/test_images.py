@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,21 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.distributed import HashStore
 
+from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
+from pytest_ddpscale.datasets.images import ImageSamples, Loaded, read_samples
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import ImageFolderData
-from pytest_ddpscale.run.dataset_record import DATASET_FILE, DatasetRecord
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.worker.arms import StudyArms, steps_at_once, steps_before_timing, steps_for_block
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice, Timing
-from pytest_ddpscale.worker.images import (
-    ImageLoader,
-    ImageSamples,
-    Loaded,
+from pytest_ddpscale.worker.loading import (
+    SampleLoader,
     Shard,
     ShardBatches,
-    StudyImages,
     open_samples,
-    read_samples,
 )
 from tests.builders.image_folder import data_of, image_folder
 from tests.builders.trained import CPU, TIMEOUT, TINY, study
@@ -66,12 +64,12 @@ def own_folder(folder: str, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def loader_of(folder: str) -> Iterator[Callable[..., ImageLoader]]:
-    made: list[ImageLoader] = []
+def loader_of(folder: str) -> Iterator[Callable[..., SampleLoader]]:
+    made: list[SampleLoader] = []
 
-    def make(shard: Shard = WHOLE, root: str = folder, **changes: Any) -> ImageLoader:
+    def make(shard: Shard = WHOLE, root: str = folder, **changes: Any) -> SampleLoader:
         data = data_of(root, changes.pop("workers", 0))
-        made.append(ImageLoader(read_samples(root, "train", 32), data, shard, CPU, **changes))
+        made.append(SampleLoader(read_samples(root, "train", TINY.family), data, shard, TINY.family, CPU, **changes))
         return made[-1]
 
     yield make
@@ -87,7 +85,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_normalised_images_and_the_labels_of_their_folders(
-    loader_of: Callable[..., ImageLoader], folder: str, workers: int
+    loader_of: Callable[..., SampleLoader], folder: str, workers: int
 ) -> None:
     loader = loader_of(replace(WHOLE, is_training=False), workers=workers)
     images, labels = next(iter(loader.epoch(0)))
@@ -97,7 +95,9 @@ def test_batches_are_normalised_images_and_the_labels_of_their_folders(
     assert torch.allclose(images[0, 0], (red - 0.485) / 0.229, atol=1e-5)
 
 
-def test_all_ranks_have_equally_many_batches_though_images_do_not_divide(loader_of: Callable[..., ImageLoader]) -> None:
+def test_all_ranks_have_equally_many_batches_though_images_do_not_divide(
+    loader_of: Callable[..., SampleLoader],
+) -> None:
     loaders = [loader_of(Shard(rank, 2, 4)) for rank in range(2)]
     for epoch in range(3):
         for loader in loaders:
@@ -106,7 +106,7 @@ def test_all_ranks_have_equally_many_batches_though_images_do_not_divide(loader_
             assert min(loader.waited_s) > 0
 
 
-def test_a_stretch_goes_on_through_epochs(loader_of: Callable[..., ImageLoader]) -> None:
+def test_a_stretch_goes_on_through_epochs(loader_of: Callable[..., SampleLoader]) -> None:
     loader = loader_of()
     assert len(loader) == 5
     for first, count in ((0, 3), (3, 4), (7, 8)):
@@ -116,14 +116,14 @@ def test_a_stretch_goes_on_through_epochs(loader_of: Callable[..., ImageLoader])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_is_named(own_folder: Path, loader_of: Callable[..., ImageLoader], workers: int) -> None:
+def test_a_broken_image_is_named(own_folder: Path, loader_of: Callable[..., SampleLoader], workers: int) -> None:
     broken = own_folder / "train/class-1/004.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     with pytest.raises(RuntimeError, match=rf"^{re.escape(str(broken))}: .*\. Repair or delete it$"):
         list(loader_of(root=str(own_folder), workers=workers).epoch(0))
 
 
-def test_an_image_that_has_gone_is_named(own_folder: Path, loader_of: Callable[..., ImageLoader]) -> None:
+def test_an_image_that_has_gone_is_named(own_folder: Path, loader_of: Callable[..., SampleLoader]) -> None:
     loader, gone = loader_of(root=str(own_folder)), own_folder / "train/class-1/004.jpg"
     gone.unlink()
     with pytest.raises(RuntimeError, match=f"^{re.escape(str(gone))}: No such file or directory. Repair or delete it"):
@@ -131,7 +131,7 @@ def test_an_image_that_has_gone_is_named(own_folder: Path, loader_of: Callable[.
 
 
 def test_an_image_that_never_comes_is_an_error_with_the_folder(
-    own_folder: Path, loader_of: Callable[..., ImageLoader]
+    own_folder: Path, loader_of: Callable[..., SampleLoader]
 ) -> None:
     """As of a file system that does not answer: a pipe that nobody writes."""
     silent = own_folder / "train/class-1/004.jpg"
@@ -155,20 +155,20 @@ def test_a_folder_that_is_not_as_it_has_to_be_is_named(
 ) -> None:
     damage(own_folder)
     with pytest.raises(ValueError, match=message):
-        read_samples(str(own_folder), "train", 32)
+        read_samples(str(own_folder), "train", TINY.family)
 
 
 def say_images(folder: Path, images: int) -> None:
     (folder / DATASET_FILE).write_bytes(line_of(DatasetRecord(images={"train": images}, classes=3, image_size=32)))
 
 
-def test_too_few_images_for_a_batch_of_each_rank_are_refused(loader_of: Callable[..., ImageLoader]) -> None:
+def test_too_few_images_for_a_batch_of_each_rank_are_refused(loader_of: Callable[..., SampleLoader]) -> None:
     with pytest.raises(ValueError, match=r"train: 21 images for 6 ranks; expected at least 24, a batch of 4 for each"):
         loader_of(Shard(0, 6, 4))
 
 
 def test_loader_workers_have_all_cores_of_the_rank_and_nothing_else_of_it(
-    loader_of: Callable[..., ImageLoader],
+    loader_of: Callable[..., SampleLoader],
 ) -> None:
     """No lock or socket, as they are no copies of it; nor Ctrl-C."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -192,7 +192,7 @@ def test_loader_workers_have_all_cores_of_the_rank_and_nothing_else_of_it(
         other.close()
 
 
-def test_a_loader_worker_that_dies_is_an_error_with_the_folder(loader_of: Callable[..., ImageLoader]) -> None:
+def test_a_loader_worker_that_dies_is_an_error_with_the_folder(loader_of: Callable[..., SampleLoader]) -> None:
     loader = loader_of(workers=2, timeout_s=5.0)
     before = {one.pid for one in workers_of(os.getpid())}
     batches = iter(loader.stretch(0, 500))
@@ -207,11 +207,14 @@ def test_a_loader_worker_that_dies_is_an_error_with_the_folder(loader_of: Callab
 RANK = """
 import sys, time
 from pytest_ddpscale.plan.workload import ImageFolderData
-from pytest_ddpscale.worker.images import ImageLoader, Shard, read_samples
+from pytest_ddpscale.datasets.images import read_samples
+from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.worker.loading import SampleLoader, Shard
 import torch
 if __name__ == "__main__":
     data = ImageFolderData(sys.argv[1], workers=2)
-    loader = ImageLoader(read_samples(data.folder, "train", 32), data, Shard(0, 1, 4), torch.device("cpu"))
+    family = ImageFamily("resnet18", 32)
+    loader = SampleLoader(read_samples(data.folder, "train", family), data, Shard(0, 1, 4), family, torch.device("cpu"))
     for number, batch in enumerate(loader.stretch(0, 10**6)):
         if number == 0:
             print("loading", flush=True)
@@ -255,10 +258,10 @@ def test_ranks_wait_for_the_first_of_their_node_and_no_longer_than_the_deadline(
     store, data = hash_store(), ImageFolderData(folder)
     began_s = time.monotonic()
     with pytest.raises(RuntimeError, match=f"{re.escape(folder)}: rank 0 did not read it in time"):
-        open_samples(data, "train", 32, control_of(store, 1, local_rank=1), "images")
+        open_samples(data, "train", TINY.family, control_of(store, 1, local_rank=1), "images")
     assert time.monotonic() - began_s < DEADLINE_S
-    first = open_samples(data, "train", 32, control_of(store, 0), "images")
-    second = open_samples(data, "train", 32, control_of(store, 1, local_rank=1), "images")
+    first = open_samples(data, "train", TINY.family, control_of(store, 0), "images")
+    second = open_samples(data, "train", TINY.family, control_of(store, 1, local_rank=1), "images")
     assert first.digest == second.digest
     assert (len(first), first.classes) == (21, 3)
 
@@ -268,16 +271,16 @@ def test_ranks_hear_why_the_first_of_their_node_could_not_read(own_folder: Path)
     shutil.rmtree(own_folder)
     for rank, message in ((0, "^[^ ]*own/train: "), (1, "^rank 0 could not read the images: .*own/train: ")):
         with pytest.raises(ValueError, match=message):
-            open_samples(data, "train", 32, control_of(store, rank, local_rank=rank), "images")
+            open_samples(data, "train", TINY.family, control_of(store, rank, local_rank=rank), "images")
 
 
 def test_a_node_that_sees_other_images_is_named(folder: str, own_folder: Path) -> None:
     """Under the same path, which is of one file system on one node and of another on the other."""
     store = hash_store()
-    open_samples(ImageFolderData(folder), "train", 32, control_of(store, 0), "images")
+    open_samples(ImageFolderData(folder), "train", TINY.family, control_of(store, 0), "images")
     (own_folder / "train/class-1/004.jpg").unlink()
     with pytest.raises(RuntimeError, match=r"rank 1 sees 20 images, which differ from the 21 of rank 0; expected"):
-        open_samples(ImageFolderData(str(own_folder)), "train", 32, control_of(store, 1), "images")
+        open_samples(ImageFolderData(str(own_folder)), "train", TINY.family, control_of(store, 1), "images")
 
 
 def batches_of(images: int, ranks: int, batch: int, *, is_training: bool = True) -> list[ShardBatches]:
@@ -345,8 +348,8 @@ def study_of(folder: str, *arms: Arm) -> Study:
 
 def arms_of(folder: str, *arms: Arm) -> StudyArms:
     asked = study_of(folder, *arms)
-    images = StudyImages(read_samples(folder, "train", TINY.family.image_size))
-    return StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=images)
+    loader = partial(SampleLoader, read_samples(folder, "train", TINY.family))
+    return StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, loader=loader)
 
 
 @pytest.mark.parametrize(
@@ -372,16 +375,17 @@ def test_what_loader_workers_deliver_together_is_timed_as_a_whole(
 
 
 def test_a_block_reads_ahead_to_its_end_and_the_next_one_goes_on_behind_that(folder: str) -> None:
-    def loader() -> ImageLoader:
-        return ImageLoader(read_samples(folder, "train", 32), data_of(folder, workers=1), Shard(0, 1, 2), CPU)
+    def loader() -> SampleLoader:
+        return SampleLoader(
+            read_samples(folder, "train", TINY.family), data_of(folder, workers=1), Shard(0, 1, 2), TINY.family, CPU
+        )
 
     loaded, whole = loader(), loader()
     labels = [labels.tolist() for _, labels in whole.stretch(0, 10)]
     for first in (0, 5):  # of each block three are trained, and two thrown away
         loaded.begin(3)
         for number in range(first, first + 3):
-            loaded.fetch()
-            assert loaded.labels.tolist() == labels[number]
+            assert loaded.fetch().targets.tolist() == labels[number]
         assert len(loaded.end()) == 3
         with pytest.raises(StopIteration):
             loaded.fetch()
@@ -401,11 +405,11 @@ class SlowSamples(ImageSamples):
 def test_a_block_is_no_faster_than_its_loader_workers(folder: str, gloo_of_one: None, workers: int) -> None:
     """A stock that was read before the block would make it look up to a third faster."""
     arm, steps = Arm("ddp", 1, 2, variant=Variant(workers=workers, prefetch=4)), 12
-    usual = read_samples(folder, "train", TINY.family.image_size)
+    usual = read_samples(folder, "train", TINY.family)
     paths = [os.fsdecode(path) for path in usual._paths]
     slow = SlowSamples(usual.root, TINY.family.image_size, paths, usual._labels.tolist(), usual.classes)
     asked = study_of(folder, arm)
-    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, images=StudyImages(slow))
+    arms = StudyArms(asked, CpuDevice(), 0, Layout(1, 1), TIMEOUT, loader=partial(SampleLoader, slow))
     arms.time_block(arm, steps)
     expected_s = steps * 2 * 0.02 / workers
     assert arms.time_block(arm, steps).block_s > 0.9 * expected_s  # a busy machine only makes it longer
@@ -446,10 +450,10 @@ def test_ranks_that_are_compared_read_nothing(folder: str, gloo_of_one: None) ->
 
 def test_a_folder_with_more_classes_than_the_model_is_refused(tmp_path: Path, gloo_of_one: None) -> None:
     folder, arm = image_folder(tmp_path, images=11, classes=11), Arm("ddp", 1, 4)
-    arms = arms_of(folder, arm)
-    with pytest.raises(ValueError, match=r"train: 11 classes, but tiny has num_classes 10; expected at most as many"):
-        arms.time_block(arm, 3)
-    arms.close()
+    with pytest.raises(
+        ValueError, match=r"train: 11 classes, but the workload has num_classes 10; expected at most as"
+    ):
+        arms_of(folder, arm)
 
 
 def test_wrong_settings_are_refused_with_the_study(folder: str) -> None:

@@ -17,8 +17,8 @@ from pytest_ddpscale.worker import replica
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.inference import Inference
-from pytest_ddpscale.worker.model import checksum, take_statistics
-from pytest_ddpscale.worker.training import Batch, build_model
+from pytest_ddpscale.worker.model import build_model, checksum, take_statistics
+from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings
 
@@ -81,9 +81,9 @@ def test_a_study_that_only_infers_makes_no_optimizer(gloo_of_one: None, monkeypa
     made: list[nn.Module] = []
     original = replica.Weights.__init__
 
-    def remember(weights: replica.Weights, model: nn.Module, **options: bool) -> None:
+    def remember(weights: replica.Weights, model: nn.Module, rate: float, **options: bool) -> None:
         made.append(model)
-        original(weights, model, **options)
+        original(weights, model, rate, **options)
 
     monkeypatch.setattr(replica.Weights, "__init__", remember)
     arms = arms_of(INFER, ALONE)
@@ -110,7 +110,7 @@ def test_an_untrained_network_does_not_grow_out_of_half_precision() -> None:
     """Of ResNet-152 the largest output was 1.2e5 with the statistics that it is made with; fp16 ends at 6.6e4."""
     workload = with_settings(TINY, model="resnet152", num_classes=1000)
     model = build_model(workload, CPU)
-    images = Batch(workload, 2, CPU, seed=1).images
+    images = Batch(workload, 2, CPU, seed=1).inputs
 
     def largest() -> float:
         model.eval()

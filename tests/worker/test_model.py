@@ -14,8 +14,8 @@ import torchvision
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pytest_ddpscale.families.image import FEATURES, ImageFamily, _convolution_backward_flops
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.image_family import FEATURES, ImageFamily
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker import model as seeded
@@ -23,16 +23,14 @@ from pytest_ddpscale.worker import model as trained_model
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
 from pytest_ddpscale.worker.model import (
-    OnFrozenFeatures,
-    _convolution_backward_flops,
-    build_trained_model,
+    build_model,
     checksum,
     flops_per_sample,
     seeded_checksum,
     seeded_step,
     workload_flops_record,
 )
-from pytest_ddpscale.worker.training import Batch, build_model
+from pytest_ddpscale.worker.training import Batch
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings
 from tests.worker.ranks import on_two_ranks
@@ -42,10 +40,8 @@ LINEAR = with_settings(TINY, model="squeezenet1_1", classifier_hidden=0)
 ARMS = (Arm("alone", 1, 2), Arm("no_sync", 2, 2), Arm("ddp", 2, 2))
 
 
-def frozen(workload: Workload = FROZEN) -> OnFrozenFeatures:
-    model = build_trained_model(workload, CPU)
-    assert isinstance(model, OnFrozenFeatures)
-    return model
+def frozen(workload: Workload = FROZEN) -> Any:
+    return build_model(workload, CPU)
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -60,7 +56,7 @@ def test_features_are_as_wide_as_the_table_says(model: str, monkeypatch: pytest.
         Workload("x", ImageFamily(model, 64, num_classes=10, classifier_hidden=8), "fp32", 2),
         torch.device("meta"),
     )
-    built = build_trained_model(workload, meta)
+    built = build_model(workload, meta)
     assert built(torch.empty(2, 3, 64, 64, device=meta)).shape == (2, 10)
     trained = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
     assert trained == workload.family.classifier_parameters
@@ -84,7 +80,7 @@ def test_frozen_batch_normalisation_has_statistics_and_keeps_them() -> None:
     for mode in (False, True):
         model.train(mode)
         assert (model.classifier.training, model.features.training) == (mode, False)
-        model(Batch(FROZEN, 2, CPU, seed=1).images)
+        model(Batch(FROZEN, 2, CPU, seed=1).inputs)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.features.state_dict().items())
 
 
@@ -118,7 +114,7 @@ def test_ranks_agree_on_features_and_classifier_and_ddp_sends_the_classifier_alo
 
 def test_flops_have_no_backward_pass_of_the_features() -> None:
     workload = with_settings(LINEAR, image_size=224, num_classes=1000)
-    whole = flops_per_sample(build_model(workload, CPU), workload)
+    whole = flops_per_sample(build_model(with_settings(workload, classifier_hidden=None), CPU), workload)
     of_classifier = 2 * 2 * 512 * 1000  # forward, and backward only its weights' gradient: its input wants none
     features = flops_per_sample(frozen(workload), workload) - of_classifier
     # Its own head is a convolution, over 13 x 13 places; 0.349e9 multiply-accumulates are published of the whole.
@@ -254,7 +250,7 @@ def test_the_batch_is_small_and_never_a_single_image(
 
     class Remembered(Batch):
         def refill(self) -> None:
-            sizes.append(len(self.labels))
+            sizes.append(len(self.targets))
             super().refill()
 
     monkeypatch.setattr(seeded, "Batch", Remembered)

@@ -17,7 +17,8 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.worker.arms import StudyArms
 from pytest_ddpscale.worker.device import CpuDevice
-from pytest_ddpscale.worker.training import Batch, Trainer, build_model, compute_fp32_in_full, new_scaler
+from pytest_ddpscale.worker.model import build_model
+from pytest_ddpscale.worker.training import Batch, Trainer, compute_fp32_in_full, new_scaler
 from pytest_ddpscale.worker.work import Matmul
 from tests.builders.trained import CPU, TIMEOUT, TINY, TRANSFORMER, study
 from tests.builders.workloads import with_settings
@@ -68,7 +69,7 @@ def test_channels_last_holds_for_weights_and_images() -> None:
     weights = [p for p in model.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
     assert weights
     assert all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_vision_transformer_takes_the_image_size_of_the_workload() -> None:
@@ -78,14 +79,14 @@ def test_a_vision_transformer_takes_the_image_size_of_the_workload() -> None:
 
 def test_refilling_draws_new_images_and_labels_in_range() -> None:
     batch = Batch(replace(TINY, batch_size=64), 64, CPU, seed=1)
-    images, labels = batch.images.clone(), batch.labels.clone()
+    images, labels = batch.inputs.clone(), batch.targets.clone()
     batch.refill()
-    assert not torch.equal(images, batch.images)
-    assert not torch.equal(labels, batch.labels)
-    assert int(batch.labels.min()) >= 0
-    assert int(batch.labels.max()) < 10
-    assert abs(float(batch.images.mean())) < 0.1
-    assert float(batch.images.std()) == pytest.approx(1.0, abs=0.1)
+    assert not torch.equal(images, batch.inputs)
+    assert not torch.equal(labels, batch.targets)
+    assert int(batch.targets.min()) >= 0
+    assert int(batch.targets.max()) < 10
+    assert abs(float(batch.inputs.mean())) < 0.1
+    assert float(batch.inputs.std()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_only_fp16_scales_its_loss() -> None:

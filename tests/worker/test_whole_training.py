@@ -17,19 +17,20 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.distributed import HashStore
 
-from pytest_ddpscale.plan.image_family import ImageFamily
+from pytest_ddpscale.datasets.idx_file import TRAIN_FILES, VALIDATION_FILES, read_idx
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import EndReason, TrainedEpoch, TrainedRun
-from pytest_ddpscale.util.idx_file import TRAIN_FILES, VALIDATION_FILES, read_idx
 from pytest_ddpscale.worker import whole_training
 from pytest_ddpscale.worker.context import RankContext
 from pytest_ddpscale.worker.control import Control
 from pytest_ddpscale.worker.device import CpuDevice
+from pytest_ddpscale.worker.loading import Fed
 from pytest_ddpscale.worker.model import checksum
 from pytest_ddpscale.worker.training import forget_compiled
-from pytest_ddpscale.worker.whole_training import SpanClock, WholeTraining, _held_images, padded
+from pytest_ddpscale.worker.whole_training import SpanClock, WholeTraining, _loaders, padded
 from tests.builders.records import gang_on
 from tests.worker.kept_records import KeptRecords, context_on_cpu
 from tests.worker.ranks import on_ranks
@@ -146,17 +147,17 @@ def test_another_gang_than_planned_is_refused(one_rank: None) -> None:
 
 
 def test_what_fills_up_a_batch_is_never_classified_rightly() -> None:
-    images, labels = padded((torch.ones(3, 1, 2, 2), torch.tensor([4, 0, 2])), 5)
+    images, labels = padded(Fed(torch.ones(3, 1, 2, 2), torch.tensor([4, 0, 2])), 5)
     assert images.shape == (5, 1, 2, 2)
     assert labels.tolist() == [4, 0, 2, -1, -1]
-    assert padded((images, labels), 5)[0] is images
+    assert padded(Fed(images, labels), 5).inputs is images
 
 
 @needs_compiler
 def test_compiling_has_a_span_of_its_own_in_the_first_epoch_only(
     one_rank: None, scalar_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_training, "_model_of", lambda run, device: TwoKernels(3 * 32 * 32, 10))
+    monkeypatch.setattr(whole_training, "build_model", lambda *ignored: TwoKernels(3 * 32 * 32, 10))
     forget_compiled()
     counters.clear()
     reason, _, (first, second, end) = carried_out(run_of(1, "two-kernels", compile_mode="default"), 0)
@@ -173,7 +174,7 @@ def held(run: TrainingRun, rank: int, *, is_training: bool = True) -> tuple[torc
     """The first batch of a rank that nobody else is with."""
     store = HashStore()
     context = context_on_cpu(CpuDevice(), Control(store, rank, rank, run.world_size), timedelta(seconds=60))
-    sources = _held_images(run, context)
+    sources = _loaders(run, context)
     return next(sources[0 if is_training else 1].epoch(0))
 
 

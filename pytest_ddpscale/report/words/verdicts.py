@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.digits import bound_text
 from pytest_ddpscale.run.place import Place
@@ -93,7 +93,7 @@ def remarks(verdict: Verdict, *, in_full: bool = False) -> list[str]:
         said.append(f"{hidden} more: culprits.csv lists all" if hidden > 0 else "")
     if (ratio := verdict.compared) is not None:
         source = f" ({ratio.source})" if ratio.source else ""
-        here = f"{ratio.samples_per_s:.4g} {THROUGHPUT_PER_GPU.unit_of()} per device here"
+        here = f"{ratio.samples_per_s:.4g} {ratio.unit} per device here"
         there = f"{ratio.reference_samples_per_s:.4g} of {ratio.reference}{source}"
         said.append(one_line(f"ratio of {here}, {there}"))
     return [*filter(None, said), *(f"note: {one_line(note)}" for note in verdict.notes)]

@@ -1,6 +1,6 @@
 """A stand-in for an allocator that runs out: on rank 1 only, and in the middle of training under DDP.
 
-With this folder on PYTHONPATH that rank's training step raises what torch's allocator raises, once the images of a
+With this folder on PYTHONPATH that rank's training step raises what torch's allocator raises, once the inputs of a
 batch take more than TORCH_STAND_IN_BYTES. All others of its gang are in a collective by then, and wait for it.
 """
 
@@ -21,12 +21,12 @@ def limit(most_bytes: int) -> None:
     step = Trainer.__call__
 
     def limited(self: Trainer) -> None:
-        images = self._batches[0].images
-        if images.nbytes > most_bytes and isinstance(self._model, DistributedDataParallel):
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {images.nbytes} bytes (stand-in).")
+        inputs = self._batches[0].fetch().inputs
+        if inputs.nbytes > most_bytes and isinstance(self._model, DistributedDataParallel):
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {inputs.nbytes} bytes (stand-in).")
         step(self)
 
-    Trainer.__call__ = limited  # type: ignore[method-assign]
+    Trainer.__call__ = limited  # type: ignore[assignment, method-assign]
 
 
 # Set for ranks alone.

@@ -21,7 +21,7 @@ def make_slow(share: float) -> None:
         whole_step(self)
         time.sleep(share * (time.perf_counter() - began))
 
-    Trainer.__call__ = slow_step  # type: ignore[method-assign]
+    Trainer.__call__ = slow_step  # type: ignore[assignment, method-assign]
 
 
 # torchrun sets LOCAL_RANK for ranks alone: neither it nor the node's agent has one.
