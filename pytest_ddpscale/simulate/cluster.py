@@ -105,7 +105,6 @@ class SimulatedCluster:
             for workload in dict.fromkeys(case.workload for case in training_cases(self.cases))
             for size in world_sizes
             for metric in (WEAK_SCALING_EFFICIENCY, RANK_UNIFORMITY)
-            if size > 1
         ]
         pace = PACES[self.performance.device_type]
         if self.gpus > MOST_GPUS_AT_FULL_PACE:
@@ -189,7 +188,7 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
     return SimulatedCluster(thresholds, name, gpus, cases, performance)
 
 
-def _probe_values(cases: Sequence[AnyCase]) -> dict[Arm, float]:
+def probe_values(cases: Sequence[AnyCase]) -> dict[Arm, float]:
     """Values of a sound cluster in the probes that are required, in the units of their metrics."""
     found: dict[Arm, float] = {}
     for case in cases:

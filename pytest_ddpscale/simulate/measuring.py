@@ -290,16 +290,14 @@ class SimulatedRun:
         return ranks // self.plan.layout.ranks_per_node
 
     def links_left(self, groups: IntArray) -> FloatArray:
-        """Shares of bandwidth left on the slowest links inside and between nodes that each group of ranks (a row) uses,
-        (groups, 2). A group in one node uses no link between nodes; a collective of several, as a ring, that between
-        the nodes of successive ranks."""
+        """Shares of bandwidth left on the slowest links inside and between nodes of each group of ranks (a row),
+        (groups, 2). As in a ring, a group uses the links between the nodes of successive ranks."""
         found, nodes = self._left[groups].min(axis=1), self._nodes(groups)
         for fault in self.faults.faults:
             if fault.kind == "slow-link" and len(fault.places) == 2:
                 ends = np.sort([nodes, np.roll(nodes, -1, axis=1)], axis=0)
                 across = (ends == np.sort(fault.places)[:, None, None]).all(axis=0).any(axis=1)
                 found[across, 1] = np.minimum(found[across, 1], fault.size)
-        found[~self._span_nodes(groups), 1] = 1.0
         return np.asarray(found)
 
     def _span_nodes(self, groups: IntArray) -> BoolArray:

@@ -69,7 +69,7 @@ class ClusterOptions:
     """
 
     gpu_sku: str = _option("SKU", "a name or alias in the thresholds file", MISSING)
-    gpus: int | None = _option("N", "size; default: that of the largest requirement")
+    gpus: int | None = _option("N", "GPUs of the cluster; default: the largest requirement's")
     gpus_per_node: int = _option("N", "GPUs of each node", 8)
     workloads: tuple[str, ...] | None = _option("NAME,…", "only these workloads; default: all")
     noise: float | None = _option("SD",
@@ -79,7 +79,7 @@ class ClusterOptions:
     node_spread: float = _option("SD", "likewise between nodes", 0.0)
     launch_spread: float = _option("SD", "likewise of each node from launch to launch", 0.0)
     nodes_seed: int = _option("S", "seed of what nodes and GPUs differ by: another one gives other nodes", 0)
-    correlation: float = _option("R", "correlation between successive rounds (AR(1) noise)", 0.0)
+    correlation: float = _option("R", "correlation of successive rounds (AR(1))", 0.0)
     hiccups: float = _option("P", "share of blocks that take up to 10 standard deviations longer", 0.0)
     heat: float = _option("P", "loss of GPUs that compute without a rest", 0.0)
     nic_gbps: float = 25.0

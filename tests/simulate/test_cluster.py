@@ -12,7 +12,7 @@ from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.simulate.cluster import expectation_of, open_cluster
+from pytest_ddpscale.simulate.cluster import expectation_of, open_cluster, probe_values
 from pytest_ddpscale.simulate.machine import DDP_OVERHEAD, Expectation, NodeSpread
 from pytest_ddpscale.simulate.options import ClusterOptions
 from pytest_ddpscale.thresholds.cases import training_cases
@@ -50,7 +50,7 @@ def test_the_plan_is_that_of_a_real_session() -> None:
 
 
 def test_further_world_sizes_are_scaled_to_and_looked_at_rank_by_rank() -> None:
-    arms = {arm.name for arm in a100(gpus=64).plan(world_sizes=(1, 64)).studies[0].arms}
+    arms = {arm.name for arm in a100(gpus=64).plan(world_sizes=(64,)).studies[0].arms}
     assert {"ddp@64", "each@64"} <= arms
     assert "no_sync@64" not in arms
 
@@ -73,6 +73,13 @@ def test_links_and_noise_are_those_of_the_sku_unless_said_otherwise() -> None:
     cpu = open_cluster(thresholds(), ClusterOptions("cpu")).performance
     assert (usual["noise"]["round_sd"], cpu.device_type, cpu.noise.round_sd) == (0.003, "cpu", 0.02)
     assert usual["samples_per_s"] == {RESNET: pytest.approx(1189.5 * WRAPPED)}
+
+
+def test_what_compares_places_is_no_value_to_reach() -> None:
+    cases = a100(workloads=None).cases
+    compared = [case for case in cases if case.requirement.definition.compares_places]
+    assert compared
+    assert len(probe_values(cases)) > len(probe_values(compared)) == 0
 
 
 def expected(sku: str, name: str = RESNET, file: ThresholdsFile | None = None) -> Expectation:

@@ -136,8 +136,8 @@ def test_launches_differ_while_nodes_last_and_stay_the_same_in_a_larger_cluster(
     assert small == pytest.approx(large[:16])
 
 
-def computation_s(kind: ArmKind, world_size: int) -> float:
-    arm = Arm(kind, world_size, 512)
+def computation_s(kind: ArmKind, world_size: int, batch_size: int = 512) -> float:
+    arm = Arm(kind, world_size, batch_size)
     return PERFORMANCE.step_time(weak_study(arm), arm).computation_s
 
 
@@ -189,6 +189,7 @@ def test_a_small_batch_waits_for_its_host_where_there_is_a_gpu() -> None:
     assert 256 / 1189.5 / 8 / step_s == pytest.approx(1.007 * 0.2582, rel=0.001)  # 0.7 % more than published
     assert max(step.busy_share, step.utilization) < 0.5
     assert step.slowed_by(np.array([1.2, 10])).tolist() == [1.0, 10 * step.busy_share]  # the GPU has time left
+    assert computation_s("infer", 8, 1) == pytest.approx(0.1 / 3)
     alone = Arm("alone", 1, 1)
     cpu = replace(PERFORMANCE, device_type="cpu").step_time(weak_study(alone), alone)
     assert cpu.computation_s == pytest.approx(ALONE_S / 512)

@@ -76,7 +76,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_it_says_everywhere_that_it_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(tmp_path / "run", "--fault=slow-gpu:3:1.2", "--fault=drift:2") == 0
+    assert simulate(tmp_path / "run", "--fault=slow-gpu:3:1.2", "--fault=drift:2", "--seed=3") == 0
     said = capsys.readouterr().out
     for words in (
         "SIMULATED: no machine was measured",
@@ -89,7 +89,7 @@ def test_it_says_everywhere_that_it_is_simulated(tmp_path: Path, capsys: pytest.
     assert (record.simulated, record.status) == (True, "simulated")
     assert record.notes == ("simulated faults: slow-gpu:3:1.2, drift:2",)
     assert record.simulation is not None
-    assert (record.simulation.faults, record.simulation.seed) == (("slow-gpu:3:1.2", "drift:2"), 0)
+    assert (record.simulation.faults, record.simulation.seed) == (("slow-gpu:3:1.2", "drift:2"), 3)
     assert record.simulation.model["noise"]["round_sd"] == 0.003
 
 
