@@ -182,7 +182,7 @@ def open_cluster(thresholds: ThresholdsFile, options: ClusterOptions) -> Simulat
         spread=NodeSpread(options.node_spread, options.gpu_spread, options.launch_spread, options.nodes_seed),
         unwaited=options.unwaited,
         heat=options.heat,
-        probes=_probe_values(cases),
+        probes=probe_values(cases),
         peak=sku.peak,
     )
     return SimulatedCluster(thresholds, name, gpus, cases, performance)
