@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.calibrate.node_values import node_values
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sustained import stretches, sustained_notes
 from pytest_ddpscale.plan.study import Study
@@ -89,6 +90,12 @@ def test_throughput_is_judged_at_the_pace_of_the_stretch(loss: float, outcome: s
     widths = [high / low for low, high in (verdict.interval, alone.interval)]
     assert (widths[0] > widths[1]) is found.counts, "it has an error of its own"
     assert judge(WEAK, evidence, CONFIDENCE) == judge(WEAK, replace(evidence, sustained={}), CONFIDENCE)
+
+
+def test_calibration_rests_on_the_values_that_are_judged() -> None:
+    _, evidence = run(0.03)
+    judged = judge(CASE, evidence, CONFIDENCE)
+    assert node_values(CASE, evidence)["n0"].value == pytest.approx(judged.value)
 
 
 def test_where_the_bound_is_nearer_than_the_ratio_is_sure_nothing_passes() -> None:
