@@ -22,7 +22,7 @@ import torch
 from torch.distributed import DistStoreError
 from torch.utils.data import DataLoader, DistributedSampler
 
-from pytest_ddpscale.datasets.images import HeldImages, ImageSamples, read_samples
+from pytest_ddpscale.datasets.image_samples import HeldImages, ImageSamples, read_samples
 from pytest_ddpscale.families.family import Family
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.util.orphans import die_with_parent

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpscale.datasets.images import HeldImages, ImageSamples, held_images
+from pytest_ddpscale.datasets.image_samples import HeldImages, ImageSamples, held_images
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
 from pytest_ddpscale.plan.workload import ImageFolderData, Split
 from pytest_ddpscale.run.records import EndReason, RankEpoch, RankTrained, TrainedEpoch, TrainedRun

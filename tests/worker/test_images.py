@@ -30,7 +30,7 @@ from PIL import Image
 from torch.distributed import HashStore
 
 from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
-from pytest_ddpscale.datasets.images import ImageSamples, Loaded, read_samples
+from pytest_ddpscale.datasets.image_samples import ImageSamples, Loaded, read_samples
 from pytest_ddpscale.plan.arm import Arm, Variant
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
@@ -207,7 +207,7 @@ def test_a_loader_worker_that_dies_is_an_error_with_the_folder(loader_of: Callab
 RANK = """
 import sys, time
 from pytest_ddpscale.plan.workload import ImageFolderData
-from pytest_ddpscale.datasets.images import read_samples
+from pytest_ddpscale.datasets.image_samples import read_samples
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.worker.loading import SampleLoader, Shard
 import torch
