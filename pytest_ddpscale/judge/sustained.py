@@ -74,13 +74,9 @@ def stretches(evidence: Evidence, study: Study, confidence: float) -> list[Stret
         if at is not None and whole >= last:
             part = np.minimum((np.cumsum(steps_s) / PART_S).astype(np.int64), whole - 1)  # the last has what is left
             seconds = np.asarray(np.bincount(part, steps_s, whole), np.float64)
-            found.append(
-                (
-                    at,
-                    np.cumsum(seconds),
-                    arm.batch_size * np.bincount(part, minlength=whole) / seconds,
-                )
-            )
+            with np.errstate(invalid="ignore"):  # no step ends in some parts, if steps are longer
+                paces = arm.batch_size * np.bincount(part, minlength=whole) / seconds
+            found.append((at, np.cumsum(seconds), paces))
     if not found or len(rounds) < FEWEST_ROUNDS:
         return []
     ends = estimate(np.stack([paces[-last:] for *_, paces in found]), "factors", confidence, alike=1)

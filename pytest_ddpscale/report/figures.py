@@ -194,9 +194,10 @@ def paces(about: About, evidence: Evidence) -> Picture | None:
         ideal=lambda _: 1.0,
     )  # fmt: skip
     drawn = {
-        study.id: [Curve(study.id, [*starmap(Point, zip(one.times_s, one.ratios, strict=True))])]
+        study.id: [Curve(study.id, [*starmap(Point, zip(one.times_s[known], one.ratios[known], strict=True))])]
         for study in evidence.plan.studies
         for one in stretches(evidence, study, 0.95)[:1]  # values alone, which no confidence changes
+        for known in [~np.isnan(one.ratios)]
     }
     return curves(about, axes, drawn)
 

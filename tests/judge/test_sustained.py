@@ -11,6 +11,8 @@ from pytest_ddpscale.calibrate.node_values import node_values
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.sustained import stretches, sustained_notes
 from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.report.charts import About
+from pytest_ddpscale.report.figures import paces
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import step_bytes
 from pytest_ddpscale.run.evidence import Evidence
@@ -28,11 +30,14 @@ CASE = make_case("throughput_per_gpu", 95.0, 2)
 WEAK = make_case("weak_scaling_efficiency", 0.95, 2)
 
 
-def run(*losses: float, stretch_s: float = 120.0, rounds: int = 16, noise: float = 0.003) -> tuple[Study, Evidence]:
+def run(
+    *losses: float, stretch_s: float = 120.0, rounds: int = 16, noise: float = 0.003, batch_size: int = 4
+) -> tuple[Study, Evidence]:  # fmt: skip
     """Rounds of two ranks on each node at 100 img/s each, and a stretch that falls by the node's loss within 20 s."""
     chance = random.Random(1)
     plan = plan_of([CASE, WEAK])
-    study = replace(plan.studies[0], sustained_s=stretch_s, turns=1)
+    arms = tuple(replace(one, batch_size=batch_size) for one in plan.studies[0].arms)
+    study = replace(plan.studies[0], arms=arms, sustained_s=stretch_s, turns=1)
     plan = replace(plan, studies=(study,), nodes=len(losses), ranks_per_node=2)
     arm = study.stretched
     assert arm is not None
@@ -96,6 +101,13 @@ def test_calibration_rests_on_the_values_that_are_judged() -> None:
     _, evidence = run(0.03)
     judged = judge(CASE, evidence, CONFIDENCE)
     assert node_values(CASE, evidence)["n0"].value == pytest.approx(judged.value)
+
+
+def test_steps_that_are_longer_than_a_part_are_compared_too() -> None:
+    study, evidence = run(0.03, batch_size=250)
+    [found] = stretches(evidence, study, CONFIDENCE)
+    assert found.ratio == pytest.approx(0.97, rel=0.003)
+    assert paces(About("sustained", "Pace"), evidence) is not None
 
 
 def test_where_the_bound_is_nearer_than_the_ratio_is_sure_nothing_passes() -> None:
