@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.report.digits import ABSENT, bare_number, number_text
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture, Table, plain, table
@@ -233,20 +232,6 @@ def bars(about: About, x: str, rows: Sequence[BarRow], *, are_shares: bool = Fal
     return _drawn(about, (_WIDE, 0.21 * len(rows)), (2.4, 2.2, 0.0), x, paint, shown)
 
 
-def grouped_bars(
-    about: About, x: str, cells: Sequence[str], series: Mapping[str, Sequence[Found | float | None]]
-) -> Picture | None:
-    """A bar of each series for each named cell, from above; `x` is the title of the values, with their unit."""
-    rows = []
-    for at, cell in enumerate(cells):
-        for name, values in series.items():
-            one = values[at]
-            value = one.value if isinstance(one, Found) else one
-            if value is not None:
-                rows.append(BarRow(cell, [(name, max(value, 0.0))]))
-    return bars(about, x, rows)
-
-
 def matrix(
     about: About, titles: Sequence[str], values: Cells, unit: str,
     outlined: Collection[tuple[str | None, str | None]], weights: tuple[float, float, float], scale: Sequence[str],
@@ -278,7 +263,8 @@ def matrix(
     across = down if are_pairs else sorted({other for _, other in shown}, key=by_number)
     cells = np.array([[shown.get((one, other), math.nan) for other in across] for one in down])
     absent, shades = np.isnan(cells), np.searchsorted(limits, weight * cells, side="right")
-    (tall, wide), short = cells.shape, _short(across)
+    numbers = [(re.findall(r"\d+", name) or [name])[-1] for name in across]  # shown, if all have another
+    (tall, wide), short = cells.shape, numbers if len({*numbers}) == len(across) else across
     named = [*map(drawable, short)] if max(map(len, short)) * wide <= _MOST_ACROSS else []
     cell = 0.27 if tall <= _MOST_TALL else 0.11
 
@@ -313,12 +299,6 @@ def matrix(
         (*ends, number_text(value, unit), "outlined" if ends in marked else "") for ends, value in worst[:_MOST_LISTED]
     ]  # fmt: skip
     return _drawn(about, (_NARROW, tall * cell), (1.35, 0.1, _LINE), "", paint, table((*titles, "note"), rows))
-
-
-def _short(names: Sequence[str]) -> Sequence[str]:
-    """Their last numbers, if all have another."""
-    numbers = [(re.findall(r"\d+", name) or [name])[-1] for name in names]
-    return numbers if len({*numbers}) == len(names) else names
 
 
 def _drawn(

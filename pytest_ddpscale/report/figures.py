@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -189,17 +188,13 @@ def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:
 
 def paces(about: About, evidence: Evidence) -> Picture | None:
     """The pace of training in one stretch on the slowest node, relative to the rounds; None if it was not measured."""
+    # Values alone, which no confidence changes.
+    found = [one for study in evidence.plan.studies for one in stretches(evidence, study, 0.95)[:1]]
+    points = [Point(*one) for of in found for one in zip(of.times_s, of.ratios, strict=True) if not np.isnan(one[1])]
     axes = LineAxes(
-        "seconds", "pace, of the rounds'", scale="near", tick="{x:.1%}", number=partial(percent, decimals=1),
-        ideal=lambda _: 1.0,
-    )  # fmt: skip
-    drawn = {
-        study.id: [Curve(study.id, [*starmap(Point, zip(one.times_s[known], one.ratios[known], strict=True))])]
-        for study in evidence.plan.studies
-        for one in stretches(evidence, study, 0.95)[:1]  # values alone, which no confidence changes
-        for known in [~np.isnan(one.ratios)]
-    }
-    return curves(about, axes, drawn)
+        "seconds", "pace, of the rounds'", scale="near", tick="{x:.1%}", number=partial(percent, decimals=1)
+    )
+    return curves(about, axes, {"": [Curve("pace", points)]})
 
 
 def where_time_goes(about: About, evidence: Evidence) -> Picture | None:

@@ -109,9 +109,19 @@ def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:
 
 
 def hosts_table(evidence: Evidence) -> Table:
-    """The devices of each host."""
+    """The devices of each host, with their clock and temperature at the end of a stretch of training."""
     hosts = sorted(ranks_by_host(evidence.gangs).items(), key=lambda one: by_number(one[0]))
-    rows = [(host, "; ".join(f"{one.place.name}: {one.device_name}" for one in ranks[:16])) for host, ranks in hosts]
+    gangs = {gang.gang: gang.places for gang in evidence.gangs}
+    hot = {
+        gangs[said.gang][one.rank].identity: f" ({one.sm_clock_mhz or 0:.0f} MHz, {one.temperature_c or 0:.0f} °C)"
+        for said in evidence.sustained.values()
+        for one in said.ranks
+        if one.sm_clock_mhz or one.temperature_c
+    }
+    rows = [
+        (host, "; ".join(f"{one.place.name}: {one.device_name}{hot.get(one.place.identity, '')}" for one in ranks[:16]))
+        for host, ranks in hosts
+    ]
     return first_rows(table(("Host", "Devices"), rows), ALL_ROWS_UP_TO, "measurements.jsonl")
 
 

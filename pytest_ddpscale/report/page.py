@@ -21,7 +21,7 @@ from pytest_ddpscale.report.sentences import (
     not_tested_lines,
     uniform_loss_text,
 )
-from pytest_ddpscale.report.where_time_goes import breakdown, heat, profile_blocks
+from pytest_ddpscale.report.where_time_goes import breakdown, profile_blocks
 from pytest_ddpscale.report.while_measuring import LIVE, failed_so_far
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.report.words.outcome import OUTCOMES, imported, notes, outcome_word, reservations
@@ -122,7 +122,6 @@ def report(
         Section("Telemetry", [
             Closed(titles, [Gallery(others)], is_short=True),
             Closed("Step times of each arm", [breakdown(evidence)]),
-            Closed("Clocks and temperatures at the end of sustained training", [heat(evidence)]),
             Closed("Scaling, as numbers", [
                 Line(_SCALING if scaling else ""),
                 *(Section(study, [rows, bullets(remarks)]) for study, rows, remarks in scaling),
@@ -336,19 +335,14 @@ def _table(verdicts: Sequence[Verdict], numbers: Mapping[str, int], of_cause: Ma
     """Requirements with one reason stand together, and the reason once below them."""
     groups: dict[object, list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        groups[_key(verdict)].append(verdict)
+        accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
+        reason = re.sub(r"\d+\.\d+", "", why_text(verdict))  # without measured values, which stand in the rows
+        groups[verdict.outcome, reason or verdict.metric, accused].append(verdict)
     rows, below = list[list[Text]](), {}
     for group in groups.values():
         rows += [_cells(one, numbers) for one in group]
         below[len(rows)] = _note(group, of_cause)
     return Table(_COLUMNS, rows, below=below, style="requirements")
-
-
-def _key(verdict: Verdict) -> object:
-    """The same for requirements whose reasons differ only in measured values, which stand in their rows."""
-    accused = frozenset((one.identity, one.is_certain) for one in verdict.accused)
-    reason = re.sub(r"\d+\.\d+", "", why_text(verdict))
-    return verdict.outcome, reason or verdict.metric, accused
 
 
 def _cells(verdict: Verdict, numbers: Mapping[str, int]) -> list[Text]:

@@ -92,7 +92,10 @@ def scaling_curve(study: Study, quantity: Quantity, evidence: Evidence, verdicts
         is_shown = size > 1 or quantity is THROUGHPUT or of_size
         if not is_shown or not all((study.id, arm.name) in evidence.columns.arms for arm in question.arms):
             continue
-        found = _worst(of_size) or worst_value(question, evidence, confidence)
+        valued = [one for one in of_size if one.value is not None and math.isfinite(one.value)]
+        # A failed one, then the one nearest to its bound.
+        worst = min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
+        found = worst or worst_value(question, evidence, confidence)
         if found is not None and found.value is not None:
             is_failed = isinstance(found, Verdict) and found.outcome == "failed"
             nodes = _nodes(size, evidence.plan.layout)
@@ -125,12 +128,6 @@ def _as_speedup(verdict: Verdict) -> Verdict:
         value=None if verdict.value is None else verdict.value * size,
         interval=interval and (interval[0] * size, interval[1] * size),
     )
-
-
-def _worst(judged: Sequence[Verdict]) -> Verdict | None:
-    """Of the verdicts with a value a failed one, then the one nearest to its bound; None without any."""
-    valued = [one for one in judged if one.value is not None and math.isfinite(one.value)]
-    return min(valued, key=lambda one: (one.outcome != "failed", one.margin or 0.0), default=None)
 
 
 def _nodes(world_size: int, layout: Layout) -> str:

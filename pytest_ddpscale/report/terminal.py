@@ -23,7 +23,7 @@ from pytest_ddpscale.report.words.verdicts import (
     why_text,
 )
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
-from pytest_ddpscale.run.verdicts import Judgement, NextStep, Verdict
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.util.listing import count_text, first_few, shorten
 from pytest_ddpscale.util.printable import one_line
 
@@ -81,22 +81,17 @@ def _cause_lines(judgement: Judgement, columns: int, run: RunRecord | None, othe
     if judgement.accepts or not (found := causes(judgement)):
         return []
     steps = next_steps(found[0], judgement, run)[: None if others else 1]
-    lines = list(_steps(steps, _label(found[0]), columns))
+    lines, label = list[str](), _label(found[0])
+    for step in steps:
+        lines += _wrapped(f"{label}{step.action}", columns, "  ", "    ", 2)
+        lines += [f"    {step.command}"] * bool(step.command)
+        label = ""
     for cause in found[1 : others + 1]:
         lines += _wrapped(f"also: {one_line(cause.sentence)}", columns, "  ", "    ", 2)
         lines += _wrapped(f"{_label(cause)}{next_steps(cause, judgement, run)[0].action}", columns, "    ", "", 1)
     more = len(found) - 1 - others
     lines += [f"  also: {count_text(more, 'more cause')}, see report.html"] * bool(others and more > 0)
     return [(line, "") for line in lines]
-
-
-def _steps(steps: Sequence[NextStep], label: str, columns: int) -> Iterator[str]:
-    """Each action, with its command on a line of its own."""
-    for step in steps:
-        yield from _wrapped(f"{label}{step.action}", columns, "  ", "    ", 2)
-        label = ""
-        if step.command:
-            yield f"    {step.command}"
 
 
 def _label(cause: Cause) -> str:

@@ -15,12 +15,11 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.util.arrays import FloatArray
-from pytest_ddpscale.util.document import Block, Line, Link, Table, first_rows, table
+from pytest_ddpscale.util.document import Block, Line, Link, Table, table
 from pytest_ddpscale.util.listing import count_text, first_few
 
 PERCENTS = (50, 75, 90, 95, 99)
 _PARTS = ("Study", "Arm", "Step", "Computes", "Waits for a collective", "Idle", "All-reduce", "of that hidden")
-_MOST_HOT = 64
 _MOST_ARMS = 3  # named with a reason; measurements.jsonl has all
 
 
@@ -43,19 +42,6 @@ def breakdown(evidence: Evidence) -> Table:
                 rows.append((study.id, arm.name, *_cells(rounds, evidence.flops_per_sample.get(study.id))))
     caption = "Step times over the raw steps of all ranks; throughput at the pace of the slowest rank"
     return table(titles, rows, of_numbers=True, caption=caption)
-
-
-def heat(evidence: Evidence) -> Table:
-    """Clock and temperature of each GPU at the end of a stretch of training, the slowest first."""
-    gangs, rows = {gang.gang: gang for gang in evidence.gangs}, []
-    for said in evidence.sustained.values():
-        known = [one for one in said.ranks if (one.sm_clock_mhz, one.temperature_c) != (None, None)]
-        for one in sorted(known, key=lambda one: one.sm_clock_mhz or 0.0):
-            place = gangs[said.gang].places[one.rank]
-            numbers = (ABSENT if value is None else f"{value:.0f}" for value in (one.sm_clock_mhz, one.temperature_c))
-            rows.append((said.study, place.host, place.number, *numbers))
-    whole = table(("Study", "Node", "Device", "SM clock, MHz", "°C"), rows, of_numbers=True, names=3)
-    return first_rows(whole, _MOST_HOT, "measurements.jsonl")
 
 
 def _cells(rounds: ArmRounds, flops: float | None) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.report.charts import About, grouped_bars
+from pytest_ddpscale.report.charts import About
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.suites.data_parallel_values import WAYS, SplitBatch, Way, is_below, split_batches
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import estimate_texts, interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
-from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable, grouped_bars
 from pytest_ddpscale.util.listing import first_few
 
 _METHOD = (

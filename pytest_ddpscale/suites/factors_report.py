@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_ddpscale.report.charts import About, grouped_bars
+from pytest_ddpscale.report.charts import About
 from pytest_ddpscale.suites.factors_values import Cell, Factor, Sweep, all_cells, centre_world_size, sweeps
 from pytest_ddpscale.suites.found_text import found_cells, found_value
 from pytest_ddpscale.suites.ratio_text import interval_title
 from pytest_ddpscale.suites.suite import MeasuredSuite, incomplete_text
-from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable, grouped_bars
 
 _METHOD = (
     "Computation is the step time of no_sync@k: k ranks at once under DDP without communication (zeroing gradients, "

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_ddpscale.judge.stats import Found
+from pytest_ddpscale.report.charts import About, BarRow, bars
 from pytest_ddpscale.util.document import Picture
 
 
@@ -53,3 +55,17 @@ class SuiteReport:
     values: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
     failures: Sequence[str] = ()
+
+
+def grouped_bars(
+    about: About, x: str, cells: Sequence[str], series: Mapping[str, Sequence[Found | float | None]]
+) -> Picture | None:
+    """A bar of each series for each named cell, from above; `x` is the title of the values, with their unit."""
+    rows = []
+    for at, cell in enumerate(cells):
+        for name, values in series.items():
+            one = values[at]
+            value = one.value if isinstance(one, Found) else one
+            if value is not None:
+                rows.append(BarRow(cell, [(name, max(value, 0.0))]))
+    return bars(about, x, rows)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves, grouped_bars
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.report.scaling import (
     GOOD_EFFICIENCY,
@@ -21,7 +21,7 @@ from pytest_ddpscale.report.scaling import (
     scaling_facts,
     sweet_spots,
 )
-from pytest_ddpscale.suites.suite_report import SuiteTable
+from pytest_ddpscale.suites.suite_report import SuiteTable, grouped_bars
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture
 

@@ -23,7 +23,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.report import charts
-from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves, grouped_bars
+from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
 from pytest_ddpscale.report.figures import figures, pair_bandwidths, pair_matrix, write_pngs
@@ -34,6 +34,7 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.suites.suite_report import grouped_bars
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Gallery, Picture, first_rows, html, text_lines

@@ -11,13 +11,13 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.explain import explain
-from pytest_ddpscale.report.machine import node_blocks
+from pytest_ddpscale.report.machine import hosts_table, node_blocks
 from pytest_ddpscale.report.page import key_numbers, report, title_of
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.report.while_measuring import LIVE
 from pytest_ddpscale.run.coverage import Coverage, GpuCoverage, NodeCoverage, PathCoverage
 from pytest_ddpscale.run.place import Place
-from pytest_ddpscale.run.records import ArmProfile
+from pytest_ddpscale.run.records import ArmProfile, RankStretch, Sustained
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Blocker, Judgement, Verdict
 from pytest_ddpscale.thresholds.waiver import Waiver
@@ -28,6 +28,7 @@ from tests.builders.judgements import (
     ACCEPTED,
     EVIDENCE,
     FAILED,
+    GANG,
     HOSTILE,
     INCONCLUSIVE,
     JUDGEMENT,
@@ -192,3 +193,12 @@ def test_a_large_machine_stays_readable() -> None:
     page = page_text(page_of(judgement, RUN, evidence))
     assert re.findall(r"(\d+) more: (\S+) lists all", page) == [("36", "measurements.jsonl")]
     assert re.search(r"n6[0-9] and \d+ more\n", page)
+
+
+def test_hosts_have_clock_and_temperature_of_each_gpu_at_the_end_of_a_stretch() -> None:
+    ranks = RankStretch(rank=1, sm_clock_mhz=1350.4, temperature_c=61.0), RankStretch(rank=0)
+    said = Sustained(study="weak/r", arm="ddp@2", gang=GANG.gang, ranks=ranks)
+    [(host, devices)] = hosts_table(replace(EVIDENCE, sustained={"weak/r": said})).rows
+    first, second, *_ = str(devices).split("; ")
+    assert (host, "MHz" in first) == ("node7", False)
+    assert second.endswith(" (1350 MHz, 61 °C)")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_ddpscale.report.charts import About, grouped_bars
-from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable
+from pytest_ddpscale.report.charts import About
+from pytest_ddpscale.suites.suite_report import SuiteReport, SuiteSection, SuiteTable, grouped_bars
 from pytest_ddpscale.suites.suite_views import document, report_lines
 from pytest_ddpscale.util.document import html, markdown
 from tests.suites.run_records import SUITE
