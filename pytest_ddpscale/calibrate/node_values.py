@@ -13,7 +13,6 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.judged import ON_NUMBERS, Judged
 from pytest_ddpscale.judge.metrics import WHOLE
 from pytest_ddpscale.judge.stats import PASSED
-from pytest_ddpscale.judge.sustained import as_sustained
 from pytest_ddpscale.judge.values import groups_of, matching_study, probed_values, why_no_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -81,7 +80,6 @@ def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
     study, values = matching_study(evidence.plan, case.question), values_of(evidence, case.question) / case.constant
     if study is None or values.broken is not None:
         return {}
-    values = as_sustained(values, case.question, study, evidence, CONFIDENCE)
     found = groups_of(case.question, study, evidence)
     judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, values, groups=found)
     hosts = list(found.merged[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places

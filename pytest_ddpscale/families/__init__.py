@@ -14,7 +14,8 @@ FAMILIES: dict[str, type[Family]] = {"image": ImageFamily}
 
 def family_of(model: object) -> type[Family] | None:
     """The family that has a model of this name; None without one."""
-    return next((family for family in FAMILIES.values() if model in family.models), None)
+    known = (family for family in FAMILIES.values() if isinstance(model, str) and model in family.models)
+    return next(known, None)
 
 
 def known_models() -> str:

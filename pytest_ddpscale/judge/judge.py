@@ -38,7 +38,6 @@ from pytest_ddpscale.judge.metrics import WHOLE, rounds_begun
 from pytest_ddpscale.judge.peers import medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, name_slow
 from pytest_ddpscale.judge.stats import ABSENT, FAILED, OPEN, Estimated
-from pytest_ddpscale.judge.sustained import as_sustained
 from pytest_ddpscale.judge.uniformity import answer_probe_uniformity, answer_uniformity, excuse_spread, fail_by_own_node
 from pytest_ddpscale.judge.values import groups_of, matching_study, values_of_probe, why_incomplete
 from pytest_ddpscale.judge.values import values as values_of
@@ -117,7 +116,6 @@ def _of_training(answer: Answer, case: Case, evidence: Evidence) -> Answer:
     values, study = values_of(evidence, question) / case.constant, matching_study(plan, question)
     if study is None or values.broken:
         return _broken(answer, values.broken, study.id if study else "", evidence)
-    values = as_sustained(values, question, study, evidence, answer.blank.confidence)
     due = _rounds_due(evidence, study.id, {arm.name for arm in arms_read(question, study)})
     if case.requirement.definition.reads_own_pace:
         answer_uniformity(answer, case, study, evidence, due)

@@ -182,7 +182,7 @@ class Estimated(NamedTuple):
 
 def estimate(
     samples: FloatArray, scale: Scale, confidence: FloatArray | float, limit: int = 0,
-    errors: FloatArray | float = math.nan, alike: int | None = None, of_launch: float = 0.0,
+    errors: FloatArray | float = math.nan, alike: int | None = None, of_launch: FloatArray | float = 0.0,
 ) -> Estimated:  # fmt: skip
     """Values and intervals of many series, with fields of `Estimated` as arguments.
 
@@ -196,7 +196,7 @@ def estimate(
             (series,).
         alike: number of series that one verdict rests on: all by default, 1 if each has a verdict of its own.
         of_launch: half of the interval that differences between launches have by themselves, on the scale of the
-            estimates.
+            estimates, of all or of each, (series,).
     """
     series, missing, by_factors = samples, np.isnan(samples), scale == "factors"
     if missing.any():
@@ -204,7 +204,7 @@ def estimate(
     rounds: IntArray = (~missing).sum(axis=1)
     are_possible = ~(np.isinf(series) | (by_factors & (series <= 0))).any(axis=1)
     found, back = np.full((5, len(series)), np.nan), np.exp if by_factors else np.asarray
-    confidences = np.full(len(series), confidence)
+    confidences, spread = np.full(len(series), confidence), np.broadcast_to(of_launch, len(series))
     for count in np.unique(rounds[are_possible & (rounds > 0)]).tolist():
         rows = np.flatnonzero(are_possible & (rounds == count))
         values = series[rows, :count]
@@ -220,9 +220,9 @@ def estimate(
         gone_on = np.where(np.isnan(drifts), centres, gone_on)
         low = np.minimum(centres + factors * (low - centres), gone_on)
         high = np.maximum(centres + factors * (high - centres), gone_on)
-        if of_launch:
-            low = centres - np.hypot(centres - low, of_launch)
-            high = centres + np.hypot(high - centres, of_launch)
+        if spread.any():
+            low = centres - np.hypot(centres - low, spread[rows])
+            high = centres + np.hypot(high - centres, spread[rows])
         found[:, rows] = back(centres), back(low), back(high), drifts, rho
     values, low, high, drifts, rho = found
     # One long sample errs on the scale of logarithms.

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pytest_ddpscale.judge.metrics import WHOLE, merged
 from pytest_ddpscale.judge.stats import estimate
-from pytest_ddpscale.judge.values import Values
-from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import SUSTAINED_S, Study
 from pytest_ddpscale.run.block import read_steps
@@ -26,22 +24,28 @@ from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import once
 from pytest_ddpscale.util.arrays import FloatArray
 
+if TYPE_CHECKING:
+    from pytest_ddpscale.judge.values import Values
+
 SLOWER = 0.995
-PART_S = 2.0  # of the end, each a sample: as long as a block
+_CONFIDENCE = 0.95
+_OF_PACE = {"throughput_per_gpu", "generation_ratio", "model_flops_utilization"}
+_MOST_AT_END = 64
+PART_S = 2.0  # each a sample: as long as a block
 
 
 class Stretch(NamedTuple):
-    """What the ranks of a place show: of those that train together, the group with the smallest ratio.
+    """One group of ranks that trained together.
 
     Attributes:
-        host: of its first rank.
+        hosts: on which it is.
         times_s: end of each part, since the stretch began, (parts,).
         ratios: pace of each part over that of the rounds, (parts,).
         ratio: of the last `SUSTAINED_S`.
         reach: half of its confidence interval, on the scale of logarithms.
     """
 
-    host: str
+    hosts: frozenset[str]
     times_s: FloatArray
     ratios: FloatArray
     ratio: float
@@ -59,55 +63,75 @@ class Stretch(NamedTuple):
 
 
 @once
-def stretches(evidence: Evidence, study: Study, confidence: float) -> list[Stretch]:
+def stretches(evidence: Evidence, study: Study) -> list[Stretch]:
     """Each group's stretch, the slowest first; none if there was no stretch, or too few rounds to compare it with."""
     arm, said = study.stretched, evidence.sustained.get(study.id)
-    last = round(min(SUSTAINED_S, study.sustained_s / 2) / PART_S)
-    if arm is None or said is None or last < FEWEST_ROUNDS:
+    if arm is None or said is None:
         return []
     rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
     columns = {rank: at for at, rank in enumerate(rounds.ranks.numbers.tolist())}
-    found = []
+    host = {rank: rounds.ranks.hosts[at] for rank, at in columns.items()}
+    of_first = {
+        group[0]: frozenset(host[rank] for rank in group if rank in host) for group in evidence.plan.layout.groups(arm)
+    }
+    found, ends = [], []
     for one in said.ranks:
-        steps_s, at = read_steps(one.step_s), columns.get(one.rank)
-        whole = int(steps_s.sum() / PART_S)
-        if at is not None and whole >= last:
-            part = np.minimum((np.cumsum(steps_s) / PART_S).astype(np.int64), whole - 1)  # the last has what is left
-            seconds = np.asarray(np.bincount(part, steps_s, whole), np.float64)
-            with np.errstate(invalid="ignore"):  # no step ends in some parts, if steps are longer
-                paces = arm.batch_size * np.bincount(part, minlength=whole) / seconds
-            found.append((at, np.cumsum(seconds), paces))
+        parts = _parts(read_steps(one.step_s))
+        if one.rank not in columns or len(parts) < FEWEST_ROUNDS:
+            continue
+        counts, seconds = parts.T
+        times_s, paces = np.cumsum(seconds), arm.batch_size * counts / seconds
+        steady = paces > np.median(paces) / 2  # a stall is no heat, and others see it
+        last = max(FEWEST_ROUNDS, int((np.cumsum(seconds[steady][::-1]) <= SUSTAINED_S).sum()))
+        kept = paces[steady][-last:][-_MOST_AT_END:]
+        at_end = np.full(_MOST_AT_END, np.nan)
+        at_end[: len(kept)] = kept
+        found.append((columns[one.rank], of_first.get(one.rank, frozenset()), times_s, paces))
+        ends.append(at_end)
     if not found or len(rounds) < FEWEST_ROUNDS:
         return []
-    ends = estimate(np.stack([paces[-last:] for *_, paces in found]), "factors", confidence, alike=1)
-    of_rounds = estimate(rounds.per_second[:, [at for at, *_ in found]].T, "factors", confidence, alike=1)
-    ratios = ends.values / of_rounds.values
-    reaches = np.hypot(*(np.log(some.high / some.low) / 2 for some in (ends, of_rounds)))
+    both = np.stack(ends), rounds.per_second[:, [at for at, *_ in found]].T
+    end, beside = (estimate(some, "factors", _CONFIDENCE, alike=1) for some in both)
+    ratios, reaches = end.values / beside.values, [np.log(some.high / some.low) / 2 for some in (end, beside)]
+    reach = np.hypot(*reaches)
     return [
-        Stretch(rounds.ranks.hosts[at], times_s, paces / of_rounds.values[row], float(ratios[row]), float(reaches[row]))
+        Stretch(hosts, times_s, paces / beside.values[row], float(ratios[row]), float(reach[row]))
         for row in np.argsort(ratios, kind="stable").tolist()
-        for at, times_s, paces in found[row : row + 1]
-        if not np.isnan(reaches[row])
+        for _, hosts, times_s, paces in found[row : row + 1]
+        if not np.isnan(reach[row])
     ]
 
 
-def as_sustained(values: Values[str], question: Question, study: Study, evidence: Evidence, at: float) -> Values[str]:
-    """The values of a question, of each place at the pace of its slowest stretch, where that is slower."""
-    found = stretches(evidence, study, at) if question.metric is THROUGHPUT_PER_GPU else []
+def _parts(steps_s: FloatArray) -> FloatArray:
+    """Steps and seconds of parts of whole steps that take `PART_S` or more, (parts, 2)."""
+    parts, count, seconds = list[tuple[int, float]](), 0, 0.0
+    for step_s in steps_s.tolist():
+        count, seconds = count + 1, seconds + step_s
+        if seconds >= PART_S:
+            parts.append((count, seconds))
+            count, seconds = 0, 0.0
+    return np.array(parts, np.float64).reshape(-1, 2)
+
+
+def as_sustained(values: Values[str], question: Question, study: Study, evidence: Evidence) -> Values[str]:
+    """The values of a question on pace, of each place at the pace of its slowest stretch, where that is slower."""
+    found = stretches(evidence, study) if question.metric.name in _OF_PACE else []
     factors, reaches = np.ones((len(values.places), 1)), np.zeros(len(values.places))
     for row, place in enumerate(values.places):
-        slowest = next((one for one in found if place in (WHOLE, one.host)), None)
+        slowest = next((one for one in found if place == WHOLE or place in one.hosts), None)
         if slowest is not None and slowest.counts:
             factors[row], reaches[row] = slowest.ratio, slowest.reach
-    of_launch = float(np.hypot(values.of_launch, reaches.max(initial=0.0)))
-    return replace(values, samples=values.samples * factors, of_launch=of_launch)
+    return replace(values, samples=values.samples * factors, of_launch=np.hypot(values.of_launch, reaches))
 
 
-def sustained_notes(evidence: Evidence, confidence: float) -> Iterator[Reason]:
-    """What each stretch shows, on the slowest node."""
+def sustained_notes(evidence: Evidence) -> Iterator[Reason]:
+    """What each stretch shows, on the slowest node; or that a planned one shows nothing."""
     for study in evidence.plan.studies:
-        for one in stretches(evidence, study, confidence)[:1]:
+        arm, found = study.stretched, stretches(evidence, study)
+        for one in found[:1]:
             seconds = float(one.times_s[-1])
-            where = one.host * (evidence.plan.nodes > 1)
-            told = study.id, one.ratio, *one.interval, min(SUSTAINED_S, seconds / 2), seconds, one.counts, where
+            where = "".join(one.hosts) if len(one.hosts) == 1 < evidence.plan.nodes else ""
+            told = study.id, one.ratio, *one.interval, min(SUSTAINED_S, seconds), seconds, one.counts, where
             yield because("sustained", *told)
+        if arm and not found and (study.id, arm.name) in evidence.columns.arms:
+            yield because("no-stretch", study.id)

@@ -43,6 +43,7 @@ from pytest_ddpscale.judge.metrics import (
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, columns_in, of_nodes_s, own_pace_of, own_pace_s, pace_in, slow_ranks
 from pytest_ddpscale.judge.stats import OF_LAUNCH, Estimated, estimate
+from pytest_ddpscale.judge.sustained import as_sustained
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY, THROUGHPUT_PER_GPU, Scale
@@ -86,7 +87,7 @@ class Values(Generic[P]):
     missing: Mapping[P, Reason] = field(default_factory=dict)
     broken: Reason | None = None
     errors: FloatArray | float = math.nan
-    of_launch: float = 0.0
+    of_launch: FloatArray | float = 0.0
 
     def __truediv__(self, constant: float) -> Values[P]:
         """Relative to a constant of the SKU."""
@@ -177,7 +178,8 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)
     errors, of_launch = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
-    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_launch)
+    in_rounds = Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_launch)
+    return as_sustained(in_rounds, question, study, evidence)
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:

@@ -173,9 +173,11 @@ def build_plan(
         rounds = pace.rounds if timed[0].world_size == 1 else uncompared
         studies.append(Study(scaling, workload, timed, rounds, pace.block_s, pace.warmup_s, taken))
     for number, one in enumerate(studies):
-        long = replace(one, sustained_s=pace.sustained_s)
-        is_of_all = long.stretched is not None and long.stretched.world_size in (here, here * empty.nodes)
-        if one.scaling == "weak" and one.workload in stretched and is_of_all:
+        tried = [
+            replace(one, sustained_s=pace.sustained_s, stretched_ranks=size) for size in (here, here * empty.nodes)
+        ]
+        long = next((one for one in tried if one.stretched), None)
+        if long and one.scaling == "weak" and one.workload in stretched:
             studies[number] = long
             break
     return replace(

@@ -42,6 +42,7 @@ class Study:
         turns: how many ranks of each node take turns, round by round, in arms of fewer ranks: as many as a
             requirement trains at once.
         sustained_s: seconds that `stretched` is trained in one stretch before the first round; 0 for none.
+        stretched_ranks: how many train it together; those of a node, on all nodes at once, or of all nodes.
         launch: the launch of the plan in which it is measured, from 1.
         environment: extra variables of its ranks, which therefore need their own gang.
         id: ``weak/resnet152-fp16``, in a later launch ``weak/resnet152-fp16/launch-2``; unique in a plan.
@@ -55,6 +56,7 @@ class Study:
     warmup_s: float
     turns: int = 1
     sustained_s: float = 0.0
+    stretched_ranks: int = 0
     launch: int = 1
     environment: tuple[tuple[str, str], ...] = ()
     id: str = field(init=False, default="")
@@ -75,9 +77,9 @@ class Study:
 
     @property
     def stretched(self) -> Arm | None:
-        """The arm that is trained in one stretch: DDP on the most ranks; None if there is no stretch."""
-        arms = [one for one in self.arms if one.kind == "ddp" and one.placement == "packed" and one.variant == USUAL]
-        return max(arms, key=lambda arm: arm.world_size, default=None) if self.sustained_s else None
+        """The arm that is trained in one stretch; None if there is no stretch."""
+        usual = (one for one in self.arms if one.kind == "ddp" and one.placement == "packed" and one.variant == USUAL)
+        return next((one for one in usual if one.world_size == self.stretched_ranks and self.sustained_s), None)
 
     def turn(self, seed: int, number: int) -> int:
         """Local rank, the same on every node, whose turn it is in round `number`: the group that contains it trains

@@ -188,8 +188,7 @@ def _axes(quantity: Quantity, device: str, unit: str) -> LineAxes:
 
 def paces(about: About, evidence: Evidence) -> Picture | None:
     """The pace of training in one stretch on the slowest node, relative to the rounds; None if it was not measured."""
-    # Values alone, which no confidence changes.
-    found = [one for study in evidence.plan.studies for one in stretches(evidence, study, 0.95)[:1]]
+    found = [one for study in evidence.plan.studies for one in stretches(evidence, study)[:1]]
     points = [Point(*one) for of in found for one in zip(of.times_s, of.ratios, strict=True) if not np.isnan(one[1])]
     axes = LineAxes(
         "seconds", "pace, of the rounds'", scale="near", tick="{x:.1%}", number=partial(percent, decimals=1)

@@ -21,7 +21,7 @@ from pytest_ddpscale.plan.pairing import PAIRS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
-from pytest_ddpscale.run.block import STEP_S, Block, Unsupported
+from pytest_ddpscale.run.block import STEP_S, Block, Unsupported, read_steps
 from pytest_ddpscale.run.place import CPU
 from pytest_ddpscale.run.record_lines import AnyRecord, OfRanks
 from pytest_ddpscale.run.records import (
@@ -44,6 +44,8 @@ from pytest_ddpscale.util.listing import first_few
 
 # Steps follow each other without a gap and are timed by the same clock as their block: only rounding may differ.
 STEPS_DIFFER_FROM_BLOCK = 0.05
+# A stretch takes minutes, whatever was asked for.
+LONGEST_STRETCH_S = 1e5
 # What there is once for each arm and turn of a round, round or study.
 _ONCE = {
     Block: "block", RoundEnd: "round", SeededSteps: "seeded step", Sustained: "stretch", TelemetryBlock: "telemetry",
@@ -127,6 +129,14 @@ def refuse_contradictions(
                 planned[list(seeded.ranks(seeded.arms, layout) if seeded else ())] = 0
                 what = f"the seeded step of {study}"
                 _refuse_groups(planned, ranks, np.zeros_like(ranks), set(), what, is_simulated=is_simulated)
+            case Sustained():
+                of_study = plan.study(study)
+                if of_study is None or of_study.stretched is None or of_study.stretched.name != arm:
+                    raise ValueError(f"has a stretch of {arm} of {study}, which plan.json does not plan")
+                for rank in one.ranks:
+                    steps_s = read_steps(rank.step_s)
+                    if not (np.isfinite(steps_s) & (steps_s > 0)).all() or steps_s.sum() > LONGEST_STRETCH_S:
+                        raise ValueError(f"has steps of a stretch of rank {rank.rank} that no rank trains")
             case TelemetryBlock():
                 timed = [block for (name, _), block in blocks[study, number].items() if name == arm]
                 of, is_ended = f"is telemetry of {study}, {arm}, round {number}", study in measured

@@ -131,8 +131,8 @@ class RankStretch(Record):
 
     rank: Count
     step_s: bytes = b""
-    sm_clock_mhz: Seconds | None = None
-    temperature_c: Seconds | None = None
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
 
 
 class Sustained(Line, tag="sustained"):

@@ -158,7 +158,7 @@ class AcceptanceSession:
         wrong = [f"{one}, on which no requirement is judged" for one in run.wrong_data[cause == "wrong-data" :]]
         sku = history_sku(self.sku, is_simulated=source.is_simulated)
         recent = recent_runs(source.measured_run, self.history_file, sku, evidence)
-        stretches = sustained_notes(evidence, self.subject.settings.confidence)
+        stretches = sustained_notes(evidence)
         further = (because("text", one) for one in (*of_links, *unprofiled, *filter(None, [recent])))
         remarks = (*(because("text", one) for one in wrong), *variables, *stretches, *source.notes(verdicts), *further)
         by_id, confidence = (

@@ -88,10 +88,13 @@ class Sampler:
         if self._is_awaited:
             self.log.idle_power_w, self._is_awaited = self.log.power_while_idle(), False
 
-    def cut(self, start_s: float, end_s: float) -> GpuReadings:
-        """The readings of a time window that is over; both ends in seconds since the epoch."""
+    def cut(self, start_s: float, end_s: float, *, tells_errors: bool = True) -> GpuReadings:
+        """The readings of a time window that is over; both ends in seconds since the epoch.
+
+        New memory errors are told once, in the first window that tells them.
+        """
         problem = self.read()
-        return self.log.cut(start_s, end_s, problem)
+        return self.log.cut(start_s, end_s, problem, tells_errors=tells_errors)
 
     def close(self) -> None:
         """End the sampler."""
@@ -150,11 +153,12 @@ class GpuLog:
         series = self._series[reading]
         return series[bisect_left(series, (start_s, math.inf)) : bisect_left(series, (end_s, math.inf))]
 
-    def cut(self, start_s: float, end_s: float, problem: str = "") -> GpuReadings:
+    def cut(self, start_s: float, end_s: float, problem: str = "", *, tells_errors: bool = True) -> GpuReadings:
         """The readings in start < time <= end.
 
         Args:
             problem: why there are no more polls; empty if there may be.
+            tells_errors: whether errors so far are in no later window.
         """
         newest = self.newest
         if not problem and newest.unix_s < end_s - LATE_S:
@@ -172,7 +176,7 @@ class GpuLog:
         for reading in _ERRORS:
             before, total = self._counted.get(reading, math.inf), newest.values.get(reading, -math.inf)
             found[reading] = round(total - before) if is_begun and total >= before else None
-            self._counted |= {reading: total} if reading in newest.values else {}
+            self._counted |= {reading: total} if tells_errors and reading in newest.values else {}
         why = {"idle_power_w": "the GPU was never idle before the first window"} | newest.reasons
         missing = [reading for reading, value in found.items() if value is None]
         unreadable = {name: why.get(name) or why.get(f"{name} samples", "no sample in the window") for name in missing}

@@ -62,6 +62,7 @@ class GangMember:
         self._gang = context.gang
         self._layout = context.control.layout
         self._groups: list[Sequence[int]] = []  # process groups that this rank was in
+        self._step_s = dict[str, float]()  # of each arm on rank 0, in its warm-up
         self._transport = TransportLog(context.control.rank, self._layout, context.device.backend, os.environ)
 
     @contextmanager
@@ -141,7 +142,7 @@ class GangMember:
         )
         self._examine(study, arms)
         steps = self._warm_up(study, arms)
-        self._train_on(study, arms, steps)
+        self._train_on(study, arms)
         measure = partial(self._run_arm, study, arms, steps)
         reason = context.run_rounds(study, self._plan.seed, lambda timed: timed, measure)
         if context.tries_memory:
@@ -254,24 +255,35 @@ class GangMember:
         )
         latest = arms.time_block(arm, more) if more else first
         if self._is_first:
-            steps = steps_for_block(_usual_step_s(latest), study.block_s, steps_at_once(study, arm))
+            self._step_s[arm.name] = _usual_step_s(latest)
+            steps = steps_for_block(self._step_s[arm.name], study.block_s, steps_at_once(study, arm))
             self._sink.append_record(WarmUp(study=study.id, arm=arm.name, first_block_s=first_block_s))
             self._control.say(f"{key}/steps", steps)
 
-    def _train_on(self, study: Study, arms: StudyArms, steps: dict[str, int]) -> None:
+    def _train_on(self, study: Study, arms: StudyArms) -> None:
         """Train an arm in one stretch, and record its steps, with clock and temperature of each GPU at the end."""
         arm, context, key = study.stretched, self._context, f"{study.id}/sustained"
-        if arm is None or not self._control.decided(f"{key}/begins", lambda: context.has_time_for(study.sustained_s)):
+        if arm is None:
+            return
+
+        def number() -> int:
+            """Of steps; 0 if there is no time for them."""
+            step_s = self._step_s[arm.name]
+            found = steps_for_block(step_s, study.sustained_s, steps_at_once(study, arm))
+            return found if context.has_time_for(found * step_s) else 0
+
+        count = self._control.decided(f"{key}/steps", number)
+        if not count:
             return
         here, said, ranks = self._progress, RankStretch(rank=self._control.rank), self._layout.ranks([arm])
         here.arm, here.phase = arm.name, "sustained training"
         context.wait_for_first_poll()
         if said.rank in ranks:
-            # As many whole blocks as fill it.
-            timing = arms.time_block(arm, steps[arm.name] * max(1, round(study.sustained_s / study.block_s)))
+            timing = arms.time_block(arm, count)
             ended_s = timing.started_unix_s + timing.block_s
             if context.sampler is not None:
-                told = context.sampler.cut(ended_s - min(SUSTAINED_S, timing.block_s), ended_s)
+                began_s = ended_s - min(SUSTAINED_S, timing.block_s)
+                told = context.sampler.cut(began_s, ended_s, tells_errors=False)  # the first block does
                 said = replace(said, sm_clock_mhz=told.sm_clock_mhz, temperature_c=told.temperature_c)
             if any(said.rank == first for first, *_ in self._layout.groups(arm)):
                 said = replace(said, step_s=step_bytes(timing.step_s))

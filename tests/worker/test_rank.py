@@ -70,7 +70,7 @@ def test_an_arm_is_trained_in_one_stretch_before_the_rounds_where_there_is_time(
     gloo_of_one: None, left_s: float | None, sustained_s: float
 ) -> None:
     two = study(Arm("alone", 1, 2), Arm("ddp", 1, 2))
-    weak = replace(two, rounds=1, block_s=0.05, warmup_s=0.0, sustained_s=sustained_s)
+    weak = replace(two, rounds=1, block_s=0.05, warmup_s=0.0, sustained_s=sustained_s, stretched_ranks=1)
     is_trained = sustained_s < 1
     sink, control = KeptRecords(), Control(HashStore(), rank=0, local_rank=0, world_size=1)
     deadline_unix_s = None if left_s is None else time.time() + left_s

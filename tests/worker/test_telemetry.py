@@ -38,7 +38,7 @@ class ToldSampler(Sampler):
     def wait_for_first_poll(self, timeout_s: float = 5.0) -> None:
         self.calls.append("wait")
 
-    def cut(self, start_s: float, end_s: float) -> GpuReadings:
+    def cut(self, start_s: float, end_s: float, *, tells_errors: bool = True) -> GpuReadings:
         self.calls.append("cut")
         return seen(start_s, end_s)
 
