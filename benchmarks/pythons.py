@@ -4,9 +4,9 @@
     python benchmarks/pythons.py 3.10 3.14
 
 Looks for python3.10 … python3.14 on PATH and among pyenv's versions. For each but the Python that runs this, uv makes
-an environment with what pyproject.toml asks for, without torch and torchvision. There every module outside worker/ is
-imported, worker/ is compiled, and benchmarks/oracle.py judges a stored run and compares verdicts, culprits and rows of
-the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure, nor is a package
+an environment with what pyproject.toml asks for, without torch and torchvision. There every module that trains
+nothing is imported, all are compiled, and benchmarks/oracle.py judges a stored run and compares verdicts, culprits and
+rows of the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure, nor is a package
 index that uv cannot reach (it reads UV_DEFAULT_INDEX, and not pip's settings).
 """
 
@@ -33,11 +33,11 @@ IMPORT_AND_COMPILE = """
 import importlib, pkgutil, sys
 from pathlib import Path
 import pytest_ddpscale as package
-worker = package.__name__ + ".worker"
+training = tuple(f"{package.__name__}.{name}." for name in ("worker", "datasets.image_samples"))
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
-    if not f"{module.name}.".startswith(worker + "."):
+    if not f"{module.name}.".startswith(training):
         importlib.import_module(module.name)
-for file in Path(package.__path__[0], "worker").rglob("*.py"):
+for file in Path(package.__path__[0]).rglob("*.py"):
     compile(file.read_bytes(), str(file), "exec")
 assert "torch" not in sys.modules
 """

@@ -133,6 +133,12 @@ def refuse_contradictions(
                 of_study = plan.study(study)
                 if of_study is None or of_study.stretched is None or of_study.stretched.name != arm:
                     raise ValueError(f"has a stretch of {arm} of {study}, which plan.json does not plan")
+                groups, named = (layout or plan.layout).groups(of_study.stretched), [rank.rank for rank in one.ranks]
+                timed = {rank.rank for rank in one.ranks if rank.step_s}
+                if len({*named}) < len(named) or not timed <= {group[0] for group in groups}:
+                    raise ValueError(
+                        f"has steps of ranks {_named(sorted(timed))} of a stretch; expected the first of groups"
+                    )
                 for rank in one.ranks:
                     steps_s = read_steps(rank.step_s)
                     if not (np.isfinite(steps_s) & (steps_s > 0)).all() or steps_s.sum() > LONGEST_STRETCH_S:

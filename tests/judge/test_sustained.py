@@ -148,5 +148,5 @@ def test_each_node_is_judged_by_its_own_stretch_and_the_slowest_is_told() -> Non
     assert (verdict.outcome, verdict.place) == ("failed", "n1")
     assert [(one.host, one.kind, one.is_certain) for one in verdict.culprits] == [("n1", "node", True)]
     [note] = sustained_notes(evidence)
-    assert ", the slowest node: throughput" in say(note)
+    assert ", the slowest node: the paces" in say(note)
     assert " on n1" in say(note)

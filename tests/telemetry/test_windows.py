@@ -69,6 +69,13 @@ def test_errors_between_two_windows_are_those_of_the_second() -> None:
     assert new == [None, 0, None, 3, 0], "the first poll is in the first window"
 
 
+def test_errors_that_a_window_does_not_tell_are_those_of_the_next() -> None:
+    log = GpuLog()
+    for time_s, total in [(9, 5), (12, 8), (13, 8)]:
+        log.add(GpuPoll(time_s, {"ecc_uncorrected": total}))
+    assert [log.cut(11, 12, tells_errors=False).ecc_uncorrected, log.cut(12, 13).ecc_uncorrected] == [3, 3]
+
+
 @rows(
     ("reasons", "reading", "why"),
     [

@@ -216,7 +216,7 @@ SENTENCES: Mapping[str, Entry] = {
         f"{text}{f' on {hosts}' if hosts else ''}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
     ),
     "sustained": "the last {4:.0f} s of {5:.0f} s of {0} in one stretch reach {1:.1f%} of the pace of the rounds "
-    "({2:.1f%} to {3:.1f%}){7:? on @, the slowest node}{6:?: throughput of this workload is judged times that}",
+    "({2:.1f%} to {3:.1f%}){7:? on @, the slowest node}{6:?: the paces of this workload are judged times that}",
     "no-stretch": "{} was not trained in one stretch that could be compared: what heat costs at full load is not seen",
     "judged-from": "judged from {} without a new measurement",
     "of-places": "{}: {}",
