@@ -6,8 +6,8 @@
 Looks for python3.10 … python3.14 on PATH and among pyenv's versions. For each but the Python that runs this, uv makes
 an environment with what pyproject.toml asks for, without torch and torchvision. There every module that trains
 nothing is imported, all are compiled, and benchmarks/oracle.py judges a stored run and compares verdicts, culprits and
-rows of the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure, nor is a package
-index that uv cannot reach (it reads UV_DEFAULT_INDEX, and not pip's settings).
+rows of the history. Exit code 1 if anything fails. Versions that are not found are named; that is no failure, nor is a
+package index that uv cannot reach (it reads UV_DEFAULT_INDEX, and not pip's settings).
 """
 
 from __future__ import annotations
