@@ -199,8 +199,9 @@ def find_all(asked: Sequence[str], folder: Path, processes: int) -> tuple[dict[s
     import pytest_ddpscale
 
     # Imported once for all forks: what is not torch and not pytest's to load; np.unique imports numpy.ma.
+    others = "pytest_ddpscale.worker", "pytest_ddpscale.datasets.image_samples", "pytest_ddpscale.plugin"
     for module in pkgutil.walk_packages(pytest_ddpscale.__path__, "pytest_ddpscale."):
-        if not module.name.startswith(("pytest_ddpscale.worker", "pytest_ddpscale.plugin")):
+        if not module.name.startswith(others):
             importlib.import_module(module.name)
     for name in ("numpy.ma", "pdb", "pytest", "unittest", "_pytest.junitxml", "_pytest.unittest"):
         importlib.import_module(name)
