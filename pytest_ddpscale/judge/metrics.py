@@ -177,6 +177,8 @@ def _step_time_cv(arms: Arms) -> FloatArray:
     return measured.most(np.where(count > 1, of_steps, measured.reading("step_stdev_s") / measured.mean_step_s))
 
 
+# Lowered by heat at full load: `judge/sustained`.
+OF_PACE = {"throughput_per_gpu", "generation_ratio", "model_flops_utilization"}
 # Of one place alone; those that read the own pace compare places: `values`.
 VALUE_OF: Mapping[str, Callable[[Arms], FloatArray]] = {
     "throughput_per_gpu": _pace,

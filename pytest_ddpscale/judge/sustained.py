@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pytest_ddpscale.judge.metrics import WHOLE, merged
+from pytest_ddpscale.judge.metrics import OF_PACE, WHOLE, merged
 from pytest_ddpscale.judge.stats import estimate
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Question
 from pytest_ddpscale.plan.study import SUSTAINED_S, Study
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 SLOWER = 0.995
 _CONFIDENCE = 0.95
-_OF_PACE = {"throughput_per_gpu", "generation_ratio", "model_flops_utilization"}
 _MOST_AT_END = 64
 PART_S = 2.0  # each a sample: as long as a block
 
@@ -115,7 +114,7 @@ def _parts(steps_s: FloatArray) -> FloatArray:
 
 def as_sustained(values: Values[str], question: Question, study: Study, evidence: Evidence) -> Values[str]:
     """The values of a question on pace, of each place at the pace of its slowest stretch, where that is slower."""
-    found = stretches(evidence, study) if question.metric.name in _OF_PACE else []
+    found = stretches(evidence, study) if question.metric.name in OF_PACE else []
     factors, reaches = np.ones((len(values.places), 1)), np.zeros(len(values.places))
     for row, place in enumerate(values.places):
         slowest = next((one for one in found if place == WHOLE or place in one.hosts), None)
