@@ -8,9 +8,8 @@ launches cancels. Below `SLOWER` throughput is judged times it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.table import once
 from pytest_ddpscale.util.arrays import FloatArray
-
-if TYPE_CHECKING:
-    from pytest_ddpscale.judge.values import Values
 
 SLOWER = 0.995
 _CONFIDENCE = 0.95
@@ -112,15 +108,20 @@ def _parts(steps_s: FloatArray) -> FloatArray:
     return np.array(parts, np.float64).reshape(-1, 2)
 
 
-def as_sustained(values: Values[str], question: Question, study: Study, evidence: Evidence) -> Values[str]:
-    """The values of a question on pace, of each place at the pace of its slowest stretch, where that is slower."""
+def at_the_end(
+    places: Sequence[str], question: Question, study: Study, evidence: Evidence
+) -> tuple[FloatArray, FloatArray]:
+    """The share of its pace that each place's slowest stretch keeps, (places, 1), and the share's reach, (places,).
+
+    1 and 0 of a place that is as fast at the end, and of other questions.
+    """
     found = stretches(evidence, study) if question.metric.name in OF_PACE else []
-    factors, reaches = np.ones((len(values.places), 1)), np.zeros(len(values.places))
-    for row, place in enumerate(values.places):
+    factors, reaches = np.ones((len(places), 1)), np.zeros(len(places))
+    for row, place in enumerate(places):
         slowest = next((one for one in found if place == WHOLE or place in one.hosts), None)
         if slowest is not None and slowest.counts:
             factors[row], reaches[row] = slowest.ratio, slowest.reach
-    return replace(values, samples=values.samples * factors, of_launch=np.hypot(values.of_launch, reaches))
+    return factors, reaches
 
 
 def sustained_notes(evidence: Evidence) -> Iterator[Reason]:

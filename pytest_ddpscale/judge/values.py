@@ -43,7 +43,7 @@ from pytest_ddpscale.judge.metrics import (
 from pytest_ddpscale.judge.peers import median_over_rounds, medians_of_others
 from pytest_ddpscale.judge.slow import arms_read, columns_in, of_nodes_s, own_pace_of, own_pace_s, pace_in, slow_ranks
 from pytest_ddpscale.judge.stats import OF_LAUNCH, Estimated, estimate
-from pytest_ddpscale.judge.sustained import as_sustained
+from pytest_ddpscale.judge.sustained import at_the_end
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY, THROUGHPUT_PER_GPU, Scale
@@ -178,8 +178,9 @@ def values(evidence: Evidence, question: Question) -> Values[str]:
     is_one_node = question.placement == "spread" and evidence.plan.nodes == 1
     broken = why_broken(study.id, evidence) or (because("one-node") if is_one_node else None)
     errors, of_launch = errors_of(metric, arms), OF_LAUNCH * (metric.is_rate and evidence.plan.device_type == "cuda")
-    in_rounds = Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_launch)
-    return as_sustained(in_rounds, question, study, evidence)
+    factors, reaches = at_the_end(found.places, question, study, evidence)
+    samples, of_places = samples * factors, np.hypot(of_launch, reaches)
+    return Values(metric.scale, found.places, numbers, samples, missing, broken, errors, of_places)
 
 
 def groups_of(question: Question, study: Study, evidence: Evidence) -> Groups:
