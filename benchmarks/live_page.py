@@ -18,7 +18,7 @@ from pathlib import Path
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.report.files import page_of, write_live_page
+from pytest_ddpscale.report.files import live_page, write_live_page
 from pytest_ddpscale.report.while_measuring import REFRESH_S, Progress
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -32,7 +32,7 @@ def measured(path: Path, refreshes: int) -> dict[str, float]:
     run = RunDirectory.open(path)
     judgement, record, evidence = read_judgement(run.verdicts_json), run.read_run(), read_evidence(run)
     rendered: list[str] = []
-    page_ms = _median_ms(PAGES, lambda: rendered.append(page_of(judgement, record, evidence, goes_on=True)))
+    page_ms = _median_ms(PAGES, lambda: rendered.append(live_page(judgement, record, evidence)))
     progress = Progress(evidence.plan)
     for one in run.read_records():
         progress(one)

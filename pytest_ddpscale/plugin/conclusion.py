@@ -15,9 +15,8 @@ from pytest_ddpscale.plugin.fixtures import RequirementNotMet
 from pytest_ddpscale.plugin.selection import may_measure
 from pytest_ddpscale.report.explain import explain, verdict_properties
 from pytest_ddpscale.report.files import write_reports
-from pytest_ddpscale.report.words.verdicts import rerun_command
 from pytest_ddpscale.run.verdicts import Blocker
-from pytest_ddpscale.util.printable import one_line
+from pytest_ddpscale.util.printable import one_line, shell_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.run.verdicts import Judgement
@@ -58,7 +57,7 @@ def record_verdict(item: pytest.Item, case: AnyCase) -> None:
     # An item that is repeated has them already.
     item.user_properties += [one for one in verdict_properties(verdict) if one not in item.user_properties]
     if verdict.passed:
-        explained = explain(verdict, case.where, rerun_command(session.source.again, case.id))
+        explained = explain(verdict, case.where, shell_line([*session.source.again, "-k", case.id]))
         item.add_report_section("call", "stdout", f"{explained}\n")
 
 

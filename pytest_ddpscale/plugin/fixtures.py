@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_ddpscale.util.printable import shell_line
+
 if TYPE_CHECKING:
     from pytest_ddpscale.run.record_lines import Listener
     from pytest_ddpscale.run.verdicts import Verdict
@@ -115,9 +117,7 @@ class JudgeableRequirement:
     @property
     def rerun(self) -> str:
         """The command that measures only this requirement again."""
-        from pytest_ddpscale.report.words.verdicts import rerun_command
-
-        return rerun_command(self.source.again, self.case.id)
+        return shell_line([*self.source.again, "-k", self.case.id])
 
     def judge(self, run: Run) -> ItemVerdict:
         """The verdict on this requirement. A test calls its `check` last, after any checks of its own."""

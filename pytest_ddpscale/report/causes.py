@@ -586,7 +586,7 @@ def _subject_of(verdict: Verdict) -> str:
 def _id_of_check(verdict: Verdict, culprits: Sequence[Culprit]) -> CauseId:
     if verdict.workload == "gpus" and culprits and all(one.kind == "node" for one in culprits):
         return "missing-gpus"  # no single GPU is to be reset
-    return OF_CHECK.get(verdict.workload, "requirement-not-met")
+    return OF_CHECK.get(verdict.workload.removesuffix("_under_load"), "requirement-not-met")
 
 
 def _id_of_link(culprit: Culprit) -> CauseId:

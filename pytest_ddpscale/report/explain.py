@@ -23,16 +23,14 @@ from pytest_ddpscale.util.printable import one_line
 def explain(verdict: Verdict, where: str = "", rerun: str = "") -> str:
     """Value, interval, bound, margin, culprits and the command to measure again; `where` is ``file:line``."""
     lines = [f"{verdict_word(verdict)}  {one_line(verdict.id)}: {reason_text(verdict)}"]
-    if verdict.value is not None:
-        lines.append(f"  value     {digits.point_text(verdict)}")
-    if digits.limits_text(verdict) != digits.ABSENT:
-        basis = f"{percent(verdict.confidence)} confidence, {count_text(verdict.rounds, 'round')}"
-        lines.append(f"  limits    {digits.limits_text(verdict)}  ({basis})")
-    lines.append(
-        f"  bound     {bound_in_words(verdict)}  (severity {', '.join(filter(None, (verdict.severity, where)))})"
-    )
-    if verdict.value is not None:
-        lines.append(f"  margin    {digits.margin_text(verdict)}")
+    basis = f"  ({percent(verdict.confidence)} confidence, {count_text(verdict.rounds, 'round')})"
+    told = {
+        "value": digits.point_text(verdict),
+        "limits": digits.limits_text(verdict) + basis,
+        "bound": f"{bound_in_words(verdict)}  (severity {', '.join(filter(None, (verdict.severity, where)))})",
+        "margin": digits.margin_text(verdict),
+    }
+    lines += [f"  {name:9} {said}" for name, said in told.items() if not said.startswith(digits.ABSENT)]
     lines += [f"  {line}" for line in remarks(verdict, in_full=True)]
     return "\n".join([*lines, *[f"  rerun     {rerun}"] * bool(rerun)])
 

@@ -72,7 +72,7 @@ def figures(evidence: Evidence, judgement: Judgement, run: RunRecord) -> list[Pi
     found = [
         heat_map(
             about("heat-map", f"Step time by node and {device}", _HEAT_MAP.format(device=device)),
-            slowness_by_gpu(evidence), device, judgement.verdicts,
+            evidence, judgement.verdicts,
         ),
         pair_matrix(
             about("pair-matrix", "Bandwidth between nodes", _PAIRS), pair_bandwidths(evidence), judgement.verdicts
@@ -103,16 +103,24 @@ def write_pngs(drawn: list[Picture], directory: Path) -> None:
         drawn[at] = replace(one, path=f"{directory.name}/{path.name}")
 
 
-def heat_map(about: About, values: Cells, device: str, verdicts: Iterable[Verdict]) -> Picture | None:
-    """Nodes as rows and their GPUs as columns; dark is slow, and whoever is at fault is outlined."""
+def heat_map(about: About, evidence: Evidence, verdicts: Iterable[Verdict]) -> Picture | None:
+    """Step time of nodes as rows and their GPUs as columns; whoever is at fault is outlined."""
+    found: dict[tuple[str, str], float] = {}
+    for study in evidence.plan.studies:
+        for arm in (one for one in study.arms if one.kind == "each"):
+            rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
+            slowness = slowness_of(rounds.mean_step_s, [np.arange(len(rounds.ranks))]).tolist()
+            for place, factor in zip(rounds.ranks.rank_places, slowness if len(rounds) else (), strict=False):
+                gpu = place.host, place.number
+                found[gpu] = max(factor, found.get(gpu, 0.0))
     blamed = {
         (one.host, None if one.kind == "node" else one.place.number)
         for verdict in verdicts for one in verdict.culprits
         if one.is_certain and (one.kind == "gpu" or (one.kind == "node" and one.slowdown is not None))
     }  # fmt: skip
     # Shades are those of the numbers in cells, as they are rounded.
-    titles, scale = ("node", device, "relative step time"), ("typical", "≥ 1.02×", "≥ 1.10×")
-    return matrix(about, titles, values, "x", blamed, (1.0, 1.015, 1.095), scale)
+    titles, scale = ("node", evidence.plan.device, "relative step time"), ("typical", "≥ 1.02×", "≥ 1.10×")
+    return matrix(about, titles, found, "x", blamed, (1.0, 1.015, 1.095), scale)
 
 
 def pair_matrix(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -> Picture | None:
@@ -126,19 +134,6 @@ def pair_matrix(about: About, values: Cells, verdicts: Iterable[Verdict] = ()) -
     scale = f"typical: {number_text(typical, 'GB/s')}", "≤ 95 % of it", "≤ 80 % of it"
     weights = -1 / typical, -0.95, -0.8
     return matrix(about, ("one", "other", "bandwidth"), values, "GB/s", blamed, weights, scale, are_pairs=True)
-
-
-def slowness_by_gpu(evidence: Evidence) -> Cells:
-    """Step time without communication relative to the typical GPU; the slowest workload counts."""
-    found: dict[tuple[str, str], float] = {}
-    for study in evidence.plan.studies:
-        for arm in (one for one in study.arms if one.kind == "each"):
-            rounds = merged(evidence.columns, study.id, arm, evidence.plan.layout)
-            slowness = slowness_of(rounds.mean_step_s, [np.arange(len(rounds.ranks))]).tolist()
-            for place, factor in zip(rounds.ranks.rank_places, slowness if len(rounds) else (), strict=False):
-                gpu = place.host, place.number
-                found[gpu] = max(factor, found.get(gpu, 0.0))
-    return found
 
 
 def pair_bandwidths(evidence: Evidence, *, within_nodes: bool = False) -> Cells:

@@ -58,27 +58,21 @@ def write_reports(
     return [problem for problem in problems if problem]
 
 
-def write_page(run: RunDirectory, judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
-    """Write report.html of a finished run. Returns one sentence if that failed, else an empty string."""
-    kept = _with_kept_traces(run, evidence)
-    return _written(run.path / "report.html", lambda: page_of(judgement, record, kept))
-
-
 def write_live_page(run: RunDirectory, page: str, progress: Sequence[Block]) -> None:
-    """Write report.html of a run in progress: `page_of` it, with `progress` filled in. Raises OSError."""
+    """Write report.html of a run in progress: `live_page` of it, with `progress` filled in. Raises OSError."""
     # Not synchronised: measuring would wait for the disk, and the page is written again soon.
     write_atomically(run.path / "report.html", filled(page, LIVE, *progress), sync=False)
 
 
-def page_of(judgement: Judgement, record: RunRecord, evidence: Evidence, *, goes_on: bool = False) -> str:
-    """Render report.html, with run.json as it was judged; of a run that goes on, browsers reload it."""
+def live_page(judgement: Judgement, record: RunRecord, evidence: Evidence) -> str:
+    """Render report.html of a run that goes on, with run.json as it was judged; browsers reload it."""
     from pytest_ddpscale.report.figures import figures
     from pytest_ddpscale.report.page import report, title_of
 
     record, drawn = _as_judged(record, judgement), list[Picture]()
     _attempt("plots", lambda: drawn.extend(figures(evidence, judgement, record)), Exception)
-    blocks = report(judgement, record, evidence, drawn, goes_on=goes_on)
-    return html_page(title_of(judgement, goes_on=goes_on), blocks, REFRESH_S * goes_on)
+    blocks = report(judgement, record, evidence, drawn, goes_on=True)
+    return html_page(title_of(judgement, goes_on=True), blocks, REFRESH_S)
 
 
 def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:

@@ -32,17 +32,7 @@ _FOREMOST = {
 
 
 def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
-    """What is wrong with which node, all others, and how GPUs are connected."""
-    coverage = judgement.coverage or Coverage()
-    yield from node_blocks(judgement, evidence.hosts)
-    together = ", ".join(coverage.over_all_nodes)
-    yield Line(f"Decided by all nodes together: {together}." if together else "")
-    for number, (names, matrix) in enumerate(topologies(evidence.surveys.values())):
-        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {names}", [Listing(matrix)])
-
-
-def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]:
-    """A table of the nodes that something is wrong with, and the others; hosts are those of a run without coverage."""
+    """A table of the nodes that something is wrong with, all others, and how GPUs are connected."""
     coverage, missed = judgement.coverage or Coverage(), [one for one in judgement.verdicts if not one.passed]
     idle = {gpu.place for gpu in coverage.idle_gpus}
     tested = {node.host: _tested(node, idle) for node in coverage.nodes}
@@ -51,7 +41,7 @@ def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]
         for culprit in verdict.accused:
             for host in culprit.hosts:
                 named.setdefault(host, []).append((verdict, culprit))
-    known = {*(tested if judgement.coverage else hosts), *named}
+    known = {*(tested if judgement.coverage else evidence.hosts), *named}
     troubled = sorted(named, key=lambda host: (-sum(one.is_certain for _, one in named[host]), by_number(host)))
     rows = [(host, _found_text(named[host]), *tested.get(host, _UNKNOWN)[1:]) for host in troubled]
     shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
@@ -65,6 +55,10 @@ def node_blocks(judgement: Judgement, hosts: Collection[str]) -> Iterator[Block]
         yield Closed(said, [Line(first_few(sound, ALL_ROWS_UP_TO))]) if sound[1:] else Line(f"{said}.")
     if coverage.unnamed_nodes:
         yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
+    together = ", ".join(coverage.over_all_nodes)
+    yield Line(f"Decided by all nodes together: {together}." if together else "")
+    for number, (names, matrix) in enumerate(topologies(evidence.surveys.values())):
+        yield Closed(f"Topology{', differs from most nodes' * bool(number)}: {names}", [Listing(matrix)])
 
 
 def _tested(node: NodeCoverage, idle: Collection[Place]) -> tuple[str, str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import CauseRecord, Judgement, NextStep
 from pytest_ddpscale.util.listing import first_few
-from pytest_ddpscale.util.printable import one_line
+from pytest_ddpscale.util.printable import one_line, shell_line
 
 _MOST_NAMED = 3  # requirements, metrics or workloads in one -k
 _SELECTING = ("-k", "-m", "--ddp-world-sizes")  # options of one run that `RunRecord.again` leaves out
@@ -43,7 +42,7 @@ def next_steps(cause: Cause, judgement: Judgement, run: RunRecord | None) -> tup
     again = run.command_again
     if judgement.unfinished or cause.id == "interrupted":
         where = judgement.basis.get("measurements_path")
-        resume = _shell([*again, *_selection(run.argv), f"--ddp-resume={Path(where).parent}"]) if where else ""
+        resume = shell_line([*again, *_selection(run.argv), f"--ddp-resume={Path(where).parent}"]) if where else ""
         return (NextStep("measure the rest", resume),)
     found = [one for one in judgement.verdicts if one.id in cause.explains]
     if found and all(one.code == "few-peers" for one in found):
@@ -76,7 +75,7 @@ def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) ->
     if path is None or run is None or run.is_imported or cause.category == "MONITOR":
         return NextStep(action)
     rehearses = ["--rehearse"] * (judgement.simulated or run.is_simulated())
-    return NextStep(action, _shell(["ddpscale", "culprits", *rehearses, str(Path(path).parent)]))
+    return NextStep(action, shell_line(["ddpscale", "culprits", *rehearses, str(Path(path).parent)]))
 
 
 def _selection(argv: Sequence[str]) -> Iterator[str]:
@@ -97,8 +96,4 @@ def _measure_again(command: Sequence[str], cause: Cause, judgement: Judgement) -
     if not tests:
         names += [[one.metric for one in explained], [one.workload for one in explained]]
     named = next((one for one in map(dict.fromkeys, names) if len(one) <= _MOST_NAMED), {})
-    return _shell([*command, *(["-k", " or ".join(named)] if named else [])])
-
-
-def _shell(words: Sequence[str]) -> str:
-    return shlex.join([one_line(word) for word in words])
+    return shell_line([*command, *(["-k", " or ".join(named)] if named else [])])

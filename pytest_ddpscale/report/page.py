@@ -69,14 +69,14 @@ from pytest_ddpscale.util.document import (
     table,
 )
 from pytest_ddpscale.util.listing import by_number, count_text, first_few
-from pytest_ddpscale.util.printable import one_line
+from pytest_ddpscale.util.printable import shell_line
 
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
 _MOST_SHOWN = 3  # causes, warnings and untested parts at once
 _MOST_CAUSES = 100
 _MOST_LISTED = 50  # of what is short
 _MOST_LOWERED, _MOST_IMPORTED = 64, 8
-_STYLES = {word: style for word, style, _ in VERDICTS.values()}
+_STYLES = dict(VERDICTS.values())
 _OPEN = ("not met", "waived")  # kinds of requirements
 _WORST_FIRST = [*VERDICTS]
 _COLUMNS = (
@@ -84,6 +84,7 @@ _COLUMNS = (
     *(Column(title, is_number=True) for title in ("Value", "Limits", "Bound", "Margin", "Rounds")),
 )  # fmt: skip
 _SCALING = "Time and cost are those of one epoch of ImageNet (1.28 million images); a gain is per doubling."
+_LIMITS = "Limits hold with the confidence of each interval; a number in brackets beside a bound names its source."
 _WAIVED = (
     "These requirements are not met; without a waiver they would reject the machine. The person named is responsible "
     "for each, up to and including the given day."
@@ -124,7 +125,7 @@ def report(
             Closed("Step times of each arm", [breakdown(evidence)]),
             Closed("Scaling, as numbers", [
                 Line(_SCALING if scaling else ""),
-                *(Section(study, [rows, bullets(remarks)]) for study, rows, remarks in scaling),
+                *scaling,
             ]),
             Section("Profile", profiled, "profile"),
         ], "telemetry"),
@@ -166,7 +167,7 @@ def _first(
                   [*_causes(causes, judgement, run)])  # fmt: skip
     # Who has accepted, resumes or measured nothing needs no command that measures everything again.
     if not (judgement.accepts or judgement.unfinished or goes_on or is_simulated or run.is_imported):
-        yield Line(["Measure everything again: ", Code(shlex.join(map(one_line, run.command_again)))], "step")
+        yield Line(["Measure everything again: ", Code(shell_line(run.command_again))], "step")
     yield bullets([cause.warning_text(one) for one in cause.warnings(judgement)], _MOST_SHOWN)
     numbers = [(*one[:4], Word(one[4], _STYLES.get(one[4], "undecided"))) for one in key_numbers(judgement)]
     yield table(("", "Value", "Of", "Bound", "Verdict"), numbers, style="numbers")
@@ -314,16 +315,18 @@ def _requirements(judgement: Judgement, causes: Sequence[Cause]) -> list[Block]:
         kinds["not met" if judgement.is_blocked_by(one) else kept].append(one)
     numbers = _sources(judgement.verdicts)
     of_cause = {name: number for number, one in reversed([*enumerate(causes, 1)]) for name in one.explains}
+    legends = (
+        _LIMITS, _WAIVED * bool(judgement.waived), _PROVISIONAL * any(map(is_provisional, found)),
+        f"{TOO_NARROW}." * any(map(interval_mark, found)),
+    )  # fmt: skip
     return [
-        *(Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
-          for kind, some in kinds.items()),
+        *(
+            Closed(f"{len(some)} {kind}", [_table(some, numbers, of_cause)], kind in _OPEN, judgement.accepts)
+            for kind, some in kinds.items()
+        ),
         Line("" if found else "No requirement was judged."),
-        Line("Limits hold with the confidence of each interval; a number in brackets beside a bound names its source.",
-             "legend"),
-        Line(_WAIVED if judgement.waived else "", "legend"),
-        Line(_PROVISIONAL if any(map(is_provisional, found)) else "", "legend"),
-        Line(f"{TOO_NARROW}." * any(map(interval_mark, judgement.verdicts)), "legend"),
-    ]  # fmt: skip
+        *(Line(one, "legend") for one in legends),
+    ]
 
 
 def _sources(verdicts: Sequence[Verdict]) -> dict[str, int]:

@@ -35,7 +35,7 @@ from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.table import ArmRounds
 from pytest_ddpscale.run.verdicts import Verdict, read_judged
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Table, table, text_lines
+from pytest_ddpscale.util.document import Section, Table, bullets, table, text_lines
 from pytest_ddpscale.util.listing import count_text
 
 SATURATED_GAIN = 0.05  # a doubling that saves a smaller share of the time is not worth it
@@ -324,12 +324,14 @@ def _cheapest(priced: Iterable[tuple[float | None, int]]) -> int | None:
     return min(((cost, gpus) for cost, gpus in priced if cost is not None), default=(0.0, None))[1]
 
 
-def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[tuple[str, Table, list[str]]]:
+def scaling_tables(evidence: Evidence, verdicts: Sequence[Verdict]) -> list[Section]:
     """Each study with at least two sizes: a table for one epoch of ImageNet, and what follows for choosing a size."""
     # A price of 1 makes the costs GPU-hours and kWh.
     every = scaling_series(evidence, verdicts, TrainingJob(IMAGENET, gpu_hour_price=1.0, kwh_price=1.0))
     return [
-        (one.study, one.table([f"{one.device}-hours", "kWh"]), one.lines(sweet_spots(one.facts, None)))
+        Section(
+            one.study, [one.table([f"{one.device}-hours", "kWh"]), bullets(one.lines(sweet_spots(one.facts, None)))]
+        )
         for one in every if len(one.facts) > 1
     ]  # fmt: skip
 

@@ -86,7 +86,7 @@ class Interim:
         self._next_judging_s = ended_s + (ended_s - began_s) / _LARGEST_SHARE
 
     def _judge_and_write(self, why: str, is_last: bool) -> None:
-        from pytest_ddpscale.report.files import write_page, write_reports
+        from pytest_ddpscale.report.files import write_reports
 
         run = self._source.measured_run
         evidence = read_evidence(run, why, goes_on=True)
@@ -94,17 +94,15 @@ class Interim:
         ended = ends_of(run.read_records()).keys() & set(studies)
         done = f"{len(ended)} of {len(studies)} studies had ended; --ddp-resume={run.path} measures the others"
         judgement = self._so_far(evidence, why, f"{why}; {done}")
-        write_reports(run, judgement, run.read_run(), evidence, is_final=False)
-        if is_last:
-            write_page(run, judgement, run.read_run(), evidence)
-        elif self._progress is not None:
+        write_reports(run, judgement, run.read_run(), evidence, is_final=is_last)
+        if not is_last and self._progress is not None:
             self._render(judgement, evidence)
 
     def _render(self, judgement: Judgement, evidence: Evidence) -> None:
         """Render and write the page of the latest judgement. Raises BadInput, OSError."""
-        from pytest_ddpscale.report.files import page_of
+        from pytest_ddpscale.report.files import live_page
 
-        self._page = page_of(judgement, self._source.measured_run.read_run(), evidence, goes_on=True)
+        self._page = live_page(judgement, self._source.measured_run.read_run(), evidence)
         self._put_progress()
 
     def _put_progress(self) -> None:

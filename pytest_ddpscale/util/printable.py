@@ -7,7 +7,9 @@ in another order than it has.
 from __future__ import annotations
 
 import json
+import shlex
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 # Keys of texts that may have several lines: errors with their stacks, output of a command.
@@ -50,6 +52,11 @@ def one_line(text: str) -> str:
         elif category not in {"Cc", "Cf"}:
             harmless.append(character)
     return " ".join("".join(harmless).split())
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Words as a command to paste, in one harmless line."""
+    return shlex.join(map(one_line, words))
 
 
 def printable_json(data: Any, key: str = "") -> Any:

@@ -285,7 +285,7 @@ def _is_in(name: str, word: str, /, **_: object) -> bool:
 
 
 def test_every_check_is_of_a_cause() -> None:
-    assert list(OF_CHECK) == list(NODE_CHECKS)
+    assert [*OF_CHECK] == [*dict.fromkeys(name.removesuffix("_under_load") for name in NODE_CHECKS)]
 
 
 def test_what_a_headline_leaves_out_stands_elsewhere() -> None:

@@ -37,7 +37,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.suites.suite_report import grouped_bars
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Gallery, Picture, first_rows, html, text_lines
+from pytest_ddpscale.util.document import Gallery, Picture, Table, first_rows, html, text_lines
 from tests.approved import assert_approved
 from tests.builders.culprits import gpu, node
 from tests.builders.judged import CONFIDENCE, Found, evidence_of_plan, make_case
@@ -157,7 +157,8 @@ def test_a_quantity_has_one_number_in_whatever_file() -> None:
     written = csv.DictReader(io.StringIO(render_values(judgement, OF_NODES)))
     told = {row["requirement"]: float(row["value"]) for row in written if row["outcome"]}
     assert told == pytest.approx({one.id: one.value for one in VERDICTS})
-    ((_, numbers, _),) = scaling_tables(OF_NODES, VERDICTS)
+    (numbers,) = (one.blocks[0] for one in scaling_tables(OF_NODES, VERDICTS))
+    assert isinstance(numbers, Table)
     found = drawn(OF_NODES, judgement)
     for one in VERDICTS:
         is_rate, size = one.metric == "throughput_per_gpu", one.world_size

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.report.files import page_of, write_reports
+from pytest_ddpscale.report.files import live_page, write_reports
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import Judgement
 from tests.builders.json_types import read_as
@@ -104,7 +104,7 @@ def test_a_broken_matplotlib_costs_figures_only(run: RunDirectory, monkeypatch: 
     [lost] = write_reports(run, JUDGEMENT, RUN, evidence)
     assert lost.startswith("plots could not be written: ModuleNotFoundError: import of matplotlib.figure halted")
     assert [name for name in FILES if not (run.path / name).exists()] == []
-    assert "REJECTED" in page_of(JUDGEMENT, RUN, evidence)
+    assert "could not be drawn" in live_page(JUDGEMENT, RUN, evidence)
 
 
 def test_losing_the_record_of_truth_is_said(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.report.causes import headline
 from pytest_ddpscale.report.explain import explain
-from pytest_ddpscale.report.machine import hosts_table, node_blocks
+from pytest_ddpscale.report.machine import hosts_table, machine_blocks
 from pytest_ddpscale.report.page import key_numbers, report, title_of
 from pytest_ddpscale.report.terminal import table_lines
 from pytest_ddpscale.report.while_measuring import LIVE
@@ -151,7 +151,7 @@ def test_no_node_at_fault_is_a_pass_only_if_nothing_blocks_and_all_were_tested(
 
 def test_all_nodes_meet_all_only_if_every_requirement_passed() -> None:
     judgement = judgement_with(NOT_MEASURED, replace(WARNED, culprits=()))
-    assert [*text_lines(*node_blocks(judgement, ["node7"]))] == ["node7: no failure names it."]
+    assert [*text_lines(*machine_blocks(judgement, replace(EVIDENCE, surveys={})))] == ["node7: no failure names it."]
 
 
 def test_a_thousand_failures_fit_into_a_ticket() -> None:

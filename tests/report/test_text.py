@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.sentences import uniform_loss_text
-from pytest_ddpscale.report.words.verdicts import headline_of, rerun_command, verdict_style, verdict_word
+from pytest_ddpscale.report.words.verdicts import headline_of, verdict_style, verdict_word
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
-from pytest_ddpscale.util.printable import one_line
+from pytest_ddpscale.util.printable import one_line, shell_line
 from tests.builders.judgements import FAILED, HOSTILE, MEMORY, PASSED, WARNED
 from tests.rows import rows
 
@@ -133,10 +133,8 @@ def test_verdict_has_one_word_and_one_style(standing: str, told: str) -> None:
     assert f"{verdict_word(verdict)} {verdict_style(verdict)}" == told
 
 
-def test_rerun_command_quotes_what_a_shell_would_read() -> None:
-    assert rerun_command(("pytest", "--gpu-sku=a100"), WARNED.id) == (
-        "pytest --gpu-sku=a100 -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
-    )
+def test_a_command_to_paste_quotes_what_a_shell_would_read() -> None:
+    assert shell_line(["pytest", "-k", WARNED.id]) == "pytest -k 'strong_scaling_speedup[vit-b16-bf16-8gpu]'"
 
 
 @given(st.text(st.characters(exclude_categories=[])))

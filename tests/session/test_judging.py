@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as with_fields
 
 from pytest_ddpscale.errors import RunDirectoryError, ThresholdsError
-from pytest_ddpscale.report.files import write_page
+from pytest_ddpscale.report.files import write_reports
 from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
@@ -97,7 +97,7 @@ class TestJudging:
         measured = with_fields(old.read_run(), noted={"site": "Hall 1", "ticket": "T-1"})
         evidence = session.source.measured_so_far()
         assert evidence is not None
-        assert write_page(session.run, judgement, measured, evidence) == ""
+        assert write_reports(session.run, judgement, measured, evidence) == []
         page = (session.run.path / "report.html").read_text("utf-8")
         for shown in ("Checked by Eve, date, signature", "<dt>Ticket</dt><dd>T-2", "<dt>Site</dt><dd>Hall 1"):
             assert shown in page

@@ -216,7 +216,7 @@ CAUSES: Mapping[CauseId, CauseKind] = {
 }  # fmt: skip
 assert tuple(CAUSES) == get_args(CauseId)
 
-# Check of a node → cause, if it fails.
+# Check of a node, also of one under load → cause, if it fails.
 OF_CHECK: Mapping[str, CauseId] = {
     "gpus": "lost-gpu",
     "processes": "foreign-processes",
@@ -231,9 +231,6 @@ OF_CHECK: Mapping[str, CauseId] = {
     "bf16": "software",
     "disk": "disk",
     "transport": "slow-transport",
-    "ecc_under_load": "memory-errors",
-    "throttling_under_load": "throttling",
-    "pcie_under_load": "slow-host-link",
 }
 
 # Outcome of a requirement that is not met → what became of it, and a noun for one and for several.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import METRICS
@@ -16,15 +14,15 @@ from pytest_ddpscale.util.printable import one_line
 Style = Literal["", "header", "passed", "failed", "warned", "undecided"]
 _LONGEST_HEADLINE = 300  # of characters
 _MOST_CULPRITS = 8
-# Of each outcome, the worst first: its word, its style, and what is said where no reason is known.
-VERDICTS: dict[str, tuple[str, Style, str]] = {
-    "failed": ("FAIL", "failed", "the bound is not met"),
-    "error": ("ERROR", "failed", "the measurement ended in an error"),
-    "not_measured": ("NOT MEASURED", "undecided", "there is no measurement"),
-    "inconclusive": ("INCONCLUSIVE", "undecided", "the interval includes the bound"),
-    "waived": ("WAIVED", "warned", ""),
-    "warned": ("WARN", "warned", ""),
-    "passed": ("PASS", "passed", "the bound is met"),
+# Of each outcome, the worst first: its word and its style.
+VERDICTS: dict[str, tuple[str, Style]] = {
+    "failed": ("FAIL", "failed"),
+    "error": ("ERROR", "failed"),
+    "not_measured": ("NOT MEASURED", "undecided"),
+    "inconclusive": ("INCONCLUSIVE", "undecided"),
+    "waived": ("WAIVED", "warned"),
+    "warned": ("WARN", "warned"),
+    "passed": ("PASS", "passed"),
 }
 
 
@@ -52,8 +50,7 @@ def waiver_text(verdict: Verdict) -> str:
 
 def reason_text(verdict: Verdict) -> str:
     """Reason of a verdict, in one line: of an error only what its first line says, see `details_of`."""
-    told = headline_of(verdict.reason) if _is_message(verdict) else one_line(verdict.reason)
-    return told or VERDICTS[verdict.outcome][2]
+    return headline_of(verdict.reason) if _is_message(verdict) else one_line(verdict.reason)
 
 
 def headline_of(message: str) -> str:
@@ -149,8 +146,3 @@ def check_text(verdict: Verdict) -> str:
     """What a check requires of a node: ``PCIe: a node passes if …``; empty for other requirements."""
     check = NODE_CHECKS.get(verdict.workload) if METRICS[verdict.metric].subject == "check" else None
     return f"{check.title}: a node passes if {check.meaning}" if check else ""
-
-
-def rerun_command(again: Sequence[str], requirement: str) -> str:
-    """The command that measures one requirement again; `again` are the words of the command that measures all."""
-    return shlex.join([one_line(word) for word in (*again, "-k", requirement)])
