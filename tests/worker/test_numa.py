@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,29 +72,30 @@ NOT_BOUND = "not bound to its GPU's NUMA node"
         ({SECOND: 2}, 1, None, "node2/cpulist"),
         ({SECOND: -1}, 1, None, ""),
         ({FIRST: 0}, 1, None, ""),
+        ({}, 1, None, "node: NVMLError_NotFound"),
     ],
-    ids=["", "own-gpus-only", "too-few", "elsewhere", "not-described", "one-node", "kernel-without-nodes"],
+    ids=[
+        "",
+        "own-gpus-only",
+        "too-few",
+        "elsewhere",
+        "not-described",
+        "one-node",
+        "kernel-without-nodes",
+        "nvml-without-gpu",
+    ],
 )
 def test_a_rank_and_its_threads_run_on_the_cores_of_its_gpu_if_there_is_one_for_each_gpu(
     machine: PlayedMachine, tmp_path: Path, nodes: dict[str, int], ranks: int, bound: int | None, note: str
 ) -> None:
     kernel = sysfs(tmp_path, nodes, ",".join(map(str, USABLE[:1])), "4096-4097")
-    *found, said = bound_on(machine, uuid_of(1), ranks, kernel)
-    assert found == [bound, SECOND, [USABLE if bound is None else USABLE[:1]] * 2]
+    rank = command("tests.worker.test_numa", uuid_of(1) if nodes else "GPU-other", str(ranks), str(kernel))
+    environment = machine.play([A100, A100]).environment()
+    done = subprocess.run(rank, env=environment, stdout=subprocess.PIPE, check=True, timeout=60)
+    *found, said = json.loads(done.stdout)
+    assert found == [bound, SECOND if nodes else None, [USABLE if bound is None else USABLE[:1]] * 2]
     assert said.startswith(NOT_BOUND) == bool(note)
     assert note.format(len(USABLE)) in said
-
-
-def bound_on(machine: PlayedMachine, uuid: str, ranks: int, kernel: Path) -> Any:
-    rank = command("tests.worker.test_numa", uuid, str(ranks), str(kernel))
-    environment = machine.play([A100, A100]).environment()
-    return json.loads(subprocess.run(rank, env=environment, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
-
-
-def test_a_gpu_that_nvml_does_not_know_leaves_its_rank_unbound(machine: PlayedMachine, tmp_path: Path) -> None:
-    *found, said = bound_on(machine, "GPU-other", 1, tmp_path)
-    assert found == [None, None, [USABLE] * 2]
-    assert said.startswith(f"{NOT_BOUND}: NVMLError_NotFound")
 
 
 @given(st.sets(st.integers(0, 255), min_size=1), st.integers(1, 64))
