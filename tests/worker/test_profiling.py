@@ -138,6 +138,7 @@ TRAINS, GLOO = 1, 2
 # tests/data/nccl_parser_config/nccl_data.json.gz of facebookresearch/HolisticTraceAnalysis@f4d0062 (MIT License,
 # Copyright (c) Meta Platforms, Inc. and affiliates): kernels, their launches and the ranges of steps, with our names.
 OF_TWO_GPUS = Path(__file__).parents[1] / "data" / "kineto-ddp-2gpu.json.gz"
+KERNEL = b"ncclKernel_AllReduce_RING_LL_Sum_float("
 RESNET50_PARAMETERS = 25_557_032  # torchvision's, which DDP reduces in fp32
 
 
@@ -197,34 +198,6 @@ def test_the_times_of_steps_and_of_their_buckets_are_those_of_sets_of_moments(
             )
 
 
-def test_a_gpu_step_begins_with_its_first_kernel_and_communication_is_hidden_by_other_kernels() -> None:
-    """Kernels run later than they are launched: the GPU is a step behind the host."""
-    kernels: tuple[Any, ...] = (
-        (1, "gemm_forward", 0, 30, {}),
-        (11, "gemm_backward", 30, 60, {}),
-        (15, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 40, 55,
-         {"In msg nelems": 500, "dtype": "BFloat16"}),
-        (20, "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs)", 55, 80,
-         {"In msg nelems": 500, "dtype": "Unheard"}),
-        (31, "multi_tensor_apply", 85, 95, {}),
-    )  # fmt: skip
-    events = []
-    for host, gpu in ((0, 10), (40, 110)):
-        events.append(step_range(host, host + 40))
-        for launch, name, begin, end, args in kernels:
-            at = host + launch
-            events.append(event("cuda_runtime", "cudaLaunchKernel", at, at + 0.1, correlation=at))
-            events.append(event("kernel", name, gpu + begin, gpu + end, 7, correlation=at, **args))
-    steps = steps_of(*events, device_type="cuda")
-    of_both = {"compute_ms": 70, "waiting_ms": 20, "all_reduce_ms": 40, "hidden_ms": 20}  # 60–80 and 40–60
-    idle = ProfiledStep(step_ms=95, idle_ms=5, **of_both)  # before the optimizer
-    assert list(map(profiled_step, steps)) == [idle, idle]
-    assert buckets_of(steps) == (
-        ProfiledBucket(bytes=1000, begins_ms=40, took_ms=15, hidden_ms=15),
-        ProfiledBucket(bytes=None, begins_ms=55, took_ms=25, hidden_ms=5),
-    )
-
-
 UNREADABLE = r"the trace of torch\.profiler cannot be read"
 
 
@@ -243,8 +216,18 @@ def test_what_is_no_trace_of_a_step_is_refused(data: bytes, device_type: DeviceT
         traced_steps(data, device_type)
 
 
-def test_a_real_trace_of_nccl_tells_the_gradients_of_the_model_and_parts_that_add_up() -> None:
-    steps = traced_steps(gzip.decompress(OF_TWO_GPUS.read_bytes()), "cuda")
-    assert sum(bucket.bytes or 0 for bucket in buckets_of(steps)) == 4 * RESNET50_PARAMETERS
+@pytest.mark.parametrize(
+    "kernel", [KERNEL, b"ncclDevKernel_AllReduce_Sum_f32_RING_LL(", b"ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32("]
+)
+def test_a_real_trace_of_nccl_tells_the_gradients_of_the_model_and_parts_that_add_up(kernel: bytes) -> None:
+    """Kernels run later than they are launched: a step begins with its first kernel, and others hide communication."""
+    data = gzip.decompress(OF_TWO_GPUS.read_bytes()).replace(KERNEL, kernel)
+    steps = traced_steps(data, "cuda")
+    parts = {"compute_ms": 39.3907, "waiting_ms": 10.0473, "idle_ms": 166.3315}
+    assert profiled_step(steps[0]) == ProfiledStep(step_ms=215.7695, all_reduce_ms=11.9503, hidden_ms=1.9418, **parts)
     assert [len(step.all_reduces) for step in steps] == [5, 5, 5]
-    assert all(0 < step.hidden_ms < step.all_reduce_ms for step in map(profiled_step, steps))
+    buckets = buckets_of(steps)
+    assert buckets[0] == ProfiledBucket(bytes=8196000, begins_ms=101.3695, took_ms=3.307, hidden_ms=0.4575)
+    assert sum(bucket.bytes or 0 for bucket in buckets) == 4 * RESNET50_PARAMETERS
+    unheard = buckets_of(traced_steps(data.replace(b'"Float"', b'"Unheard"'), "cuda"))
+    assert [bucket.bytes for bucket in unheard] == [None] * 5
