@@ -138,19 +138,21 @@ def test_of_a_gpu_all_counts_that_is_in_use_with_torch_at_its_peak(asked: list[s
 
 
 @pytest.mark.parametrize(
-    ("broken", "words", "local_rank", "why"),
+    ("broken", "local_rank", "error", "why"),
     [
-        ("init", "The NVIDIA driver on your system is too old\nPlease update it", 1,
+        ("init", 1, RuntimeError("The NVIDIA driver on your system is too old\nPlease update it"),
          r"local rank 1 has no GPU: torch sees 1 \(The NVIDIA driver on your system is too old\)$"),
-        ("set_device", "CUDA error: CUDA-capable device(s) is/are busy or unavailable", 0,
+        ("init", 2, AssertionError("Torch not compiled with CUDA enabled"),
+         r"local rank 2 has no GPU: torch sees 1 \(Torch not compiled with CUDA enabled\)$"),
+        ("set_device", 0, RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
          r"local rank 0 takes no process \(busy or unavailable\).*nvidia-smi -i"),
-        ("set_device", "CUDA error: other", 0, "^CUDA error: other$"),
+        ("set_device", 0, RuntimeError("CUDA error: other"), "^CUDA error: other$"),
     ],
 )  # fmt: skip
 def test_a_gpu_that_cannot_be_used_says_why(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch, broken: str, words: str, local_rank: int, why: str
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, broken: str, local_rank: int, error: Exception, why: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, broken, Mock(side_effect=RuntimeError(words)))
+    monkeypatch.setattr(torch.cuda, broken, Mock(side_effect=error))
     with pytest.raises(RuntimeError, match=why):
         open_device("cuda", local_rank)
 
