@@ -140,10 +140,10 @@ def test_of_a_gpu_all_counts_that_is_in_use_with_torch_at_its_peak(asked: list[s
 @pytest.mark.parametrize(
     ("broken", "local_rank", "error", "why"),
     [
-        ("init", 1, RuntimeError("The NVIDIA driver on your system is too old\nPlease update it"),
-         r"local rank 1 has no GPU: torch sees 1 \(The NVIDIA driver on your system is too old\)$"),
-        ("init", 2, AssertionError("Torch not compiled with CUDA enabled"),
-         r"local rank 2 has no GPU: torch sees 1 \(Torch not compiled with CUDA enabled\)$"),
+        ("init", 1, RuntimeError("The NVIDIA driver is too old\nPlease update it"),
+         r"local rank 1 has no GPU: torch sees 1 \(The NVIDIA driver is too old\)$"),
+        ("init", 2, AssertionError("Torch not compiled with CUDA"),
+         r"local rank 2 has no GPU: torch sees 1 \(Torch not compiled with CUDA\)$"),
         ("set_device", 0, RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
          r"local rank 0 takes no process \(busy or unavailable\).*nvidia-smi -i"),
         ("set_device", 0, RuntimeError("CUDA error: other"), "^CUDA error: other$"),
