@@ -17,6 +17,7 @@ from pathlib import Path
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.records import SeededSteps
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import parse_faults
 from pytest_ddpscale.simulate.writing import records
@@ -42,6 +43,8 @@ def measured(*typed: str) -> dict[tuple[str, str, int], float]:
     found = dict[tuple[str, str, int], float]()
     run = SimulatedRun(PLAN, QUIET, parse_faults(typed, PLAN.layout), 0)
     for one in records(run, CLUSTER):
+        if isinstance(one, SeededSteps):
+            found |= {("seeded right", str(it.rank), 0): it.checksum == one.ranks[0].checksum for it in one.ranks}
         if not isinstance(one, Block):
             continue
         ranks, groups, digests = map(one.each, ("ranks", "groups", "digest"))
