@@ -70,9 +70,8 @@ def test_blocks_are_what_their_steps_are(seed: int, block_s: float) -> None:
 
 def test_speed_utilization_and_energy_are_the_published_ones() -> None:
     """Of one GPU under DDP, as the source trained it."""
-    speeds = {
-        arm: 512 / of[0] for arm, of in steps_of(QUIET, replace(BOTH, arms=(Arm("ddp", 1, 512), EACH, DDP))).items()
-    }
+    study = replace(BOTH, arms=(Arm("ddp", 1, 512), EACH, DDP))
+    speeds = {arm: 512 / step_s[0] for arm, step_s in steps_of(QUIET, study).items()}
     assert speeds["ddp@1"] == pytest.approx(1189.5)
     assert speeds["each@8"] == pytest.approx([1189.5 * (1 + DDP_OVERHEAD)] * 8)
     assert speeds["ddp@8"] == pytest.approx([1167.5] * 8, rel=1e-3)

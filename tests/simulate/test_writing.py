@@ -156,24 +156,23 @@ def test_a_slow_gpu_gets_the_same_verdict_at_every_place(factor: float, places: 
     """benchmarks/cluster_verdicts.py has the table: 8 % is rejected, 3 % ordinary."""
     cases = tuple(case for case in CLUSTER.cases if case.id == "weak_scaling_efficiency[resnet152-fp16-8gpu]")
     cluster = replace(CLUSTER, cases=cases)
+    plan = cluster.plan(short_blocks=True)
     for place in places:
-        run = SimulatedRun(
-            cluster.plan(short_blocks=True), CLUSTER.performance, faults(f"slow-gpu:{place}:{factor}"), 3
-        )
+        run = SimulatedRun(plan, CLUSTER.performance, faults(f"slow-gpu:{place}:{factor}"), 3)
         (verdict,) = SESSION.decide_all(run, cluster, CONFIDENCE)
         assert verdict.outcome == outcome
 
 
 def test_each_probe_reaches_the_value_of_its_own_row() -> None:
-    cluster = open_cluster(
-        thresholds(), ClusterOptions("rtx-pro-6000-server", 8, workloads=("resnet50-nchw-fp16",), noise=0.0)
-    )
+    options = ClusterOptions("rtx-pro-6000-server", 8, workloads=("resnet50-nchw-fp16",), noise=0.0)
+    cluster = open_cluster(thresholds(), options)
     run = SimulatedRun(cluster.plan(FEWEST_ROUNDS, short_blocks=True), cluster.performance, (), 1)
-    verdicts = {one.id: one.value for one in SESSION.decide_all(run, cluster, CONFIDENCE)}
+    found = {one.id: one.value for one in SESSION.decide_all(run, cluster, CONFIDENCE)}
     probed = [case for case in cluster.cases if isinstance(case, NodeCase) and case.probe]
-    rows = {one.id: expected_value(one.requirement) for one in probed if not one.requirement.definition.compares_places}
-    assert {"matmul_tflops[matmul-fp16-10240]", "memory_bandwidth_gbps[memory-copy]"} < rows.keys()
-    assert {name: verdicts[name] for name in rows} == pytest.approx(rows, rel=0.001)
+    bounded = [case for case in probed if not case.requirement.definition.compares_places]
+    sound = {case.id: expected_value(case.requirement) for case in bounded}
+    assert {"matmul_tflops[matmul-fp16-10240]", "memory_bandwidth_gbps[memory-copy]"} < sound.keys()
+    assert {name: found[name] for name in sound} == pytest.approx(sound, rel=0.001)
 
 
 NAMES = {r"^(?:NVIDIA )?L4\d$": "NVIDIA L40", r"^A\.1[0-9]$": "A.10", r"^((Tesla|Quadro) )?T4$": "Tesla T4"}
