@@ -75,6 +75,9 @@ def told(line: str) -> Iterator[str]:
         if ratio != "1":
             alike[f"{'all' if everywhere else ' '.join(at)}: {ratio}"].append(what)
     yield from (f"{', '.join(sorted(whats))} {line}" for line, whats in sorted(alike.items()))
+    yield from sorted(
+        f"only now {' '.join(new)}" for new in {key[:2] for key in faulty} - ratios.keys() if "forward" not in new[0]
+    )
 
 
 @each_block(TABLE)

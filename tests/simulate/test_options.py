@@ -31,7 +31,7 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(
     def why_wrong(row: str) -> str:
         asked, words = row.split(" | ")
         code, said = cli.main([*usual, f"--out={tmp_path / 'run'}", *asked.split()]), capsys.readouterr().err
-        return "" if code == 4 and words in said and not any(tmp_path.iterdir()) else said
+        return "" if code == 4 and words in said and not any(tmp_path.iterdir()) else f"{code} {said}"
 
     assert_rows(block, why_wrong)
 
