@@ -282,19 +282,13 @@ def loaded_from(folder: str) -> Any:
 
 
 @rows(
-    ("settings", "at_once", "before"),
-    [
-        (Variant(data="synthetic"), 1, 1),
-        (Variant(workers=0), 1, 1),
-        (Variant(workers=4, prefetch=2), 4, 8),
-        (Variant(workers=4, prefetch=2, accumulation_steps=2), 2, 4),
-        (Variant(workers=3, prefetch=1, accumulation_steps=2), 3, 3),
-    ],
+    ("workers", "prefetch", "passes", "at_once", "before"),
+    [(0, 2, 1, 1, 1), (4, 2, 1, 4, 8), (4, 2, 2, 2, 4), (3, 1, 2, 3, 3)],
 )
 def test_what_loader_workers_deliver_together_is_timed_as_a_whole(
-    folder: str, settings: Variant, at_once: int, before: int
+    folder: str, workers: int, prefetch: int, passes: int, at_once: int, before: int
 ) -> None:
-    arm = Arm("ddp", 1, 4, variant=settings)
+    arm = Arm("ddp", 1, 4, variant=Variant(workers=workers, prefetch=prefetch, accumulation_steps=passes))
     asked = study(arm, workload=loaded_from(folder))
     assert (steps_at_once(asked, arm), steps_before_timing(asked, arm)) == (at_once, before)
     assert steps_for_block(0.41, 4.0, at_once) == math.ceil(10 / at_once) * at_once

@@ -41,17 +41,23 @@ def served(workload: Workload) -> nn.Module:
     return model.eval()
 
 
+def watched(model: nn.Module) -> list[Any]:
+    """Of each pass, the model's mode, and what is computed."""
+    seen = list[Any]()
+    model.register_forward_hook(
+        lambda model, inputs, outputs: seen.append(
+            (model.training, outputs.dtype, outputs.requires_grad, outputs.is_inference())
+        )
+    )
+    return seen
+
+
 @rows("workload", [TINY, BF16, TRANSFORMER])
 def test_a_step_is_a_forward_pass_as_a_model_is_served_and_trains_nothing(workload: Workload) -> None:
     dtype = torch.bfloat16 if workload == BF16 else torch.float32
     for arm in (INFER, *SPLIT):
-        arms, seen, threads = arms_of(arm, workload=workload), list[Any](), threading.active_count()
-        before = checksum(arms.model.parameters())
-
-        def note(model: nn.Module, inputs: object, outputs: torch.Tensor, seen: list[Any] = seen) -> None:
-            seen.append((model.training, outputs.dtype, outputs.requires_grad, outputs.is_inference()))
-
-        arms.model.register_forward_hook(note)
+        arms, threads = arms_of(arm, workload=workload), threading.active_count()
+        before, seen = checksum(arms.model.parameters()), watched(arms.model)
         timing = arms.time_block(arm, 4)
         assert len(timing.step_s) == 4
         assert set(seen[-STEPS_BEFORE_TIMING - 4 :]) == {(False, dtype, False, arm == INFER)}
@@ -113,16 +119,19 @@ def test_outputs_of_several_devices_are_those_of_the_single_model_in_its_order(w
         (found,) = split_model(model)(images)
         with torch.no_grad():
             torch.testing.assert_close(found, model(images), rtol=1e-3, atol=1e-3)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert list(map(len, scatter(images, DEVICES))) == [3, 3, 1]
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+
+    def assert_equal(one: nn.Module) -> None:
+        assert all(map(torch.equal, one.state_dict().values(), before))
+
     first, *copies = replicate(model, DEVICES)
     assert first is model
     for other in copies:
-        assert {name: torch.equal(one, before[name]) for name, one in other.state_dict().items()} == dict.fromkeys(
-            before, True
-        )
+        assert_equal(other)
         for tensor in other.state_dict().values():
             tensor.zero_()
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items()), "copies share nothing"
+    assert_equal(model)  # of which copies share nothing
 
 
 def test_weights_that_change_are_copied_anew_in_the_next_pass() -> None:
@@ -132,11 +141,6 @@ def test_weights_that_change_are_copied_anew_in_the_next_pass() -> None:
         nn.init.constant_(layer.weight, weight)
         (outputs,) = split(torch.ones(6, 2))
         assert outputs.flatten().tolist() == [2 * weight] * 6
-
-
-def test_a_batch_is_scattered_evenly_in_order() -> None:
-    parts = scatter(torch.arange(7), DEVICES)
-    assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_all_devices_work_at_the_same_time_in_modes_of_their_own() -> None:

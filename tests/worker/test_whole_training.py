@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,18 +44,17 @@ def run_of(ranks: int, model: str = "classifier-16", samples: SampleSet = SAMPLE
     return TrainingRun(model, workload, samples, 1, ranks, **{"epochs": 2, "learning_rate": 0.05, **fields})
 
 
-def context_of(rank: int, size: int, store: Any = None, deadline_unix_s: float | None = None) -> RankContext:
+def context_of(rank: int, size: int, store: Any = None, **fields: Any) -> RankContext:
     control = Control(store or dist.distributed_c10d._get_default_store(), rank, rank, size)
-    context = context_on_cpu(CpuDevice(), control, timedelta(seconds=60), deadline_unix_s=deadline_unix_s)
+    context = context_on_cpu(CpuDevice(), control, timedelta(seconds=60), **fields)
     return replace(context, launched_unix_s=time.time() - 5)
 
 
-def carried_out(run: TrainingRun, rank: int = 0, **context: float | None) -> tuple[tuple[str, str], list[Any], Any]:
+def carried_out(run: TrainingRun, rank: int = 0, **fields: Any) -> tuple[tuple[str, str], list[Any], Any]:
     """How it ended, its records, and the model."""
-    training = WholeTraining(run, context_of(rank, run.world_size, **context))
-    ended, sink = training.run(), training._context.sink
-    assert isinstance(sink, KeptRecords)
-    return ended, list(sink.records), training._model
+    sink = KeptRecords()
+    training = WholeTraining(run, context_of(rank, run.world_size, sink=sink, **fields))
+    return training.run(), sink.records, training._model
 
 
 def by_two_ranks(rank: int) -> tuple[list[Any], str]:
@@ -158,35 +156,26 @@ def test_made_images_are_the_same_on_every_rank_and_labels_are_those_of_their_pa
     assert held(run_of(1, "resnet18")).inputs.shape == (16, 3, 32, 32)
 
 
-def written_mnist(folder: Path, *, packed: bool = False) -> Path:
-    """Of 30 images to train and 29 to validate, 28 x 28."""
+def test_mnist_is_read_from_its_files_and_one_that_is_no_longer_whole_is_refused_by_name(tmp_path: Path) -> None:
+    """30 images to train and 29 to validate, 28 x 28, packed; labels are not."""
     for (images, labels), count in ((TRAIN_FILES, 30), (VALIDATION_FILES, 29)):
-        for name, sizes, largest in ((images, (count, 28, 28), 256), (labels, (count,), 10)):
-            values = np.arange(math.prod(sizes)) % largest
-            data = struct.pack(f">HBB{len(sizes)}I", 0, 8, len(sizes), *sizes) + values.astype(np.uint8).tobytes()
-            path = folder / (f"{name}.gz" if packed else name)
-            path.write_bytes(gzip.compress(data) if packed else data)
-    return folder
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_mnist_is_read_from_its_files(tmp_path: Path, packed: bool) -> None:
-    folder = written_mnist(tmp_path, packed=packed)
-    run = run_of(1, samples=SampleSet("mnist", "mnist", 30, 29, 10, str(folder)))
-    images, labels = held(run, is_training=False)
-    assert labels.tolist() == [one % 10 for one in range(16)]
-    assert images.shape == (16, 1, 32, 32)
-    assert images[0, 0, 0, 0] == pytest.approx((0 / 255 - 0.1307) / 0.3081, rel=1e-4)
-
-
-def test_a_file_that_is_cut_short_or_no_idx_file_is_refused_by_name(tmp_path: Path) -> None:
-    path = written_mnist(tmp_path) / TRAIN_FILES[0]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte has 23519 values; expected 23520 by its header"):
-        read_idx(path)
-    path.write_bytes(b"<html>")
-    with pytest.raises(ValueError, match="is not an idx file of bytes: it begins with 3c68746d"):
-        read_idx(path)
+        head = struct.pack(">HBB3I", 0, 8, 3, count, 28, 28)
+        (tmp_path / f"{images}.gz").write_bytes(gzip.compress(head + b"\x33" * count * 784))
+        head = struct.pack(">HBBI", 0, 8, 1, count)
+        (tmp_path / labels).write_bytes(head + bytes(number % 10 for number in range(count)))
+    samples = SampleSet("mnist", "mnist", 30, 29, 10, str(tmp_path))
+    inputs, targets = held(run_of(1, samples=samples), is_training=False)
+    assert targets.tolist() == [one % 10 for one in range(16)]
+    assert inputs.shape == (16, 1, 32, 32)
+    assert inputs[0, 0, 0, 0] == pytest.approx((0.2 - 0.1307) / 0.3081, rel=1e-4)
+    path = tmp_path / TRAIN_FILES[1]
+    for content, message in (
+        (path.read_bytes()[:-1], "train-labels-idx1-ubyte has 29 values; expected 30 by its header"),
+        (b"<html>", "is not an idx file of bytes: it begins with 3c68746d"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            read_idx(path)
 
 
 def test_spans_of_one_name_add_up_and_do_not_overlap_and_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
