@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -44,7 +44,6 @@ from tests.rows import rows
 WHOLE = Shard(0, 1, 4)
 DEADLINE_S = 60
 FIFTH = "train/class-1/004.jpg"
-Loaders = Callable[..., SampleLoader]
 Opened = Callable[..., ImageSamples]
 
 
@@ -63,18 +62,8 @@ def samples_of(root: object) -> ImageSamples:
     return read_samples(str(root), "train", TINY.family)
 
 
-@pytest.fixture
-def loader_of(folder: str) -> Iterator[Loaders]:
-    made: list[SampleLoader] = []
-
-    def make(shard: Shard = WHOLE, root: object = folder, workers: int = 0, **options: Any) -> SampleLoader:
-        data = data_of(str(root), workers)
-        made.append(SampleLoader(samples_of(root), data, shard, TINY.family, CPU, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def loader_of(root: object, shard: Shard = WHOLE, workers: int = 0, **options: Any) -> SampleLoader:
+    return SampleLoader(samples_of(root), data_of(str(root), workers), shard, TINY.family, CPU, **options)
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
@@ -90,16 +79,16 @@ def is_alive(one: psutil.Process) -> bool:
         return False
 
 
-def test_batches_are_normalised_images_and_the_labels_of_their_folders(loader_of: Loaders, folder: str) -> None:
-    images, labels = next(loader_of(replace(WHOLE, is_training=False)).epoch(0))
+def test_batches_are_normalised_images_and_the_labels_of_their_folders(folder: str) -> None:
+    images, labels = next(loader_of(folder, replace(WHOLE, is_training=False)).epoch(0))
     assert (images.dtype, images.shape, labels.tolist()) == (torch.float32, (4, 3, 32, 32), [0, 0, 0, 0])
     with Image.open(Path(folder, "train/class-0/000.jpg")) as image:
         red = torch.tensor(np.asarray(image.convert("RGB"))[:, :, 0] / 255, dtype=torch.float32)
     assert torch.allclose(images[0, 0], (red - 0.485) / 0.229, atol=1e-5)
 
 
-def test_a_stretch_goes_on_through_epochs(loader_of: Loaders) -> None:
-    loader = loader_of()
+def test_a_stretch_goes_on_through_epochs(folder: str) -> None:
+    loader = loader_of(folder)
     assert len(loader) == 5
     for first, count in ((0, 3), (3, 4), (7, 8)):
         assert len(list(loader.stretch(first, count))) == count == len(loader.waited_s)
@@ -108,10 +97,10 @@ def test_a_stretch_goes_on_through_epochs(loader_of: Loaders) -> None:
     assert whole == [labels.tolist() for _, labels in loader.stretch(5, 5)]
 
 
-def test_an_image_that_is_broken_or_gone_or_never_comes_is_named(own_folder: Path, loader_of: Loaders) -> None:
+def test_an_image_that_is_broken_or_gone_or_never_comes_is_named(own_folder: Path) -> None:
     path = own_folder / FIFTH
     here, of_worker, hasty = (
-        loader_of(root=own_folder, workers=workers, timeout_s=timeout_s)
+        loader_of(own_folder, workers=workers, timeout_s=timeout_s)
         for workers, timeout_s in ((0, DEADLINE_S), (1, DEADLINE_S), (1, 1.0))
     )
 
@@ -143,6 +132,7 @@ def one_image_less(folder: Path) -> None:
         (lambda folder: (folder / "train/empty").mkdir(), r"own/train: Found no valid file for the classes empty"),
         (one_image_less, r"own/train: 21 images; expected 22 according to dataset.json. Delete"),
         (lambda folder: (folder / DATASET_FILE).write_text("{"), r"own/dataset.json: .*; expected the file from"),
+        (id, "own/train: 21 images for 6 ranks; expected at least 24, a batch of 4 for each"),
         (more_classes, "own/train: 11 classes, but the workload has num_classes 10; expected at most as"),
     ],
 )
@@ -151,24 +141,19 @@ def test_a_folder_that_is_not_as_it_has_to_be_is_named(
 ) -> None:
     damage(own_folder)
     with pytest.raises(ValueError, match=message):
-        samples_of(own_folder)
-
-
-def test_too_few_images_for_a_batch_of_each_rank_are_refused(loader_of: Loaders) -> None:
-    with pytest.raises(ValueError, match=r"train: 21 images for 6 ranks; expected at least 24, a batch of 4 for each"):
-        loader_of(Shard(0, 6, 4))
+        loader_of(own_folder, Shard(0, 6, 4))
 
 
 def test_loader_workers_have_the_cores_given_and_nothing_of_the_rank_and_are_missed(
-    loader_of: Loaders,
+    folder: str,
 ) -> None:
     """No lock or socket, as they are no copies of it; nor Ctrl-C."""
     last = max(os.sched_getaffinity(0))
     before = workers_of(os.getpid())  # of earlier tests in this process
     mine, other = socket.socketpair()
     with mine, other:
-        batches = loader_of(workers=2, cores=(last,), timeout_s=5.0).stretch(0, 500)
-        for expected in loader_of().epoch(0):
+        batches = loader_of(folder, workers=2, cores=(last,), timeout_s=5.0).stretch(0, 500)
+        for expected in loader_of(folder).epoch(0):
             assert torch.equal(next(batches).inputs, expected.inputs)
         workers = [one for one in workers_of(os.getpid()) if one not in before]
         assert len(workers) == 2
@@ -185,8 +170,7 @@ def test_loader_workers_have_the_cores_given_and_nothing_of_the_rank_and_are_mis
 
 
 def load_for_ever(folder: str, loading: Event) -> None:
-    loader = SampleLoader(samples_of(folder), data_of(folder, workers=2), WHOLE, TINY.family, CPU)
-    for _ in loader.stretch(0, 10**6):
+    for _ in loader_of(folder, workers=2).stretch(0, 10**6):
         loading.set()
         time.sleep(0.01)
 
@@ -295,9 +279,9 @@ def test_what_loader_workers_deliver_together_is_timed_as_a_whole(
 
 
 def test_a_block_reads_ahead_to_its_end_and_the_next_one_goes_on_behind_that(
-    loader_of: Loaders,
+    folder: str,
 ) -> None:
-    loaded, whole = loader_of(Shard(0, 1, 2), workers=1), loader_of(Shard(0, 1, 2))
+    loaded, whole = loader_of(folder, Shard(0, 1, 2), workers=1), loader_of(folder, Shard(0, 1, 2))
     labels = [labels.tolist() for _, labels in whole.stretch(0, 10)]
     for first in (0, 5):  # of each block three are trained, and two thrown away
         loaded.begin(3)
