@@ -76,7 +76,6 @@ def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) ->
 
 
 NOBODY = WantedArms("weak/r", 4, ())
-BOTH = WantedArms("weak/r", 4, ("alone", "ddp@2"))
 
 
 @rows(
@@ -84,7 +83,7 @@ BOTH = WantedArms("weak/r", 4, ("alone", "ddp@2"))
     [
         (None, None),  # nobody waits for a supervisor for ever
         (NOBODY, []),
-        (BOTH, ["alone", "ddp@2"]),
+        (WantedArms("weak/r", 4, ("alone", "ddp@2")), ["alone", "ddp@2"]),
         (WantedArms("weak/r", 3, ()), None),
         (WantedArms("strong/r", 4, ()), None),
         ("", None),

@@ -35,12 +35,6 @@ def split_model(model: nn.Module, kind: str = "vanilla_parallel") -> SplitModel:
     return SplitModel(kind, model, DEVICES, torch.no_grad)
 
 
-def served(workload: Workload) -> nn.Module:
-    model = build_model(workload, CPU)
-    take_statistics(model, workload, CPU)
-    return model.eval()
-
-
 def watched(model: nn.Module) -> list[Any]:
     """Of each pass, the model's mode, and what is computed."""
     seen = list[Any]()
@@ -113,7 +107,8 @@ def test_an_untrained_network_does_not_grow_out_of_half_precision() -> None:
 
 @rows("workload", [TINY, TRANSFORMER, with_settings(TINY, classifier_hidden=8)])
 def test_outputs_of_several_devices_are_those_of_the_single_model_in_its_order(workload: Workload) -> None:
-    model = served(workload)
+    model = build_model(workload, CPU).eval()
+    take_statistics(model, workload, CPU)
     for count in (1, 2, 3, 7):
         images = Batch(TINY, count, CPU, seed=1).inputs
         (found,) = split_model(model)(images)

@@ -156,11 +156,16 @@ def test_features_are_as_wide_as_the_table_says(model: str, monkeypatch: pytest.
 
 
 @rows("workload", [FROZEN, LINEAR])
-def test_only_the_classifier_learns(workload: Workload) -> None:
-    arms = arms_of(ALONE, workload=workload)
+def test_only_the_classifier_learns(gloo_of_one: None, workload: Workload) -> None:
+    ddp = Arm("ddp", 1, 2)
+    arms = arms_of(ddp, workload=workload)
     before = state_of(arms.model)
-    arms.time_block(ALONE, 3)
+    arms.time_block(ddp, 3)
     assert {name.split(".")[0] for name in changed(arms.model, before)} == {"classifier"}
+    replica = arms._replicas.of(ddp)
+    assert not replica.call.will_sync_module_buffers(), "they never change"
+    momentum = [state["momentum_buffer"].numel() for state in replica.weights.optimizer.state.values()]
+    assert sum(momentum) == workload.family.classifier_parameters
 
 
 def test_frozen_batch_normalisation_has_statistics_and_keeps_them() -> None:
@@ -194,16 +199,12 @@ def test_published_weights_are_used_and_get_no_other_statistics(
     assert not changed(built(workload).features, state)
 
 
-class Other:
-    """Something that a state dict has no business with."""
-
-
 @rows(
     "spoil",
     [
         lambda path: path.unlink(missing_ok=True),
         lambda path: torch.save(torchvision.models.get_model("squeezenet1_1", weights=None).state_dict(), path),
-        lambda path: path.write_bytes(pickle.dumps(Other(), protocol=2)),
+        lambda path: path.write_bytes(pickle.dumps(Path(), protocol=2)),
         lambda path: torch.save(torch.zeros(3), path),
     ],
 )
@@ -221,32 +222,23 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-def by_two_ranks(rank: int) -> tuple[list[str], dict[str, Any]]:
+def by_two_ranks(rank: int) -> tuple[list[str], str | None, str]:
     torch.manual_seed(rank)  # which must not matter
     seeded = [seeded_checksum(built(workload), workload) for workload in WORKLOADS]
     arms = arms_of(*ARMS, workload=FROZEN, rank=rank, ranks=2)
-    if rank == 0:
-        arms.time_block(ARMS[0], 2)
-    arms.time_block(ARMS[1], 2)
-    of_block = arms.time_block(ARMS[2], 3).parameters_checksum
-    replica = arms._replicas.of(ARMS[2])
-    found = {
-        "block": of_block, "whole": checksum(arms.model.parameters()),
-        "reduced": sum(parameter.numel() for parameter in replica.call.parameters() if parameter.requires_grad),
-        "buffers sent": replica.call.will_sync_module_buffers(),
-        "momentum": sum(state["momentum_buffer"].numel() for state in replica.weights.optimizer.state.values()),
-    }  # fmt: skip
+    for arm in ARMS[rank:]:
+        of_block = arms.time_block(arm, 2).parameters_checksum
+    found = checksum(arms.model.parameters())
     arms.close()
-    return seeded, found
+    return seeded, of_block, found
 
 
-def test_ranks_agree_by_themselves_and_ddp_sends_a_classifier_alone(tmp_path: Path) -> None:
-    (seeded, found), second = on_two_ranks(by_two_ranks, tmp_path)
-    assert (seeded, found) == second
+def test_ranks_agree_by_themselves_and_on_frozen_weights_and_what_they_trained(tmp_path: Path) -> None:
+    one, other = on_two_ranks(by_two_ranks, tmp_path)
+    seeded, of_block, whole = one
+    assert one == other
     assert len(set(seeded)) == len(WORKLOADS)
-    assert found["block"] == found["whole"], "frozen weights are in the checksum, too"
-    assert found["reduced"] == found["momentum"] == FROZEN.family.classifier_parameters
-    assert not found["buffers sent"], "they never change"
+    assert of_block == whole, "frozen weights are in the checksum, too"
 
 
 @rows("workload", WORKLOADS)
