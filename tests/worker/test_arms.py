@@ -51,8 +51,7 @@ def test_each_round_has_each_arm_once_in_an_order_that_all_ranks_draw() -> None:
     assert all(Counter(order) == Counter(arms) for order in orders)
     assert orders == [arm_order(arms, 7, "weak/x", number) for number in range(200)]
     first = Counter(order[0] for order in orders)
-    assert len(first) == 4
-    assert min(first.values()) > 30, "no arm is always first"
+    assert min(first[arm] for arm in arms) > 30, "no arm is always first"
 
 
 def test_a_block_is_filled_with_whole_steps_enough_to_show_their_spread() -> None:

@@ -54,6 +54,7 @@ def test_a_step_is_a_forward_pass_as_a_model_is_served_and_trains_nothing(worklo
         before, seen = checksum(arms.model.parameters()), watched(arms.model)
         timing = arms.time_block(arm, 4)
         assert len(timing.step_s) == 4
+        assert seen[0][0] == (workload != TRANSFORMER), "statistics of batch normalisation come first"
         assert set(seen[-STEPS_BEFORE_TIMING - 4 :]) == {(False, dtype, False, arm == INFER)}
         assert (timing.skipped_steps, timing.parameters_checksum) == (None, None)
         assert checksum(arms.model.parameters()) == before

@@ -188,10 +188,11 @@ def test_a_copy_is_correct_once_it_is_made_and_a_flipped_bit_is_found(kind: str,
 
 
 LENGTH = 2000
+Message = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
-def message_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+def message_of(monkeypatch: pytest.MonkeyPatch) -> Message:
     """A member's message, in short parts."""
     monkeypatch.setattr(work, "_NUMBERS_AT_ONCE", 251 * 2)
 
@@ -203,14 +204,14 @@ def message_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
     return message
 
 
-def test_a_message_has_its_values_in_all_parts(message_of: Callable[..., torch.Tensor]) -> None:
+def test_a_message_has_its_values_in_all_parts(message_of: Message) -> None:
     for numbers in (1, 250, 251, 502, 503, LENGTH):
         assert message_of(5, numbers).tolist() == [i % 251 + 5 for i in range(numbers)]
 
 
 @rows("begin", [0, 1, 667, 1400])
 def test_a_share_is_known_wherever_it_begins_and_a_wrong_number_or_sender_is_found(
-    message_of: Callable[..., torch.Tensor], begin: int
+    message_of: Message, begin: int
 ) -> None:
     known, total = KnownValues(CPU, LENGTH), torch.stack([*map(message_of, range(3))]).sum(dim=0)
     for whole, is_right, whose in ((message_of(5), known.is_message, 5), (total, known.is_sum, 3)):
