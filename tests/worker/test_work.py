@@ -133,8 +133,8 @@ ENDLESS = 2**24
     ("opened", "message"),
     [
         (
-            lambda: open_matmul("fp32", CpuDevice(), 16384, sharers=2**30),
-            r"1073741824 ranks on this host need 5120 MiB each; 1099511627776 MiB are available. Choose a smaller size",
+            lambda: open_matmul("fp32", CpuDevice(), sharers=2**40),
+            r"1099511627776 ranks on this host need 20 MiB each; 1099511627776 MiB are available. Choose a smaller",
         ),
         (lambda: open_matmul("fp32", CpuDevice(), ENDLESS), "not enough memory for matrices of 16777216 x 16777216: "),
         (lambda: open_copy("memory-copy", CPU), "not enough memory for copies of 1073741824 MiB"),
