@@ -149,7 +149,7 @@ def test_loader_workers_have_the_cores_given_and_nothing_of_the_rank_and_are_mis
     before = workers_of(os.getpid())  # of earlier tests in this process
     mine, other = socket.socketpair()
     with mine, other:
-        batches = loader_of(folder, workers=2, cores=(last,), timeout_s=5.0).stretch(0, 500)
+        batches = loader_of(folder, workers=2, cores=(last,)).stretch(0, 500)
         for expected in loader_of(folder).epoch(0):
             assert torch.equal(next(batches).inputs, expected.inputs)
         workers = [one for one in workers_of(os.getpid()) if one not in before]
