@@ -65,9 +65,10 @@ def by_two_ranks(rank: int) -> tuple[list[Any], str]:
 
 
 def test_losses_and_accuracy_of_two_ranks_are_those_of_one_over_the_same_images(
-    gloo_of_one: None, tmp_path: Path
+    gloo_of_one: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    (both, statistics), (nothing, the_same) = on_two_ranks(by_two_ranks, tmp_path)
+    folder = tmp_path_factory.mktemp("ranks")  # not the one by which this process meets itself
+    (both, statistics), (nothing, the_same) = on_two_ranks(by_two_ranks, folder)
     assert (nothing, the_same) == ([], statistics), "all ranks validate one model"
     ended, (*alone, end), _ = carried_out(run_of(1))
     assert ended == ("rounds", "")
