@@ -274,7 +274,7 @@ def aligned(rank: int) -> tuple[Any, ...]:
     model = build_model(CHANNELS_LAST, CPU)
     weights, group = Weights(model, 1e-3), dist.group.WORLD
     assert group is not None
-    momenta = [state["momentum_buffer"] for state in weights.optimizer.state.values()]
+    momenta = [weights.optimizer.state[one]["momentum_buffer"] for one in model.parameters()]
     tensors = [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]
     left = [[int(momentum.count_nonzero()) for momentum in momenta]]  # which is there from the beginning
     torch.manual_seed(rank)
