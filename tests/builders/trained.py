@@ -11,8 +11,11 @@ from torchvision.models._api import register_model
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.worker.arms import StudyArms
+from pytest_ddpscale.worker.device import CpuDevice
 from tests.builders.workloads import with_settings
 
 CPU = torch.device("cpu")
@@ -31,3 +34,11 @@ TRANSFORMER = with_settings(TINY, model="vit_of_a_test")
 
 def study(*arms: Arm, workload: Workload = TINY) -> Study:
     return Study("weak", workload, arms, rounds=5, block_s=0.1, warmup_s=0.1)
+
+
+def arms_of(
+    *arms: Arm, workload: Workload = TINY, device: CpuDevice | None = None, rank: int = 0, ranks: int = 1, **more: Any
+) -> StudyArms:
+    """Those of a rank of one node."""
+    device = device or CpuDevice()
+    return StudyArms(study(*arms, workload=workload), device, rank, Layout(1, ranks), TIMEOUT, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,73 +13,59 @@ from msgspec.structs import replace
 from pytest_ddpscale.run.rank_folder import RankFailure, RankStatus, WantedArms, leave, left, read_status
 from pytest_ddpscale.worker.context import RankProgress, needed_arms
 from pytest_ddpscale.worker.control import host_name
+from tests.rows import rows
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> RankProgress:
-    return RankProgress(tmp_path, 1)
-
-
-def test_start_up_is_told_at_once(here: RankProgress, tmp_path: Path) -> None:
+def test_each_phase_is_told_at_once_with_all_that_was_set_before(tmp_path: Path) -> None:
+    here = RankProgress(tmp_path, 1)
     assert read_status(tmp_path, 1) == RankStatus(pid=os.getpid(), local_rank=1, entered=1)
-
-
-def test_a_new_phase_is_told_with_all_that_was_set_before(here: RankProgress, tmp_path: Path) -> None:
     here.rank, here.study, here.arm, here.round = 5, "weak/r", "ddp@2", 3
-    here.phase = "timed block"
-    here.count_step()
-    here.count_step()
-    found = RankStatus(
-        pid=os.getpid(), rank=5, local_rank=1, phase="timed block", study="weak/r", arm="ddp@2", round=3, entered=2,
-        steps=2,
-    )  # fmt: skip
-    assert read_status(tmp_path, 1) == found
+    for entered in (2, 3):  # the same phase again is seen to be another, with steps of its own
+        here.phase = "timed block"
+        here.count_step()
+        here.count_step()
+        found = RankStatus(
+            pid=os.getpid(), rank=5, local_rank=1, phase="timed block", study="weak/r", arm="ddp@2", round=3,
+            entered=entered, steps=2,
+        )  # fmt: skip
+        assert read_status(tmp_path, 1) == found
 
 
-def test_the_same_phase_again_is_seen_to_be_another(here: RankProgress, tmp_path: Path) -> None:
-    here.phase = "warm-up"
-    here.phase = "warm-up"
-    found = read_status(tmp_path, 1)
-    assert found is not None
-    assert found.entered == 3
+NO_INTERFACE = "Bootstrap : no socket interface found"
 
 
-def test_a_failure_is_left_with_the_agent(here: RankProgress, tmp_path: Path) -> None:
+@rows(
+    ("error", "message"),
+    [
+        (ValueError("no answer from http://ann:hunter2@proxy:8080"), "no answer from http://***@proxy:8080"),
+        (ValueError("no such file: /data/\udcff.pt"), "no such file: /data/\\udcff.pt"),
+        (ValueError(NO_INTERFACE), f"{NO_INTERFACE}\nNCCL_SOCKET_IFNAME=eth9"),
+    ],
+)
+def test_a_failure_is_left_with_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth9")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    here = RankProgress(tmp_path, 1)
     here.rank, here.study = 5, "weak/r"
-    here.tell_failure(ValueError("no answer from http://ann:hunter2@proxy:8080"))
+    here.tell_failure(error)
     told = left(tmp_path, RankFailure, 1)
     assert told is not None
-    message = "no answer from http://***@proxy:8080"
     assert replace(told, unix_s=0.0) == RankFailure(
         local_rank=1, rank=5, study="weak/r", phase="start-up", type="ValueError", message=message
     )
 
 
-def test_without_an_agent_nothing_is_told() -> None:
-    here = RankProgress()
-    here.phase = "warm-up"
-    here.count_step()
-    assert here.phase == "warm-up"
-    here.tell_failure(ValueError("no"))
-
-
-def test_a_folder_that_cannot_be_written_from_the_start_costs_the_word_only(tmp_path: Path) -> None:
-    here = RankProgress(tmp_path / "missing", 1)
-    here.phase = "warm-up"
-    here.count_step()
-    here.tell_failure(ValueError("no"))
-
-
-def test_nor_does_one_that_is_gone_later(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_or_gone_costs_the_word_only(tmp_path: Path) -> None:
     folder = tmp_path / "status"
     folder.mkdir()
-    here = RankProgress(folder, 1)
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-    here.phase = "warm-up"
-    here.count_step()
-    here.tell_failure(ValueError("no"))
+    later = RankProgress(folder, 1)
+    shutil.rmtree(folder)
+    for here in (RankProgress(), RankProgress(folder, 1), later):
+        here.phase = "warm-up"
+        here.count_step()
+        here.tell_failure(ValueError("no"))
 
 
 def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,51 +75,38 @@ def test_the_node_is_named_as_its_agent_does(monkeypatch: pytest.MonkeyPatch) ->
     assert host_name() == "n7"
 
 
-def test_a_failure_is_told_whatever_characters_its_message_has(here: RankProgress, tmp_path: Path) -> None:
-    here.tell_failure(OSError("no such file: /data/\udcff.pt"))
-    found = left(tmp_path, RankFailure, 1)
-    assert found is not None
-    assert found.message == "no such file: /data/\\udcff.pt"
+NOBODY = WantedArms("weak/r", 4, ())
 
 
-def test_of_an_interface_that_is_not_there_the_variables_that_name_one_are_told(
-    here: RankProgress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@rows(
+    ("word", "expected"),
+    [
+        (None, None),  # nobody waits for a supervisor for ever
+        (NOBODY, []),
+        (WantedArms("weak/r", 4, ("alone", "ddp@2")), ["alone", "ddp@2"]),
+        (WantedArms("weak/r", 3, ()), None),
+        (WantedArms("strong/r", 4, ()), None),
+        ("", None),
+        ("{", None),
+        ("[]", None),
+        ('{"say":"wanted","study":"weak/r","round":4,"arms":"none"}', None),
+    ],
+)
+def test_a_word_about_the_round_is_followed(
+    tmp_path: Path, word: WantedArms | str | None, expected: list[str] | None
 ) -> None:
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth9")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    here.tell_failure(RuntimeError("Bootstrap : no socket interface found"))
-    found = left(tmp_path, RankFailure, 1)
-    assert found is not None
-    assert found.message == "Bootstrap : no socket interface found\nNCCL_SOCKET_IFNAME=eth9"
-
-
-@pytest.mark.parametrize("arms", [(), ("alone", "ddp@2")])
-def test_the_word_is_followed(tmp_path: Path, arms: tuple[str, ...]) -> None:
-    leave(tmp_path, WantedArms("weak/r", 4, arms))
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=30.0) == list(arms)
-
-
-@pytest.mark.parametrize("word", [WantedArms("weak/r", 3, ()), WantedArms("strong/r", 4, ())])
-def test_a_word_about_something_else_is_none(tmp_path: Path, word: WantedArms) -> None:
-    leave(tmp_path, word)
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.05) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"say":"wanted","study":"weak/r","round":4,"arms":"none"}'])
-def test_garbage_is_none_either(tmp_path: Path, content: str) -> None:
-    leave(tmp_path, WantedArms("weak/r", 4, ()))
-    [file] = tmp_path.iterdir()
-    file.write_text(content)
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.05) is None
-
-
-def test_without_a_supervisor_nobody_waits_for_ever(tmp_path: Path) -> None:
-    assert needed_arms(tmp_path, "weak/r", 4, patience_s=0.05) is None
+    if isinstance(word, WantedArms):
+        leave(tmp_path, word)
+    elif word is not None:
+        [file] = tmp_path.iterdir()
+        file.write_text(word)
+    patience_s = 0.05 if expected is None else 30.0
+    assert needed_arms(tmp_path, "weak/r", 4, patience_s) == expected
 
 
 def test_a_word_that_comes_late_is_heard(tmp_path: Path) -> None:
     leave(tmp_path, WantedArms("weak/r", 3, ("alone",)))
-    speaker = threading.Timer(0.1, leave, (tmp_path, WantedArms("weak/r", 4, ())))
+    speaker = threading.Timer(0.1, leave, (tmp_path, NOBODY))
     speaker.start()
     assert needed_arms(tmp_path, "weak/r", 4, patience_s=30.0) == []
     speaker.join()
