@@ -330,7 +330,8 @@ class Settings:
         "length of a timed block; default: 2s on GPU, 0.75s on CPU")
     warm_up_s: float | None = _option("--ddp-warm-up", "SECONDS", warm_up_s, "measuring",
         "train all GPUs in one stretch before the rounds; what its end is slower than the rounds counts; 0 for none; "
-        "default: 120 on GPUs where throughput is judged and all train together, else 0")
+        "default: 120, at most half of --ddp-inactivity-limit, on GPUs where throughput is judged and all train "
+        "together, else 0")
     profile_steps: int | None = _option("--ddp-profile", "N", number_of_profiled_steps, "measuring",
         "profile N steps of each arm with torch.profiler after a study's timed rounds, each study in a fresh gang; 5 "
         "if N is omitted", alone="5")

@@ -133,7 +133,8 @@ class MeasureSource(EvidenceSource):
 
     def _pace(self) -> Pace:
         settings, default, rounds = self.subject.settings, PACES[self.subject.device_type], self.subject.settings.rounds
-        sustained_s = default.sustained_s if settings.warm_up_s is None else settings.warm_up_s
+        usual_s = min(default.sustained_s, settings.inactivity_limit_s / 2)  # ranks record nothing in it
+        sustained_s = usual_s if settings.warm_up_s is None else settings.warm_up_s
         pace = replace(default, block_s=settings.block_s or default.block_s, sustained_s=sustained_s)
         return replace(pace, rounds=rounds, uncompared_rounds=rounds) if rounds else pace
 

@@ -145,3 +145,9 @@ class TestLoad:
         assert probes_of(planned([TRANSPORT, training(8)], 24, three)) == []
         assert probes_of(planned([TRANSPORT, strong(24)], 24, three)) == []
         assert probes_of(planned([TRANSPORT, strong(16)], 24, three)) == [LOAD, LINKS]
+
+
+def test_a_stretch_ends_long_before_ranks_that_record_nothing_are_ended() -> None:
+    for stretch_s, inactivity in ((120.0, "10m"), (60.0, "2m")):
+        plan = planning(ddp_inactivity_limit=inactivity).plan_for([training(8)])
+        assert [study.sustained_s for study in plan.studies] == [stretch_s]
