@@ -22,7 +22,7 @@ from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
-from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
+from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
 from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
@@ -209,7 +209,6 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
-    warn_of_problems(thresholds)
     run = import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds.thresholds)
     studies = len(run.read_plan().studies)
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")

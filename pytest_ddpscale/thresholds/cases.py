@@ -166,7 +166,7 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
             continue
         if not has_peers(requirement, ranks, layout):
             continue
-        missing = requirement.missing or _why_missing(sku, requirement, layout)
+        missing = _why_missing(sku, requirement, layout)
         of_training = requirement.definition.subject == "workload"
         case = _training_case(file, sku, requirement, ranks) if of_training else _node_case(sku, requirement, ranks)
         found.append(replace(case, missing=missing, environment=sku.environment))
@@ -227,7 +227,7 @@ def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ran
 
 def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tuple[float | None, str]:
     """The reference SKU's published throughput per GPU and its source."""
-    if requirement.versus is None or requirement.missing:
+    if requirement.versus is None:
         return None, ""
     samples_per_s, source = file.thresholds.reference_throughput(requirement)
     return samples_per_s, source.reference or ""

@@ -214,7 +214,7 @@ def _with_workloads(sku: Sku, names: Collection[str]) -> Sku:
 def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> Iterator[str]:
     """Changed reference throughputs of ratios."""
     for one in file.thresholds.skus[sku].requirements:
-        if one.versus is None or one.missing or one.versus not in below.thresholds.skus:
+        if one.versus is None or one.versus not in below.thresholds.skus:
             continue
         try:
             was, _ = below.thresholds.reference_throughput(one)

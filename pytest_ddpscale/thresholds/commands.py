@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.errors import OptionError, SkuError, ThresholdsError
 from pytest_ddpscale.util.packaged import SCHEMA, SITE_FOLDERS, THRESHOLDS, packaged, usual_thresholds
 
 if TYPE_CHECKING:
@@ -48,12 +48,6 @@ def add_check(actions: Commands) -> None:
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=_check)
     actions.add_parser("schema", help="print the JSON schema, for editors").set_defaults(run=_print_schema)
-
-
-def warn_of_problems(file: ThresholdsFile) -> None:
-    """Print a file's problems on stderr as warnings; the section in use is valid."""
-    for problem in file.problems:
-        print(f"ddpscale: warning: {problem}", file=sys.stderr)
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -96,7 +90,6 @@ def _show(arguments: argparse.Namespace) -> None:
         raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
     else:
         lines = [listed_json(file)] if is_json else listed_lines(file)
-    warn_of_problems(file)
     for line in lines:
         print(line)
 
@@ -105,14 +98,15 @@ def _check(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
     from pytest_ddpscale.thresholds.showing import counted_lines
 
-    file = load_thresholds(arguments.file)
-    for problem in file.problems[1:]:
-        print(problem, file=sys.stderr)
-    if file.problems:
-        raise file.problems[0]
-    for kind, told in (("warning", file.warnings), ("remark", file.remarks)):
-        for text in dict.fromkeys(str(one) for found in told.values() for one in found):
-            print(f"ddpscale: {kind}: {text}", file=sys.stderr)
+    try:
+        file = load_thresholds(arguments.file)
+    except ThresholdsError as error:
+        for other in error.others:
+            print(other, file=sys.stderr)
+        raise
+    remarks = dict.fromkeys(text for sku in file.thresholds.skus for text in file.remarks(sku))
+    for text in remarks:
+        print(f"ddpscale: remark: {text}.", file=sys.stderr)
     for line in (*counted_lines(file), *_change_lines(file)):
         print(line)
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")

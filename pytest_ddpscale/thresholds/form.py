@@ -7,7 +7,16 @@ from collections.abc import Collection
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
@@ -17,16 +26,15 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
 from pytest_ddpscale.plan.variables import VARIABLES
 from pytest_ddpscale.removed import REMOVED
-from pytest_ddpscale.thresholds.model import BeyondNode, Severity
+from pytest_ddpscale.thresholds.model import BeyondNode, RequirementKey, Severity
 from pytest_ddpscale.thresholds.parts import (
-    BY_SHAPE,
-    PARTS,
-    WHOLE,
     AnyWorkload,
+    BatchForm,
     Detect,
+    Name,
     Node,
-    OneBatch,
     Peak,
+    Person,
     Strict,
     Text,
     Words,
@@ -44,9 +52,8 @@ _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
-# Tags for pydantic of a row of checks and one of values; no message shows them.
-OF_CHECKS, OF_VALUES = "[checks]", "[values]"
-TAGS = (WHOLE, PARTS, OF_CHECKS, OF_VALUES)
+SECTIONS = ("sources", "reasons", "margins", "workloads", "families", "skus")
+ROW_LISTS = ("requirements", "change")  # of a SKU
 
 
 def _known_world_size(value: Any) -> Any:
@@ -60,7 +67,8 @@ def _known_world_size(value: Any) -> Any:
 def _margin_pct(value: Any) -> Any:
     matched = _PER_CENT.fullmatch(value) if isinstance(value, str) else None
     if matched is None:
-        raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`")
+        kind = "per_cent_type" if isinstance(value, dict) else "per_cent"  # which may be a margin with a name
+        raise PydanticCustomError(kind, "per cent from 0 to 99, such as `5 %`")
     return float(matched[1])
 
 
@@ -69,10 +77,6 @@ def _margin(value: Any) -> Any:
     if not is_name and not (isinstance(value, str) and _PER_CENT.fullmatch(value)):
         raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`, or a name under `margins`")
     return value
-
-
-def _off(value: Any) -> Any:
-    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
@@ -84,21 +88,14 @@ def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
 
 _WorldSizeKey = Annotated[WorldSize, BeforeValidator(_known_world_size)]
 _Number = Annotated[float, Field(ge=0)]
-_OneOrEach = Annotated[
-    Annotated[_Number, Tag(WHOLE)] | Annotated[dict[str, _Number], Field(min_length=1), Tag(PARTS)], BY_SHAPE
-]
-_Names = Annotated[
-    Annotated[str, Tag(WHOLE)] | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS), Tag(PARTS)],
-    BY_SHAPE,
-]
+_Names = str | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS)]
 # Per world size, one number for all workloads or probes, or one for each by name.
 Values = Annotated[
-    dict[_WorldSizeKey, _OneOrEach],
+    dict[_WorldSizeKey, _Number | Annotated[dict[str, _Number], Field(min_length=1)]],
     Field(min_length=1),
     _by_world_size({"anyOf": [_NUMBER, {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}]}),
 ]
 Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), _by_world_size(_NUMBER)]
-_OneOrBySize = Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)], BY_SHAPE]
 PerCent = Annotated[
     float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
 ]
@@ -151,8 +148,8 @@ class Row(Strict):
         description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
         "Default: the metric's entry under `margins`.",
     )
-    bound: _OneOrBySize = Field(None, description="The bound itself, in place of a margin.")
-    sound: Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)], BY_SHAPE] = Field(
+    bound: _Number | Bounds | None = Field(None, description="The bound itself, in place of a margin.")
+    sound: _Number | Values | None = Field(
         None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
         "nothing, but tells the smallest fault that the row sees. Default: the published value.",
     )  # fmt: skip
@@ -238,6 +235,14 @@ class Row(Strict):
         named = self.of or self.probe
         return [named] if isinstance(named, str) else named
 
+    def values_of(self, metric: str, told: float | dict[str, float]) -> list[tuple[str, float]]:
+        """Each subject of a metric with its value. Raises ValueError if both the row and the values name subjects."""
+        if not isinstance(told, dict):
+            return [(subject, told) for subject in self.subjects]
+        if self.subjects != [""] or self.bound is not None:
+            raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound` in the row")
+        return [*told.items()]
+
     @property
     def margin_pct(self) -> float | None:
         """Its margin, in per cent; None if it has none, or gives it by name."""
@@ -318,27 +323,21 @@ class Change(Strict):
     check: str = Field("", description="The changed check, in place of a metric.")
     placement: Placement = Field("packed", description="Placement of the changed rows.")
     versus: str | None = Field(None, description="Reference of a changed `generation_ratio`.")
-    severity: Annotated[
-        Literal["off", "warn", "fail"] | None,
-        BeforeValidator(_off),
-        WithJsonSchema({"enum": ["off", "warn", "fail", False]}),
-    ] = Field(None, description="`fail` rejects the run; `warn` is only reported; `off` is not required.")
-    bound: _OneOrBySize = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
+    severity: Literal["off", "warn", "fail"] | None = Field(
+        None, description="`fail` rejects the run; `warn` is only reported; `off` is not required."
+    )
+    bound: _Number | Bounds | None = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
     until: date | None = Field(
         None,
         description="Makes it a waiver, with `severity: warn`: the last day on which it holds, such as 2026-12-31.",
     )
-    who: Words = Field(description="The responsible person.")
+    who: Person = Field(description="The responsible person.")
     why: Words = Field(description="The reason.")
 
     @model_validator(mode="before")
     @classmethod
     def _metric_is_a_key(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if "because" in data:
-            raise ValueError("`because` is written `why` in a change, beside `who`")
-        if "check" in data:
+        if not isinstance(data, dict) or "check" in data:
             return data
         told = with_metrics(data, [name for name in cls.model_fields if name not in ("metric", "world_sizes")])
         metrics = told.pop("metrics")
@@ -356,6 +355,8 @@ class Change(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Change:
+        if "until" in self.model_fields_set and self.until is None:
+            raise ValueError("`until` is empty; expected the last day of the waiver, such as 2026-12-31")
         if self.until is not None and (self.severity != "warn" or self.bound is not None):
             raise ValueError("`until` makes it a waiver; expected `severity: warn` and no `bound`")
         if self.severity is None and self.bound is None:
@@ -367,6 +368,12 @@ class Change(Strict):
         if self.bound is not None and len(self.world_sizes) != 1 and not isinstance(self.bound, dict):
             raise ValueError("one `bound` for several world sizes; expected {2: …, 4: …} by world size")
         return self
+
+    def names(self, key: RequirementKey) -> bool:
+        """Whether it names a requirement, at whatever world size."""
+        metric, subject, _, placement, versus = key
+        named = self.metric, self.of or self.probe or self.check, self.placement, self.versus
+        return (metric, subject, placement, versus) == named
 
 
 class NamedMargin(Strict):
@@ -381,23 +388,24 @@ class NamedMargin(Strict):
         return with_metrics(data, ["because"])
 
 
-Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], BY_SHAPE]
-
-
 def _row_shape(row: Any) -> str:
-    return OF_CHECKS if isinstance(row, dict) and "check" in row else OF_VALUES
+    return "[checks]" if isinstance(row, dict) and "check" in row else "[values]"
 
 
 AnyRow = Annotated[
-    Annotated[CheckRow, Tag(OF_CHECKS)] | Annotated[Row, Tag(OF_VALUES)], Discriminator(_row_shape)
+    Annotated[CheckRow, Tag("[checks]")] | Annotated[Row, Tag("[values]")], Discriminator(_row_shape)
 ]  # fmt: skip
 
 
 class SkuForm(Strict):
     """One GPU model. In a file that extends another, only the differences."""
 
-    description: Text = Field(description="The model's full name.")
-    detect: Detect = Field(description="How to recognise a GPU of this model.")
+    model_config = ConfigDict(json_schema_extra={"required": ["description", "detect"]})  # of all files together
+
+    description: Text = Field(default="", description="The model's full name.")
+    detect: Detect = Field(  # type: ignore[assignment]  # unlike one that is left out, an empty one is refused
+        default=None, description="How to recognise a GPU of this model."
+    )
     aliases: list[str] = Field([], description="Additional names.")
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
     peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
@@ -406,7 +414,7 @@ class SkuForm(Strict):
         {}, description="Environment variables that the site sets on purpose, each with the reason."
     )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
-    batch: dict[str, OneBatch] = Field(
+    batch: dict[Name, Annotated[int, Field(ge=1, le=10**6)] | BatchForm] = Field(
         {}, description="Batch size of each workload: samples per GPU, or {per_gpu: …, global: …}."
     )
     beyond_node: BeyondNode = Field(
@@ -421,20 +429,43 @@ class SkuForm(Strict):
         description="Other severities and bounds of rows of families or of the file below, and waivers.",
     )  # fmt: skip
 
+    @field_validator(*ROW_LISTS, mode="before")
+    @classmethod
+    def _may_have_only_comments(cls, value: Any) -> Any:
+        return [] if value is None else value
+
+
+def _or_nothing(value: Any) -> Any:
+    return {} if value is None else value
+
 
 class FileForm(Strict):
     """A whole thresholds.yaml."""
 
     schema_version: int = Field(description="Version of the file's form.", json_schema_extra={"const": SCHEMA_VERSION})
     extends: str | None = Field(None, description="`packaged`, or the path of the file that this one changes.")
-    sources: dict[str, Text] = Field({}, description="Publications by name: who measured what, with what.")
-    reasons: dict[str, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
-    margins: dict[str, Margin] = Field(
+    sources: dict[Name, Text] = Field({}, description="Publications by name: who measured what, with what.")
+    reasons: dict[Name, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
+    margins: dict[Name, PerCent | NamedMargin] = Field(
         {}, description="Bound = published value less (or plus) this: by metric, or by a name that rows give."
     )
     peers: PeersForm | None = Field(
         None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
     )
-    workloads: dict[str, AnyWorkload] = Field({}, description="Training jobs, by name.")
-    families: dict[str, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
-    skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")
+    workloads: dict[Name, AnyWorkload] = Field({}, description="Training jobs, by name.")
+    families: dict[Name, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
+    skus: dict[Name, Annotated[SkuForm, BeforeValidator(_or_nothing)]] = Field(
+        {}, max_length=MOST_SKUS, description="GPU models, by name."
+    )
+
+    @field_validator("extends", mode="before")
+    @classmethod
+    def _is_a_path(cls, value: Any) -> Any:
+        if not isinstance(value, str) or not value.strip():
+            raise PydanticCustomError("extends", "`packaged` or a path")
+        return value
+
+    @field_validator(*SECTIONS, mode="before")
+    @classmethod
+    def _may_have_only_comments(cls, value: Any) -> Any:
+        return _or_nothing(value)

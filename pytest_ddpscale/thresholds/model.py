@@ -66,7 +66,6 @@ class Requirement:
         severity: ``warn`` is reported and never rejects.
         provisional: whether it lacks a published value, so that it cannot accept a cluster on its own.
         where: its ``file:line``.
-        missing: why no machine can measure it; empty if it can be measured.
         waiver: a waiver of its failure, or None.
         one_gpu: how the source trained the single GPU of the value or of its baseline; ``alone`` in all other cases.
         sound: what a sound machine is thought to reach, where that is not the published value; judges nothing.
@@ -87,7 +86,6 @@ class Requirement:
     severity: Severity = "fail"
     provisional: bool = False
     where: str = ""
-    missing: str = ""
     waiver: Waiver | None = None
     one_gpu: OneGpu = "alone"
     sound: float | None = None

@@ -7,15 +7,14 @@ these requirements. A row of the same metric and workload, in this file or one t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.layout import Layout, WorldSize
-from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, PROBE_UNIFORMITY, RANK_UNIFORMITY
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY, PROBE_UNIFORMITY, RANK_UNIFORMITY
 from pytest_ddpscale.plan.operation import KINDS, operation
 from pytest_ddpscale.thresholds.model import PeerLimits, Requirement, Source
 from pytest_ddpscale.thresholds.parts import Strict
@@ -23,12 +22,13 @@ from pytest_ddpscale.thresholds.parts import Strict
 _PER_CENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%")
 _LEAST_PCT = 1.0  # noise and ordinary differences reach less
 FEWEST_PLACES = 4
+BY_PEERS = (RANK_UNIFORMITY.name, NODE_UNIFORMITY.name, PROBE_UNIFORMITY.name)
 _REASON = "by its peers, no published value: more than {:g} % slower than the median of all others is rejected"
 
 
 def _limit(value: Any) -> Any:
-    if value is False or value == "off":  # YAML 1.1 reads a bare `off` as false
-        return "off"
+    if value == "off":
+        return value
     matched = _PER_CENT.fullmatch(value) if isinstance(value, str) else None
     if matched is None or float(matched[1]) < _LEAST_PCT:
         raise PydanticCustomError("peer_limit", "per cent from 1 to 999, such as `5 %`, or `off`")
@@ -38,7 +38,7 @@ def _limit(value: Any) -> Any:
 Limit = Annotated[
     str,
     BeforeValidator(_limit),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_PER_CENT.pattern}$"}, {"enum": ["off", False]}]}),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_PER_CENT.pattern}$"}, {"const": "off"}]}),
 ]
 
 
@@ -52,19 +52,17 @@ class PeersForm(Strict):
     pairs: Limit | None = Field(None, description="Pairs of GPUs inside a node, by position on other nodes.")
 
 
-def limits_of(forms: Sequence[PeersForm]) -> PeerLimits:
-    """The limits of several forms, the nearest last: each limit is that of the nearest form that has it."""
-    told = {name: value for form in forms for name, value in form.model_dump(exclude_none=True).items()}
-    return PeerLimits(**{name: _fraction(value) for name, value in told.items()})
-
-
-def _fraction(value: str) -> float | None:
-    matched = _PER_CENT.fullmatch(value)
-    return None if matched is None else float(matched[1]) / 100
+def limits_of(of_files: Iterable[PeersForm | None], of_sku: PeersForm | None) -> PeerLimits:
+    """The limits of files, the nearest last, and of a SKU: each limit is that of the nearest form that has it."""
+    told = dict[str, Any]()
+    for form in (*of_files, of_sku):
+        told |= form.model_dump(exclude_none=True) if form else {}
+    matched = {name: _PER_CENT.fullmatch(value) for name, value in told.items()}
+    return PeerLimits(**{name: float(found[1]) / 100 if found else None for name, found in matched.items()})
 
 
 def requirements_by_peers(
-    limits: PeerLimits, requirements: Sequence[Requirement], where: Mapping[str, str]
+    limits: PeerLimits, requirements: Sequence[Requirement], where: Callable[[str], str]
 ) -> Iterator[Requirement]:
     """Uniformity of GPUs and nodes for each workload with weak scaling on a node, and of the places of each probe.
 
@@ -73,36 +71,30 @@ def requirements_by_peers(
     Args:
         limits: of the SKU.
         requirements: its rows.
-        where: ``file:line`` of each limit.
+        where: tells the ``file:line`` of a limit.
     """
+    asked: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
     sizes: dict[str, list[WorldSize]] = {}
     for one in requirements:
         if _is_weak_on_a_node(one):
             sizes.setdefault(one.workload, []).append(one.world_size)
-    has_row = {(one.metric, one.subject) for one in requirements}
     for workload, found in sizes.items():
         size = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
-        for metric, name, limit in (
-            (RANK_UNIFORMITY.name, "computing", limits.computing),
-            (NODE_UNIFORMITY.name, "nodes", limits.nodes),
-        ):
-            if limit is not None and (metric, workload) not in has_row:
-                yield _requirement(metric, limit, where[name], size, workload=workload)
-    probed = dict.fromkeys((one.probe, one.world_size) for one in requirements if _is_probe_in_a_node(one))
-    for probe, size in probed:
-        name = KINDS[operation(probe).kind].peers
-        limit = asdict(limits)[name]
-        if limit is not None and (PROBE_UNIFORMITY.name, probe) not in has_row:
-            yield _requirement(PROBE_UNIFORMITY.name, limit, where[name], size, probe=probe)
-
-
-def _requirement(
-    metric: str, limit: float, where: str, size: WorldSize, *, workload: str = "", probe: str = ""
-) -> Requirement:
-    source, bound = Source(reasoning=_REASON.format(100 * limit)), round(1 + limit, 6)
-    return Requirement(
-        metric, bound, source, workload=workload, probe=probe, world_size=size, provisional=True, where=where
-    )
+        asked[RANK_UNIFORMITY.name, workload, size] = "computing"
+        asked[NODE_UNIFORMITY.name, workload, size] = "nodes"
+    for one in requirements:
+        if _is_probe_in_a_node(one):
+            asked[PROBE_UNIFORMITY.name, one.probe, one.world_size] = KINDS[operation(one.probe).kind].peers
+    has_row = {(one.metric, one.subject) for one in requirements}
+    for (metric, subject, size), name in asked.items():
+        limit = getattr(limits, name)
+        if limit is None or (metric, subject) in has_row:
+            continue
+        source = Source(reasoning=_REASON.format(100 * limit))
+        about: dict[str, Any] = {METRICS[metric].subject: subject}
+        yield Requirement(
+            metric, round(1 + limit, 6), source, **about, world_size=size, provisional=True, where=where(name)
+        )  # fmt: skip
 
 
 def _is_probe_in_a_node(one: Requirement) -> bool:

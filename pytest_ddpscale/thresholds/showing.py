@@ -272,7 +272,7 @@ def listed_lines(file: ThresholdsFile) -> Iterator[str]:
 
 def counted_lines(file: ThresholdsFile) -> Iterator[str]:
     """Checks and requirements of the SKUs that the file itself names, or of all, and where their values are from."""
-    own = file.layers[-1].section("skus") or file.thresholds.skus
+    own = file.layers[-1].form.skus or file.thresholds.skus
     head = ("SKU", "checks", "requirements", "published", "site's", "provisional")
     rows = [
         (one.name, *map(str, (one.checks, one.published + one.site + one.provisional, one.published, one.site,

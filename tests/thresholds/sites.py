@@ -34,7 +34,5 @@ def write_site(directory: Path, rest: str = CHANGED_A100, head: str = HEAD) -> P
 
 
 def site(directory: Path, rest: str = CHANGED_A100, head: str = HEAD) -> ThresholdsFile:
-    """The same, read; nothing is wrong with it."""
-    file = load_thresholds(write_site(directory, rest, head))
-    assert file.problems == ()
-    return file
+    """The same, read."""
+    return load_thresholds(write_site(directory, rest, head))

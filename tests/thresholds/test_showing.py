@@ -137,7 +137,6 @@ def test_the_example_at_its_end_can_be_used_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "thresholds.yaml"
     path.write_text("\n".join(lines[start:-1]), encoding="utf-8")
     file = load_thresholds(path)
-    assert file.problems == ()
     changed = [row for row in asked_of(file, "h200").rows if row.change is not None]
     assert [row.requirement.metric for row in changed] == ["weak_scaling_efficiency"]
 

@@ -45,9 +45,7 @@ def used(text: str) -> str:
 def load(directory: Path, text: str) -> ThresholdsFile:
     path = directory / "thresholds.yaml"
     path.write_text(text, encoding="utf-8")
-    file = load_thresholds(path)
-    assert file.problems == ()
-    return file
+    return load_thresholds(path)
 
 
 @rows("sku", ["", "a100-sxm4-80gb"])
@@ -93,13 +91,6 @@ def _named(data: object) -> object:
     if isinstance(data, list):
         return [_named(one) for one in data]
     return data if isinstance(data, (str, int, float)) or data is None else str(data)
-
-
-def test_a_file_that_extends_none_has_no_empty_sections(tmp_path: Path) -> None:
-    path = tmp_path / "thresholds.yaml"
-    path.write_text("schema_version: 2\nskus:\n", encoding="utf-8")
-    with pytest.raises(ThresholdsError, match="skus is None"):
-        load_thresholds(path)
 
 
 def overlay(below: Path, per_gpu: int = 768, workload: str = WORKLOAD) -> Overlay:
