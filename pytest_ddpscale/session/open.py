@@ -149,7 +149,7 @@ def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
     """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
     for path in (Path(used.path), *copies):
         with suppress(ThresholdsError):
-            found = load_thresholds(path)
+            found = load_thresholds(path, of_earlier_run=True)
             if found.digests == used.digests:
                 return found
     raise ThresholdsError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -57,14 +58,15 @@ class Compiler:
 
     Args:
         layers: the files, the nearest last.
+        least_day: waivers that end before are refused.
 
     Attributes:
         problems: errors found so far.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], least_day: date) -> None:
         self.problems: list[ThresholdsError] = []
-        self._layers = layers
+        self._layers, self._least_day = layers, least_day
         self._sites = {layer.path for layer in layers if not layer.path.samefile(packaged(THRESHOLDS))}
         # Entries that rows name, each with the nearest file that has it.
         self._named: dict[str, dict[str, tuple[Any, Layer]]] = {
@@ -273,7 +275,11 @@ class Compiler:
                         raise mark.error(f"{rows[key]} is {'waived' if change.until else 'changed'} twice")
                     done.add(key)
                     try:
-                        now = _waived(rows[key], change) if change.until else _lastingly(rows[key], change, mark)
+                        now = (
+                            _waived(rows[key], change, self._least_day)
+                            if change.until
+                            else _lastingly(rows[key], change, mark)
+                        )
                     except ValueError as error:
                         raise mark.error(str(error)) from None
                     if now is None:
@@ -293,15 +299,14 @@ def _over(below: Any, above: Any) -> Any:
     return above
 
 
-def _waived(one: Requirement, change: Change) -> Requirement:
+def _waived(one: Requirement, change: Change, least_day: date) -> Requirement:
     """A requirement with a waiver. Raises ValueError if it can have none."""
     assert change.until is not None
-    days = (change.until - today()).days
     if why := why_never_waived(one):
         raise ValueError(f"{one} cannot be waived: {why}")
-    if days < 0:
+    if change.until < least_day:
         raise ValueError(f"`until: {change.until}` is over; expected today or a later day, or no such entry")
-    if days > LONGEST_DAYS:
+    if (change.until - today()).days > LONGEST_DAYS:
         raise ValueError(f"`until: {change.until}` is more than {LONGEST_DAYS} days away; expected an earlier day")
     return replace(one, waiver=Waiver(change.who, change.why, change.until))
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
@@ -22,6 +23,7 @@ from pytest_ddpscale.thresholds.form import MOST_SKUS
 from pytest_ddpscale.thresholds.model import Requirement, Thresholds
 from pytest_ddpscale.thresholds.reading import dotted, what_next
 from pytest_ddpscale.thresholds.validating import Layer, first_of, nearest_place, read_layer
+from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 DEEPEST_EXTENSION = 4
@@ -113,14 +115,18 @@ def nearest_names(asked: str, known: Sequence[str]) -> list[str]:
     return [of_same[one] for one in difflib.get_close_matches(folded, list(of_same), n=3, cutoff=_LIKENESS)]
 
 
-def load_thresholds(path: Path) -> ThresholdsFile:
+def load_thresholds(path: Path, *, of_earlier_run: bool = False) -> ThresholdsFile:
     """Read a thresholds file and those that it extends.
+
+    Args:
+        path: the file.
+        of_earlier_run: whether it stays as it was when a run began, so that waivers in it may have ended since.
 
     Raises:
         ThresholdsError: something is wrong in one of them: the first mistake, with the others. The message has
             file:line, what was found, what was expected and what to do.
     """
-    return _compiled(_layers(path))
+    return _compiled(_layers(path), date.min if of_earlier_run else today())
 
 
 def _layers(path: Path) -> tuple[Layer, ...]:
@@ -137,12 +143,12 @@ def _layers(path: Path) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-def _compiled(layers: tuple[Layer, ...]) -> ThresholdsFile:
-    below = _compiled(layers[:-1]) if any(layer.form.skus for layer in layers[:-1]) else None
+def _compiled(layers: tuple[Layer, ...], least_day: date) -> ThresholdsFile:
+    below = _compiled(layers[:-1], least_day) if any(layer.form.skus for layer in layers[:-1]) else None
     names = dict.fromkeys(name for layer in layers for name in layer.form.skus).keys()
     if not names or len(names) > MOST_SKUS:
         raise nearest_place(layers, "skus").refusal(f"{len(names)} SKUs under `skus`", f"1 to {MOST_SKUS}")
-    compiler = Compiler(layers)
+    compiler = Compiler(layers, least_day)
     compiled = {name: compiler.sku(name) for name in names}
     skus = {name: sku for name, sku in compiled.items() if sku is not None}
     file = ThresholdsFile(layers, Thresholds(skus), below)

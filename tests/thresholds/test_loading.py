@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.reading import dotted
+from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 from tests.rows import rows
 from tests.thresholds.edited import BASE, edited
@@ -45,6 +46,15 @@ def test_a_file_rests_on_the_packaged_one_or_is_a_whole_of_its_own(path: Path) -
     path.write_text("schema_version: 2\nextends: packaged\n", encoding="utf-8")
     assert load_thresholds(path).rests_on_packaged
     assert load_thresholds(packaged(THRESHOLDS)).rests_on_packaged
+
+
+def test_a_waiver_that_has_ended_since_a_run_began_lets_the_run_be_judged_by_its_own_file(path: Path) -> None:
+    named = "busbw_gbps: 8, probe: all-reduce-32mib, severity: warn, SIGNED, until: DAY+-1"
+    path, _ = edited(path.parent, ["site", f"change: [{{{named}}}]"])
+    with pytest.raises(ThresholdsError, match="is over"):
+        load_thresholds(path)
+    requirements = load_thresholds(path, of_earlier_run=True).thresholds.skus["new"].requirements
+    assert [one.waiver.until < today() for one in requirements if one.waiver] == [True]
 
 
 def test_a_byte_order_mark_does_no_harm(path: Path) -> None:
