@@ -271,15 +271,12 @@ class Compiler:
         for change, mark in changes:
             with self._collecting():
                 for key in _selected(change, rows, mark):
+                    one = rows[key]
                     if key in done:
-                        raise mark.error(f"{rows[key]} is {'waived' if change.until else 'changed'} twice")
+                        raise mark.error(f"{one} is {'waived' if change.until else 'changed'} twice")
                     done.add(key)
                     try:
-                        now = (
-                            _waived(rows[key], change, self._least_day)
-                            if change.until
-                            else _lastingly(rows[key], change, mark)
-                        )
+                        now = _waived(one, change, self._least_day) if change.until else _lastingly(one, change, mark)
                     except ValueError as error:
                         raise mark.error(str(error)) from None
                     if now is None:
