@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from pytest_ddpscale.errors import OptionError, SkuError, ThresholdsError
 from pytest_ddpscale.util.packaged import SCHEMA, SITE_FOLDERS, THRESHOLDS, packaged, usual_thresholds
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.thresholds.changes import SkuChange
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -77,26 +76,25 @@ def _init(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds import showing
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.showing import asked_json, asked_lines, asked_of, listed_json, listed_lines
+    from pytest_ddpscale.util.document import text_lines
 
     file = load_thresholds(arguments.thresholds or usual_thresholds())
-    is_json = arguments.format == "json"
-    lines: Iterable[str]
-    if arguments.gpu_sku is not None:
-        asked = asked_of(file, arguments.gpu_sku, arguments.metric)
-        lines = [asked_json(asked)] if is_json else asked_lines(asked, arguments.verbose)
-    elif arguments.metric is not None:
+    if arguments.gpu_sku is None and arguments.metric is not None:
         raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
-    else:
-        lines = [listed_json(file)] if is_json else listed_lines(file)
-    for line in lines:
-        print(line)
+    asked = None if arguments.gpu_sku is None else showing.asked_of(file, arguments.gpu_sku, arguments.metric)
+    if arguments.format == "json":
+        print(showing.json_text(showing.listed_json(file) if asked is None else showing.asked_json(asked)))
+        return
+    blocks = showing.listed_blocks(file) if asked is None else showing.asked_blocks(asked, arguments.verbose)
+    print(*text_lines(*blocks, width=showing.WIDTH), sep="\n")
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds import showing
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.showing import counted_lines
+    from pytest_ddpscale.util.document import text_lines
 
     try:
         file = load_thresholds(arguments.file)
@@ -104,11 +102,10 @@ def _check(arguments: argparse.Namespace) -> None:
         for other in error.others:
             print(other, file=sys.stderr)
         raise
-    remarks = dict.fromkeys(text for sku in file.thresholds.skus for text in file.remarks(sku))
-    for text in remarks:
+    for text in dict.fromkeys(text for sku in file.thresholds.skus for text in file.remarks(sku)):
         print(f"ddpscale: remark: {text}.", file=sys.stderr)
-    for line in (*counted_lines(file), *_change_lines(file)):
-        print(line)
+    counted = showing.counted(file, file.layers[-1].form.skus or file.thresholds.skus)
+    print(*text_lines(counted, width=showing.WIDTH), *_change_lines(file), sep="\n")
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
 
 
@@ -118,23 +115,16 @@ def _change_lines(file: ThresholdsFile) -> Iterator[str]:
 
     if not file.extended:
         return
-    yield ""
-    yield f"{file.path} sha256 {file.sha256}"
+    yield f"\n{file.path} sha256 {file.sha256}"
     yield from (f"extends {path} sha256 {digest}" for path, digest in file.extended)
     changes = all_changes(file)
     for change in changes:
-        yield from _sku_lines(change)
+        yield str(change)
+        for one in change.bounds:
+            yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
+        yield from (f"  {one.where}: has no effect: {one} is the same in the file below" for one in change.idle)
     others = len(file.thresholds.skus) - len(changes)
-    yield f"{others} SKUs as in the file below" if changes else "changes nothing"
-    yield ""
-
-
-def _sku_lines(change: SkuChange) -> Iterator[str]:
-    yield str(change)
-    for one in change.bounds:
-        yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
-    for row in change.idle:
-        yield f"  {row.where}: has no effect: {row} is the same in the file below"
+    yield f"{others} SKUs as in the file below\n" if changes else "changes nothing\n"
 
 
 def _print_schema(_: argparse.Namespace) -> None:
