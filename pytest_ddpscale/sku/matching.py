@@ -90,11 +90,11 @@ def _detected(thresholds_file: ThresholdsFile, gpus: Sequence[SurveyedGpu]) -> s
     if common:
         raise SkuError(
             "--gpu-sku=auto", f"{_inventory(models)}: several SKUs match, {', '.join(common)}", "one SKU",
-            f"Choose with --gpu-sku={common[0]}, or make their `detect` in {thresholds_file.path} more specific.",
+            f"Choose one, such as --gpu-sku={common[0]}, or narrow their `detect` in {thresholds_file.path}.",
         )  # fmt: skip
     raise SkuError(
         "--gpu-sku=auto", f"the GPUs are of different SKUs: {_inventory(models, thresholds)}", "GPUs of one SKU",
-        "Show one model at a time with CUDA_VISIBLE_DEVICES (and CUDA_DEVICE_ORDER=PCI_BUS_ID).",
+        "Show one at a time with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.",
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence
     where = f"--gpu-sku={name}"
     if detect.device == "none":
         raise SkuError(
-            where, f"{name} is a published reference (detect.device is none), not something to measure",
+            where, f"{name} is a published reference, not something to measure",
             "the SKU of the GPUs present", "Use --gpu-sku=auto.",
         )  # fmt: skip
     if not gpus:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_init(commands: Commands) -> None:
     """`ddpscale init`."""
     command = commands.add_parser(
-        "init", help="create a site's directory with acceptance tests, job scripts and its own thresholds"
+        "init", help="create a site's directory: acceptance tests, job scripts and own thresholds"
     )
     command.add_argument("directory", type=Path, metavar="DIR")
     command.add_argument("--gpu-sku", metavar="SKU", help="GPU model for the examples in thresholds.yaml")

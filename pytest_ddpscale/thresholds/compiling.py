@@ -262,7 +262,7 @@ class Compiler:
             expected = f"`margin: 5 %` here, `{metric}: 5 %` under `margins`, or a `bound`"
             raise ValueError(f"there is no margin for {metric}; expected {expected}")
         if margin > MOST_MARGIN_PCT and because is None:
-            raise ValueError(f"a margin of {margin:g} %, above {MOST_MARGIN_PCT:g} %, needs `because: 'why so wide'`")
+            raise ValueError(f"a margin of {margin:g} %, above {MOST_MARGIN_PCT:g} %, needs `because: WHY`")
         return Source(number, margin, reference, because, is_site)
 
     def _changed(self, rows: Rows, changes: Iterable[tuple[Change, Mark]]) -> Rows:
@@ -302,9 +302,9 @@ def _waived(one: Requirement, change: Change, least_day: date) -> Requirement:
     if why := why_never_waived(one):
         raise ValueError(f"{one} cannot be waived: {why}")
     if change.until < least_day:
-        raise ValueError(f"`until: {change.until}` is over; expected today or a later day, or no such entry")
+        raise ValueError(f"`until: {change.until}` is over; expected today, a later day, or no entry")
     if (change.until - today()).days > LONGEST_DAYS:
-        raise ValueError(f"`until: {change.until}` is more than {LONGEST_DAYS} days away; expected an earlier day")
+        raise ValueError(f"`until: {change.until}` is beyond {LONGEST_DAYS} days; expected an earlier day")
     return replace(one, waiver=Waiver(change.who, change.why, change.until))
 
 
@@ -335,7 +335,7 @@ def _selected(change: Change, rows: Rows, mark: Mark) -> list[RequirementKey]:
         others = ", ".join(sorted({f"{key[0]} of {key[1]}" for key in rows}))
         expected = f"at world size {there}" if there else f"one of {others}"
         if change.metric in BY_PEERS and not change.until:
-            expected = "a row, or another limit under `peers`; with `until` what `peers` asks is waived"
+            expected = "a row; or another limit under `peers`, or a waiver of it, with `until`"
         at = f" at world size {missing[0]}" if missing else ""
         of = change.of or change.probe or change.check or "nodes"
         raise mark.error(f"there is no {change.metric} of {of}{at} to change; expected {expected}")

@@ -36,7 +36,7 @@ def contradictions(name: str, sku: Sku) -> Found:
     on_cpu = [check for check, one in NODE_CHECKS.items() if one.on_cpu]
     for one in sku.requirements:
         if sku.detect.device == "cpu" and one.check and one.check not in on_cpu:
-            yield one, f"check {one.check!r} does not apply without a GPU; expected some of {', '.join(on_cpu)}"
+            yield one, f"check {one.check!r} needs a GPU; expected some of {', '.join(on_cpu)}"
         why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one) or _why_twice(sku, one)
         if why:
             yield one, why
@@ -63,7 +63,7 @@ def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requiremen
     """
     sku, versus = skus[name], requirement.versus or ""
     if versus in (name, *sku.aliases):
-        return f"versus {versus}: a ratio of a SKU to itself says nothing; expected another SKU"
+        return f"versus {versus}: a ratio to itself says nothing; expected another SKU"
     if versus not in skus:
         owner = next((other for other, one in skus.items() if versus in one.aliases), None)
         near = f" is an alias; expected {owner!r}" if owner else f" is not in this file{did_you_mean(versus, skus)}"
@@ -103,7 +103,7 @@ def remarks(sku: Sku) -> Iterator[tuple[Requirement, str]]:
         shares_baseline = one.definition.unit == "fraction" and one.definition.baseline == "alone"
         of_one = 1 / ranks if shares_baseline and isinstance(ranks, int) else 0.0
         if one.bound <= (1 if one.metric == STRONG_SCALING_SPEEDUP.name else of_one):
-            yield one, f"{one} passes from {one.bound:g}, no faster than one GPU, so it hardly ever fails"
+            yield one, f"{one} passes from {one.bound:g}, no faster than one GPU: it hardly ever fails"
         elif sound and one.bound < sound * _LEAST_OF_SOUND:
             of_sound = f"is far below the {sound:g} of a sound machine, so it hardly ever fails"
             yield one, f"the bound {one.bound:g} of {one} {of_sound}"
@@ -117,7 +117,7 @@ def _odd_names(name: str, sku: Sku) -> Found:
         if not _NAME.fullmatch(one):
             yield (
                 at,
-                f"{one!r} is not a valid name; expected up to {LONGEST_NAME} letters, digits, '.', '_', '+' and '-'",
+                f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'",
             )
         if one.casefold() == "auto" and "batch" not in at:
             yield at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
@@ -130,10 +130,7 @@ def _why_twice(sku: Sku, one: Requirement) -> str:
         return ""
     alike = (twin for twin in sku.requirements if twin is not one and twin.world_size in same)
     found = [twin for twin in alike if (*twin.key()[:2], *twin.key()[3:]) == (*one.key()[:2], *one.key()[3:])]
-    return "".join(
-        f"{one} is asked at {twin.where}, too, as {twin.world_size}: a node has {same[0]} GPUs; expected one of them"
-        for twin in found
-    )
+    return "".join(f"{one} is also {twin.world_size} at {twin.where}: {same[0]} GPUs; expected one" for twin in found)
 
 
 def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
@@ -152,7 +149,7 @@ def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
         return ""
     tf32 = ", the peak of the plain fp32 units, because TF32 is not used" if workload.precision == "fp32" else ""
     key = f"{workload.precision}_tflops"
-    return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"
+    return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under `peak`{tf32}"
 
 
 def _why_unreachable(sku: Sku, one: Requirement) -> str:
@@ -181,4 +178,4 @@ def _why_unreachable(sku: Sku, one: Requirement) -> str:
     if limit is None or one.bound <= limit:
         return ""
     unit = sku.unit_of(one)
-    return f"the bound {one.bound:g} of {one} cannot be reached: {what} is {limit:g} {unit}; expected at most that"
+    return f"the bound {one.bound:g} of {one} cannot be reached; expected at most {what}, {limit:g} {unit}"

@@ -60,7 +60,7 @@ def _known_world_size(value: Any) -> Any:
     is_number = type(value) is int and 1 <= value <= MOST_RANKS
     if is_number or (isinstance(value, str) and re.fullmatch(_IN_WORDS, value)):
         return value
-    expected = f"a whole number from 1 to {MOST_RANKS}, `node`, `all`, or a number of nodes: `2 nodes`"
+    expected = f"a whole number from 1 to {MOST_RANKS}, `node`, `all`, or `2 nodes`"
     raise PydanticCustomError("world_size", expected)
 
 
@@ -136,38 +136,35 @@ class Row(Strict):
     """
 
     metrics: dict[MetricName, Values] = Field(
-        description="A metric: its values by world size, `{8: 480.1}`; if there is only one size, the value alone."
+        description="A metric: its values by world size, `{8: 480.1}`; the value alone if one fits."
     )
     of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
     probe: _Names = Field(
-        "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
+        "", description="Probes without training: `matmul-bf16`, `all-reduce-32mib`, with their size."
     )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
     margin: Annotated[str | None, BeforeValidator(_margin)] = Field(
         None,
-        description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
-        "Default: the metric's entry under `margins`.",
+        description="`5 %` from published values to bounds, or a name; default: the metric's own.",
     )
     bound: _Number | Bounds | None = Field(None, description="The bound itself, in place of a margin.")
     sound: _Number | Values | None = Field(
-        None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
-        "nothing, but tells the smallest fault that the row sees. Default: the published value.",
+        None, description="What a sound machine reaches, if not the published value; judges nothing.",
     )  # fmt: skip
     provisional: Text | None = Field(
-        None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
+        None, description="The values are bounds: why these without a publication, or a name."
     )
     because: Text | None = Field(None, description="Why this margin, bound or severity, or a name under `reasons`.")
     severity: Severity | None = Field(
         None, description="`warn` is reported and never rejects. Default: fail; warn if provisional."
     )
     placement: Placement = Field(
-        "packed", description="`packed` fills a node before the next; `spread` deals the ranks to all nodes in turn."
+        "packed", description="`packed` fills a node before the next; `spread` deals ranks to nodes in turn."
     )
     versus: str | None = Field(None, description="Reference of a generation_ratio: a SKU.")
     baseline: OneGpu = Field(
         "alone",
-        description="How the source trained the single GPU of the values or of their baseline: `alone`, without DDP, "
-        "or `ddp`, wrapped in DDP like many GPUs; the run then measures it so (`ddp@1`).",
+        description="How the source trained its single GPU, and the run does: `alone`, or under `ddp`.",
     )
 
     @model_validator(mode="before")
@@ -189,10 +186,7 @@ class Row(Strict):
         if self.published is not None and self.provisional is not None:
             raise ValueError("has both `published` and `provisional`; expected one of them")
         if self.published is None and self.provisional is None and not (agree and self.because):
-            raise ValueError(
-                "has no source of its values; expected `published: NAME`, a name under `sources`, or "
-                "`provisional: 'why these'` without a published value"
-            )
+            raise ValueError("has no source of its values; expected `published: NAME` or `provisional: WHY`")
         if self.published is None and (self.margin is not None or self.bound is not None):
             raise ValueError("`margin` and `bound` need `published`; without it the values are the bounds")
         if self.baseline == "ddp" and not self._times_one_gpu:
@@ -212,12 +206,12 @@ class Row(Strict):
 
     def _check_stated_bound(self) -> None:
         if self.margin is not None or self.because is None:
-            raise ValueError("a stated `bound` needs `because: 'why this distance from the publication'`, no `margin`")
+            raise ValueError("a stated `bound` needs `because: 'why this distance'` and no `margin`")
         sizes = [size for values in self.metrics.values() for size in values]
         if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
             raise ValueError("`bound` has other world sizes than the values; expected the same")
         if len(self.metrics) > 1 or (len(sizes) > 1 and not isinstance(self.bound, dict)):
-            raise ValueError("one `bound` for several values; expected one metric, and {2: …, 4: …} by world size")
+            raise ValueError("one `bound` for several values; expected one metric, {2: …, 4: …} by world size")
 
     def _check_places_of_sound(self, sound: Values) -> None:
         [values] = self.metrics.values()
@@ -240,7 +234,7 @@ class Row(Strict):
         if not isinstance(told, dict):
             return [(subject, told) for subject in self.subjects]
         if self.subjects != [""] or self.bound is not None:
-            raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound` in the row")
+            raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound`")
         return [*told.items()]
 
     @property
@@ -264,10 +258,7 @@ class Row(Strict):
         found = self.sound.get(world_size, {})
         number = found.get(subject) if isinstance(found, dict) else found
         if number is None:
-            expected = "one number, or one for each value of the row"
-            raise ValueError(
-                f"`sound` has none of {subject or 'nodes'} at world size {world_size}; expected {expected}"
-            )
+            raise ValueError(f"`sound` has none of {subject or 'nodes'} at world size {world_size}")
         return number
 
 
@@ -329,7 +320,7 @@ class Change(Strict):
     bound: _Number | Bounds | None = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
     until: date | None = Field(
         None,
-        description="Makes it a waiver, with `severity: warn`: the last day on which it holds, such as 2026-12-31.",
+        description="The last day of a waiver, with `severity: warn`: 2026-12-31.",
     )
     who: Person = Field(description="The responsible person.")
     why: Words = Field(description="The reason.")
@@ -419,14 +410,14 @@ class SkuForm(Strict):
     )
     beyond_node: BeyondNode = Field(
         "missing",
-        description="World sizes larger than a node, given as a number: never measured, or no requirement.",
+        description="Numbers of GPUs beyond a node: never measured, or not required.",
     )
     requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
     change: list[Change] = Field(
         [], max_length=MOST_REQUIREMENTS,
-        description="Other severities and bounds of rows of families or of the file below, and waivers.",
+        description="Other severities and bounds of rows of families or of files below; waivers.",
     )  # fmt: skip
 
     @field_validator(*ROW_LISTS, mode="before")
@@ -447,11 +438,9 @@ class FileForm(Strict):
     sources: dict[Name, Text] = Field({}, description="Publications by name: who measured what, with what.")
     reasons: dict[Name, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
     margins: dict[Name, PerCent | NamedMargin] = Field(
-        {}, description="Bound = published value less (or plus) this: by metric, or by a name that rows give."
+        {}, description="From published values to bounds: by metric, or by a name that rows give."
     )
-    peers: PeersForm | None = Field(
-        None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
-    )
+    peers: PeersForm | None = Field(None, description="By how much a place may be slower than its peers.")
     workloads: dict[Name, AnyWorkload] = Field({}, description="Training jobs, by name.")
     families: dict[Name, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
     skus: dict[Name, Annotated[SkuForm, BeforeValidator(_or_nothing)]] = Field(

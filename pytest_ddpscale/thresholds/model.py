@@ -119,27 +119,24 @@ class Requirement:
         if wanted != "workload" and self.placement == "spread":
             raise ValueError(f"{self.metric} does not depend on placement; expected no `placement: spread`")
         if wanted in ("check", "node") and self.world_size != 1:
-            raise ValueError(f"{self.metric} is about whole nodes; expected no world size, {self.metric}: NUMBER")
+            raise ValueError(f"{self.metric} is about whole nodes; expected no world size")
 
     def _check_world_size(self) -> None:
         least, most = self.definition.minimum_world_size, self.definition.maximum_world_size
         if isinstance(self.world_size, str):
             if self.definition.scaling == "strong":
-                raise ValueError(f"{self.metric} shares one batch among the ranks; expected a number as world size")
+                raise ValueError(f"{self.metric} shares one batch; expected a number as world size")
             if most is None:
                 return
         elif least <= self.world_size <= (most or self.world_size):
             return
         expected = f"at least {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
-        raise ValueError(f"{self.metric} is not defined for world size {self.world_size}; expected {expected}")
+        raise ValueError(f"{self.metric} has no world size {self.world_size}; expected {expected}")
 
     def _check_bound(self) -> None:
         only = self.definition.only_bound
         if only is not None and self.bound != only:
-            raise ValueError(
-                f"bound {self.bound:g} for {self.metric} allows ranks to differ, but they must agree bit for bit; "
-                f"expected {only:g}"
-            )
+            raise ValueError(f"bound {self.bound:g} for {self.metric}: ranks must agree bit for bit; expected {only:g}")
         if self.definition.unit == "fraction" and self._looks_like_per_cent:
             raise ValueError(
                 f"bound {self.bound:g} for {self.metric} looks like per cent; "
@@ -156,7 +153,7 @@ class Requirement:
         least, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
         measured = self.source.measured
         if measured is not None and (measured > most or (measured == 0 and least > 0)):
-            raise ValueError(f"published {self.metric} of {measured:g} is impossible; expected the measured value")
+            raise ValueError(f"published {self.metric} of {measured:g} is impossible; expected a measured one")
         never_fails = self.bound >= most if self.definition.upper_bound else self.bound < least
         never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
         if never_fails or never_passes:
@@ -171,16 +168,10 @@ class Requirement:
             return
         if self.sound <= 0 or not self._passes(self.sound):
             side = "most" if self.definition.upper_bound else "least"
-            raise ValueError(
-                f"a sound machine is said to reach {self.sound:g}, and would miss the bound {self.bound:g} for "
-                f"{self.metric}; expected at {side} {self.bound:g}"
-            )
+            raise ValueError(f"`sound` of {self.sound:g} would miss the bound; expected at {side} {self.bound:g}")
         _, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
         if self.sound > most:
-            raise ValueError(
-                f"a sound machine is said to reach {self.sound:g}, which is impossible for {self.metric}; expected at "
-                f"most {most:g}"
-            )
+            raise ValueError(f"`sound` of {self.sound:g} is impossible; expected at most {most:g}")
 
     def _passes(self, value: float) -> bool:
         return value <= self.bound if self.definition.upper_bound else value >= self.bound

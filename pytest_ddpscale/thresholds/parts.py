@@ -143,7 +143,7 @@ class FolderForm(Strict):
     """Training samples that ranks read from a folder."""
 
     folder: Annotated[str, AfterValidator(_absolute)] = Field(
-        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
+        description="Absolute path, on every node, with train/CLASS/IMAGE as make-dataset writes."
     )
     workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
     prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")

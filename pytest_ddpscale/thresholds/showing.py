@@ -36,9 +36,7 @@ WIDTH = 100
 LONGEST_SUBJECT = 30
 _SHORT_DIGEST = 12
 _ABSENT = "–"
-_PROVISIONAL = (
-    "Provisional: no value is published for this SKU. The bound is an estimate and cannot accept a cluster alone."
-)
+_PROVISIONAL = "Provisional: an estimate without a published value; cannot accept a cluster alone."
 _KINDS = ("published", "site", "provisional")
 
 
@@ -307,6 +305,6 @@ def _ending(asked: Asked) -> Iterator[Block]:
         yield Line(f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:")
         yield Listing("\n".join(site_example(asked.name, example)))
     else:
-        yield Line(f"To change one, write its row under `skus: {asked.name}: requirements:` of {asked.file.path}:")
+        yield Line(f"To change one, write under `skus: {asked.name}: requirements:` of {asked.file.path}:")
         yield Listing(f"- {site_row(example)}")
     yield Line("Then: ddpscale thresholds check FILE")

@@ -162,7 +162,7 @@ def refuse_unwritable(file: Path, below: ThresholdsFile) -> None:
         OptionError: the message names --write.
     """
     if os.path.lexists(file):
-        hint = f"It is never changed. A new file may extend it: --thresholds={file} --write NEW.yaml."
+        hint = f"A new file may extend it: --thresholds={file} --write NEW.yaml."
         raise OptionError("--write", f"found {file}, which exists", "a new file", hint)
     if not os.access(file.parent, os.W_OK):
         raise OptionError("--write", f"found {file}, whose folder cannot be written", "a writable folder")
