@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -42,6 +42,7 @@ from pytest_ddpscale.thresholds.parts import (
 from pytest_ddpscale.thresholds.peer_limits import PeersForm
 from pytest_ddpscale.util.nearest import did_you_mean
 
+Form = TypeVar("Form", bound=Strict)
 SCHEMA_VERSION = 2
 # Node checks have their own rows.
 ROW_METRICS = tuple(name for name in METRICS if name != NODE_CHECK.name)
@@ -178,50 +179,45 @@ class Row(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Row:
+        return _refused_with(self, self._mistakes())
+
+    def _mistakes(self) -> Iterator[str]:
         if (self.versus or "").startswith("run:"):
-            raise ValueError(f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}")
+            yield f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}"
         if self.of and self.probe:
-            raise ValueError("has both `of` and `probe`; expected one of them")
+            yield "has both `of` and `probe`; expected one of them"
         agree = all(METRICS[metric].only_bound is not None for metric in self.metrics)
         if self.published is not None and self.provisional is not None:
-            raise ValueError("has both `published` and `provisional`; expected one of them")
+            yield "has both `published` and `provisional`; expected one of them"
         if self.published is None and self.provisional is None and not (agree and self.because):
-            raise ValueError("has no source of its values; expected `published: NAME` or `provisional: WHY`")
+            yield "has no source of its values; expected `published: NAME` or `provisional: WHY`"
         if self.published is None and (self.margin is not None or self.bound is not None):
-            raise ValueError("`margin` and `bound` need `published`; without it the values are the bounds")
+            yield "`margin` and `bound` need `published`; without it the values are the bounds"
         if self.baseline == "ddp" and not self._times_one_gpu:
-            raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
-        if self.bound is not None:
-            self._check_stated_bound()
+            yield "`baseline: ddp` is about a single GPU, but none of these values needs one"
+        sizes = [size for values in self.metrics.values() for size in values]
+        if self.bound is not None and (self.margin is not None or self.because is None):
+            yield "a stated `bound` needs `because: 'why this distance'` and no `margin`"
+        if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
+            yield "`bound` has other world sizes than the values; expected the same"
+        is_one = len(self.metrics) == 1 and (len(sizes) == 1 or isinstance(self.bound, dict))
+        if self.bound is not None and not is_one:
+            yield "one `bound` for several values; expected one metric, {2: …, 4: …} by world size"
         if self.sound is not None and len(self.metrics) > 1:
-            raise ValueError("`sound` needs a row with one metric")
-        if isinstance(self.sound, dict):
-            self._check_places_of_sound(self.sound)
-        return self
+            yield "`sound` needs a row with one metric"
+        [values, *_] = self.metrics.values()
+        for size, told in self.sound.items() if isinstance(self.sound, dict) else ():
+            of_size = values.get(size)
+            if of_size is None:
+                yield f"`sound` has world size {size}, of which the row has no value"
+            names = of_size.keys() if isinstance(of_size, dict) else self.subjects
+            if isinstance(told, dict) and (others := told.keys() - names):
+                yield f"`sound` has {', '.join(sorted(others))}, of which the row has no value"
 
     @property
     def _times_one_gpu(self) -> bool:
         sizes = [(METRICS[metric], size) for metric, by_size in self.metrics.items() for size in by_size]
         return any(metric.times_one_gpu(is_of_one=size == 1) for metric, size in sizes)
-
-    def _check_stated_bound(self) -> None:
-        if self.margin is not None or self.because is None:
-            raise ValueError("a stated `bound` needs `because: 'why this distance'` and no `margin`")
-        sizes = [size for values in self.metrics.values() for size in values]
-        if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
-            raise ValueError("`bound` has other world sizes than the values; expected the same")
-        if len(self.metrics) > 1 or (len(sizes) > 1 and not isinstance(self.bound, dict)):
-            raise ValueError("one `bound` for several values; expected one metric, {2: …, 4: …} by world size")
-
-    def _check_places_of_sound(self, sound: Values) -> None:
-        [values] = self.metrics.values()
-        for size, told in sound.items():
-            if size not in values:
-                raise ValueError(f"`sound` has world size {size}, of which the row has no value")
-            of_size = values[size]
-            names = of_size.keys() if isinstance(of_size, dict) else self.subjects
-            if isinstance(told, dict) and (others := told.keys() - names):
-                raise ValueError(f"`sound` has {', '.join(sorted(others))}, of which the row has no value")
 
     @property
     def subjects(self) -> list[str]:
@@ -260,6 +256,13 @@ class Row(Strict):
         if number is None:
             raise ValueError(f"`sound` has none of {subject or 'nodes'} at world size {world_size}")
         return number
+
+
+def _refused_with(form: Form, mistakes: Iterator[str]) -> Form:
+    """A form without mistakes. Raises ValueError with the first."""
+    for mistake in mistakes:
+        raise ValueError(mistake)
+    return form
 
 
 def at_size(told: float | dict[WorldSize, float] | None, world_size: WorldSize) -> float | None:
@@ -346,19 +349,21 @@ class Change(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Change:
+        return _refused_with(self, self._mistakes())
+
+    def _mistakes(self) -> Iterator[str]:
         if "until" in self.model_fields_set and self.until is None:
-            raise ValueError("`until` is empty; expected the last day of the waiver, such as 2026-12-31")
+            yield "`until` is empty; expected the last day of the waiver, such as 2026-12-31"
         if self.until is not None and (self.severity != "warn" or self.bound is not None):
-            raise ValueError("`until` makes it a waiver; expected `severity: warn` and no `bound`")
+            yield "`until` makes it a waiver; expected `severity: warn` and no `bound`"
         if self.severity is None and self.bound is None:
-            raise ValueError("changes nothing; expected `severity` or `bound`")
+            yield "changes nothing; expected `severity` or `bound`"
         if self.bound is not None and (self.check or self.severity == "off"):
-            raise ValueError(f"a {'check' if self.check else 'row that is off'} has no bound; expected no `bound`")
+            yield "a check, or a row that is off, has no bound; expected no `bound`"
         if isinstance(self.bound, dict) and set(self.bound) != set(self.world_sizes):
-            raise ValueError("`bound` has other world sizes than the metric; expected the same")
+            yield "`bound` has other world sizes than the metric; expected the same"
         if self.bound is not None and len(self.world_sizes) != 1 and not isinstance(self.bound, dict):
-            raise ValueError("one `bound` for several world sizes; expected {2: …, 4: …} by world size")
-        return self
+            yield "one `bound` for several world sizes; expected {2: …, 4: …} by world size"
 
     def names(self, key: RequirementKey) -> bool:
         """Whether it names a requirement, at whatever world size."""

@@ -98,17 +98,18 @@ class Detect(Strict):
         return self
 
 
+_Positive = Annotated[float | None, Field(gt=0, le=10**5)]
+
+
 class Peak(Strict):
     """Data-sheet values of one GPU."""
 
-    fp16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core fp16, TFLOPS.")
-    bf16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core bf16, TFLOPS.")
-    fp32_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Non-tensor fp32 (no TF32), TFLOPS.")
-    memory_bandwidth_gbps: float | None = Field(default=None, gt=0, le=10**5, description="Device memory, GB/s.")
+    fp16_tflops: _Positive = Field(default=None, description="Dense tensor-core fp16, TFLOPS.")
+    bf16_tflops: _Positive = Field(default=None, description="Dense tensor-core bf16, TFLOPS.")
+    fp32_tflops: _Positive = Field(default=None, description="Non-tensor fp32 (no TF32), TFLOPS.")
+    memory_bandwidth_gbps: _Positive = Field(default=None, description="Device memory, GB/s.")
     link: Text | None = Field(default=None, description="GPU to GPU, for example NVLink3.")
-    link_bandwidth_gbps: float | None = Field(
-        default=None, gt=0, le=10**5, description="GPU to GPU, one direction, GB/s."
-    )
+    link_bandwidth_gbps: _Positive = Field(default=None, description="GPU to GPU, one direction, GB/s.")
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
 
     def tflops(self, precision: Precision) -> float | None:
