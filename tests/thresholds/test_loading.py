@@ -147,15 +147,3 @@ def test_whatever_somebody_types_is_refused_in_words_or_valid(
     except ThresholdsError as error:
         where = error.where
     assert not where or re.match(r".*thresholds.yaml:[0-9]+$", where)
-
-
-@given(published=st.floats(0.5, 1.0), margin_pct=st.integers(0, 20))
-def test_the_bound_is_the_published_value_less_its_margin_or_more_where_less_is_better(
-    published: float, margin_pct: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    values = f"device_utilization: {{8: {published:.4f}}}, peak_memory_gib: {{8: {published:.4f}}}"
-    edits = ["row", f"{values}, of: r, published: paper, margin: {margin_pct} %"]
-    found = load_thresholds(edited(tmp_path_factory.mktemp("margins"), edits)[0]).thresholds.skus["new"].requirements
-    bounds = {one.metric: one.bound for one in found}
-    assert bounds["device_utilization"] == pytest.approx(round(published, 4) * (1 - margin_pct / 100), rel=1e-5)
-    assert bounds["peak_memory_gib"] == pytest.approx(round(published, 4) * (1 + margin_pct / 100), rel=1e-5)

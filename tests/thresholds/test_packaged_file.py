@@ -68,7 +68,7 @@ def _told(sku: Sku) -> Iterator[str]:
         at = f"{one.world_size}{' spread' * (one.placement == 'spread')}{versus}"
         value = "" if source.measured is None else f", of {source.measured:g} − {source.margin_pct} %"
         told = " ".join((source.reference or source.reasoning or "").split())
-        yield f"{one.metric} {one.subject} {at}: {bound_text(one)}{value}, {told[:60]}"
+        yield f"{one.metric} {one.subject} {at}: {bound_text(one)}{value}, {told[:60].rstrip()}"
 
 
 @rows("name", SKUS)
