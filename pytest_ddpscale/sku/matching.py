@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.plan.hardware import is_named
@@ -27,11 +28,7 @@ def matching_skus(thresholds: Thresholds, gpu: SurveyedGpu) -> list[str]:
 
 
 def resolve_sku(
-    thresholds_file: ThresholdsFile,
-    asked: str,
-    gpus: Sequence[SurveyedGpu],
-    require_devices: bool = True,
-    why_none: str = "",
+    file: ThresholdsFile, asked: str, gpus: Sequence[SurveyedGpu], require_devices: bool = True, why_none: str = ""
 ) -> str:
     """The canonical name of the SKU to judge by; `asked` is ``auto``, or a name or alias.
 
@@ -41,17 +38,46 @@ def resolve_sku(
     Raises:
         SkuError: the SKU does not exist; the GPUs match no SKU, several or another one; or there are no GPUs.
     """
-    if asked == AUTO:
-        if not gpus:  # never the CPU instead: that would accept a node without its GPUs
-            raise SkuError(
-                "--gpu-sku=auto", f"no NVIDIA GPU is visible here: {why_none}", "at least one GPU",
-                "Check the driver with nvidia-smi; to measure the CPU, use --gpu-sku=cpu.",
-            )  # fmt: skip
-        return _detected(thresholds_file, gpus)
-    name = thresholds_file.sku_name(asked)
-    if require_devices:
-        _refuse_if_absent(thresholds_file, name, gpus, why_none)
-    return name
+    name, skus = "" if asked == AUTO else file.sku_name(asked), file.thresholds.skus
+    where, device = f"--gpu-sku={name or AUTO}", skus[name].detect.device if name else "cuda"
+    if name and (device == "cpu" or not require_devices):
+        return name
+    if device == "none":
+        found = f"{name} is a published reference, not something to measure"
+        raise SkuError(where, found, "the SKU of the GPUs present", "Use --gpu-sku=auto.")
+    expected = f"GPUs of SKU {name}" if name else "at least one GPU"
+    if not gpus:  # never the CPU instead: that would accept a node without its GPUs
+        raise SkuError(
+            where, f"no NVIDIA GPU is visible here: {why_none}", expected,
+            "Check the driver with nvidia-smi, or run on a GPU node; measure this machine's CPU with --gpu-sku=cpu; "
+            "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
+        )  # fmt: skip
+    models: dict[tuple[str, str, float], Model] = {}
+    for gpu in gpus:
+        models.setdefault((gpu.name, gpu.pci_device_id, round(_memory_gib(gpu), 1)), []).append(gpu)
+    matching = {model: matching_skus(file.thresholds, same[0]) for model, same in models.items()}
+    others = [same for model, same in models.items() if (name not in matching[model] if name else not matching[model])]
+    if others and name:
+        told, known = _said(*_compare(skus[name].detect, others[0][0])), matching_skus(file.thresholds, others[0][0])
+        action = f"If they are {name}, correct `detect` at {file.where('skus', name, 'detect')}."
+        if known:
+            action = f"Use --gpu-sku={known[0]}, or run where the GPUs are {name}."
+        found = f"the GPUs here are not {name}: {_inventory(others, file.thresholds)} ({told})"
+        raise SkuError(where, found, expected, action)
+    if others:
+        raise _unknown(file, others)
+    common = [one for one in skus if all(one in known for known in matching.values())]
+    if name or len(common) == 1:
+        return name or common[0]
+    if common:
+        raise SkuError(
+            where, f"{_inventory(models.values())}: several SKUs match, {', '.join(common)}", "one SKU",
+            f"Choose one, such as --gpu-sku={common[0]}, or narrow their `detect` in {file.path}.",
+        )  # fmt: skip
+    raise SkuError(
+        where, f"the GPUs are of different SKUs: {_inventory(models.values(), file.thresholds)}", "GPUs of one SKU",
+        "Show one at a time with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.",
+    )  # fmt: skip
 
 
 def _memory_gib(gpu: SurveyedGpu) -> float:
@@ -78,101 +104,31 @@ def _said(agrees: dict[str, str], differs: dict[str, str]) -> str:
     return ", ".join([*agrees.values(), *differs.values()])
 
 
-def _detected(thresholds_file: ThresholdsFile, gpus: Sequence[SurveyedGpu]) -> str:
-    thresholds = thresholds_file.thresholds
-    models = _by_model(gpus)
-    unknown = [model for model in models if not matching_skus(thresholds, model[0])]
-    if unknown:
-        raise _unknown(thresholds_file, unknown)
-    common = [name for name in thresholds.skus if all(name in matching_skus(thresholds, gpu) for gpu in gpus)]
-    if len(common) == 1:
-        return common[0]
-    if common:
-        raise SkuError(
-            "--gpu-sku=auto", f"{_inventory(models)}: several SKUs match, {', '.join(common)}", "one SKU",
-            f"Choose one, such as --gpu-sku={common[0]}, or narrow their `detect` in {thresholds_file.path}.",
-        )  # fmt: skip
-    raise SkuError(
-        "--gpu-sku=auto", f"the GPUs are of different SKUs: {_inventory(models, thresholds)}", "GPUs of one SKU",
-        "Show one at a time with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.",
-    )  # fmt: skip
-
-
-def _refuse_if_absent(thresholds_file: ThresholdsFile, name: str, gpus: Sequence[SurveyedGpu], why_none: str) -> None:
-    """Raise SkuError unless this machine can be measured as the SKU `name`."""
-    detect = thresholds_file.thresholds.skus[name].detect
-    if detect.device == "cpu":
-        return
-    where = f"--gpu-sku={name}"
-    if detect.device == "none":
-        raise SkuError(
-            where, f"{name} is a published reference, not something to measure",
-            "the SKU of the GPUs present", "Use --gpu-sku=auto.",
-        )  # fmt: skip
-    if not gpus:
-        raise SkuError(
-            where, f"no NVIDIA GPU is visible here: {why_none}", f"GPUs of SKU {name}",
-            "Run on a GPU node; or try the plugin on this machine's CPU with --gpu-sku=cpu; "
-            "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
-        )  # fmt: skip
-    others = [model for model in _by_model(gpus) if _compare(detect, model[0])[1]]
-    if others:
-        raise _mismatch(thresholds_file, name, others)
-
-
-Model = list[SurveyedGpu]  # identical GPUs; never empty
-
-
-def _by_model(gpus: Sequence[SurveyedGpu]) -> list[Model]:
-    models: dict[tuple[str, str, float], Model] = {}
-    for gpu in gpus:
-        models.setdefault((gpu.name, gpu.pci_device_id, round(_memory_gib(gpu), 1)), []).append(gpu)
-    return list(models.values())
+Model: TypeAlias = list[SurveyedGpu]  # identical GPUs; never empty
 
 
 def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) -> str:
     """``GPU 0, 1: NVIDIA B200 (PCI device id 2901, 179.1 GiB)``, with each model's SKUs if `thresholds` is given."""
     texts = []
     for model in models:
-        gpu = model[0]
-        text = f"GPU {', '.join(str(each.index) for each in model)}: {gpu.name}"
-        text += f" (PCI device id {gpu.pci_device_id}, {_memory_gib(gpu):.1f} GiB)"
+        gpu, indices = model[0], ", ".join(str(each.index) for each in model)
+        text = f"GPU {indices}: {gpu.name} (PCI device id {gpu.pci_device_id}, {_memory_gib(gpu):.1f} GiB)"
         if thresholds is not None:
             text += f", SKU {' or '.join(matching_skus(thresholds, gpu)) or 'unknown'}"
         texts.append(text)
     return "; ".join(texts)
 
 
-def _unknown(thresholds_file: ThresholdsFile, models: list[Model]) -> SkuError:
-    path, gpu = thresholds_file.path, models[0][0]
+def _unknown(file: ThresholdsFile, models: list[Model]) -> SkuError:
+    gpu = models[0][0]
     # Those that match in name or PCI device id but not in all else; matching memory alone does not count.
-    compared = {name: _compare(sku.detect, gpu) for name, sku in thresholds_file.thresholds.skus.items()}
+    compared = {name: _compare(sku.detect, gpu) for name, sku in file.thresholds.skus.items()}
     nearly = {name: told for name, told in compared.items() if told[0].keys() - {"memory"}}
     almost = "".join(f"; nearest is {name}: {_said(*told)}" for name, told in nearly.items())
-    lines = {name: thresholds_file.where("skus", name, "detect") for name in nearly}
-    ways = [f"correct `detect` at {line} if it is {name}" for name, line in lines.items()]
-    ways += [f"add a SKU with `detect: {_detect_line(gpu)}` to {path}", "test only the CPU with --gpu-sku=cpu"]
-    return SkuError(
-        "--gpu-sku=auto", f"no SKU of {path} matches {_inventory(models)}{almost}", "GPUs that match a `detect`",
-        f"Do one of these: {'; '.join(ways)}.",
-    )  # fmt: skip
-
-
-def _mismatch(thresholds_file: ThresholdsFile, name: str, models: list[Model]) -> SkuError:
-    thresholds = thresholds_file.thresholds
-    told = _said(*_compare(thresholds.skus[name].detect, models[0][0]))
-    suggestion = matching_skus(thresholds, models[0][0])
-    if suggestion:
-        action = f"Use --gpu-sku={suggestion[0]}, or run where the GPUs are {name}."
-    else:
-        action = f"If they are {name}, correct `detect` at {thresholds_file.where('skus', name, 'detect')}."
-    return SkuError(
-        f"--gpu-sku={name}", f"the GPUs here are not {name}: {_inventory(models, thresholds)} ({told})",
-        f"GPUs of SKU {name}", action,
-    )  # fmt: skip
-
-
-def _detect_line(gpu: SurveyedGpu) -> str:
-    """A `detect` that matches this GPU, ready to paste."""
+    ways = [f"correct `detect` at {file.where('skus', name, 'detect')} if it is {name}" for name in nearly]
+    # A `detect` that matches this GPU, ready to paste.
     name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")
-    return f"{{name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {_memory_gib(gpu):.0f}}}"
+    detect = f"name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {_memory_gib(gpu):.0f}"
+    ways += [f"add a SKU with `detect: {{{detect}}}` to {file.path}", "test only the CPU with --gpu-sku=cpu"]
+    found = f"no SKU of {file.path} matches {_inventory(models)}{almost}"
+    return SkuError("--gpu-sku=auto", found, "GPUs that match a `detect`", f"Do one of these: {'; '.join(ways)}.")
