@@ -15,8 +15,9 @@ from msgspec import convert, json
 from pytest_ddpscale.families import read_family
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
+from pytest_ddpscale.plan.operation import KINDS, operation
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType, Precision
@@ -24,7 +25,6 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku
 from pytest_ddpscale.thresholds.parts import Node
-from pytest_ddpscale.thresholds.peer_limits import has_peers
 from pytest_ddpscale.util.printable import printable_json
 
 
@@ -131,6 +131,7 @@ class NodeCase:
 
 
 AnyCase: TypeAlias = Case | NodeCase
+_FEWEST_PLACES = 4
 
 
 def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
@@ -164,7 +165,7 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
         ranks = _ranks_here(sku, requirement, layout)
         if ranks is None or ranks < requirement.definition.minimum_world_size:
             continue
-        if not has_peers(requirement, ranks, layout):
+        if not _has_peers(requirement, ranks, layout):
             continue
         missing = _why_missing(sku, requirement, layout)
         of_training = requirement.definition.subject == "workload"
@@ -189,6 +190,20 @@ def _why_missing(sku: Sku, requirement: Requirement, layout: Layout) -> str:
 def _is_beyond_node(requirement: Requirement, layout: Layout) -> bool:
     size, is_packed = requirement.world_size, requirement.placement == "packed"
     return isinstance(size, int) and is_packed and layout.nodes > 1 and size > layout.ranks_per_node
+
+
+def _has_peers(requirement: Requirement, ranks: int, layout: Layout) -> bool:
+    """Whether there are enough places to compare: fewer could neither pass nor fail."""
+    if requirement.definition.compares_places:
+        kind = operation(requirement.probe)
+        if KINDS[kind.kind].peers == "memory":
+            return layout.world_size >= _FEWEST_PLACES
+        is_possible = kind.is_single_device or 2 <= ranks <= layout.ranks_per_node
+        return is_possible and layout.nodes >= _FEWEST_PLACES
+    if not requirement.definition.reads_own_pace:
+        return True
+    places = layout.nodes if requirement.definition is NODE_UNIFORMITY else layout.nodes * ranks
+    return places >= _FEWEST_PLACES
 
 
 def training_cases(cases: Iterable[AnyCase]) -> list[Case]:

@@ -6,7 +6,7 @@ replaces that of the file it extends. A file's `change` applies to what is then 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -17,7 +17,14 @@ from pydantic import BaseModel
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.metric_catalogue import (
+    METRICS,
+    NODE_CHECK,
+    NODE_UNIFORMITY,
+    PROBE_UNIFORMITY,
+    RANK_UNIFORMITY,
+)
+from pytest_ddpscale.plan.operation import KINDS, operation
 from pytest_ddpscale.plan.workload import Data, ImageFolderData, Workload
 from pytest_ddpscale.thresholds.form import (
     MOST_REQUIREMENTS,
@@ -30,6 +37,7 @@ from pytest_ddpscale.thresholds.form import (
     at_size,
 )
 from pytest_ddpscale.thresholds.model import (
+    PeerLimits,
     Requirement,
     RequirementKey,
     Sku,
@@ -39,7 +47,6 @@ from pytest_ddpscale.thresholds.model import (
     why_never_waived,
 )
 from pytest_ddpscale.thresholds.parts import BatchForm
-from pytest_ddpscale.thresholds.peer_limits import BY_PEERS, limits_of, requirements_by_peers
 from pytest_ddpscale.thresholds.reading import Mark, dotted
 from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Layer, nearest_place
 from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
@@ -50,6 +57,8 @@ Rows: TypeAlias = dict[RequirementKey, Requirement]
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
 MOST_MARGIN_PCT = 50.0  # beyond it a row has to say why
+_REASON = "by its peers, no published value: more than {:g} % slower than the median of all others is rejected"
+_BY_PEERS = (RANK_UNIFORMITY.name, NODE_UNIFORMITY.name, PROBE_UNIFORMITY.name)
 _NAMED = ("sources", "reasons", "margins", "workloads", "families")
 
 
@@ -103,8 +112,11 @@ class Compiler:
         for one, batch in form.batch.items():
             with self._collecting():
                 workloads[one] = self._workload(one, batch, self._place(name, "batch", one))
-        rows = self._rows(name, form, layers)
-        limits = limits_of([one.form.peers for one in self._layers], form.peers)
+        fractions: dict[str, float | None] = {}
+        for peers in (*(layer.form.peers for layer in self._layers), form.peers):
+            fractions |= peers.fractions if peers else {}
+        limits = PeerLimits(**fractions)
+        rows = self._rows(name, form, layers, limits)
         if self.problems[known:]:
             return None
         return Sku(
@@ -144,7 +156,7 @@ class Compiler:
         data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
         return Workload(name, form.family, form.precision, size.per_gpu, size.in_all, form.compile, data=data)
 
-    def _rows(self, name: str, form: SkuForm, layers: Sequence[Layer]) -> Rows:
+    def _rows(self, name: str, form: SkuForm, layers: Sequence[Layer], limits: PeerLimits) -> Rows:
         """All requirements: checks, the SKU's own rows, those of families that it does not replace, those by peers."""
         rows: Rows = {}
         for i, family in enumerate(form.families):
@@ -166,14 +178,13 @@ class Compiler:
             changes = [(one, layer.document.mark("skus", name, "change", i)) for i, one in enumerate(told.change)]
             rows = self._changed(rows, [(one, at) for one, at in changes if one.until is None])
             waivers = [(one, at) for one, at in changes if one.until is not None]
-            of_peers = [one for one in waivers if one[0].metric in BY_PEERS and not any(map(one[0].names, rows))]
+            of_peers = [one for one in waivers if one[0].metric in _BY_PEERS and not any(map(one[0].names, rows))]
             rows = self._changed(rows, [one for one in waivers if one not in of_peers])
             later.append((layer, of_peers))
         if len(rows) > MOST_REQUIREMENTS:
             self.problems.append(self._place(name).error(f"it has more than {MOST_REQUIREMENTS} requirements"))
         rows = dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
-        limits = limits_of([one.form.peers for one in self._layers], form.peers)
-        found = requirements_by_peers(limits, [*rows.values()], lambda limit: self._peer_line(name, limit))
+        found = _by_peers(limits, [*rows.values()], lambda limit: self._peer_line(name, limit))
         by_peers = {one.key(): one for one in found}
         for layer, waivers in later:
             # What a file below waives may be without a limit in a nearer one.
@@ -286,6 +297,44 @@ class Compiler:
         return rows
 
 
+def _by_peers(
+    limits: PeerLimits, requirements: Sequence[Requirement], where: Callable[[str], str]
+) -> Iterator[Requirement]:
+    """Uniformity of GPUs and nodes for each workload with weak scaling on a node, and of the places of each probe.
+
+    Those that have a row are left out.
+
+    Args:
+        limits: of the SKU.
+        requirements: its rows.
+        where: tells the ``file:line`` of a limit.
+    """
+    asked: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
+    sizes: dict[str, list[WorldSize]] = {}
+    for one in requirements:
+        metric, size = one.definition, one.world_size
+        of_ranks = metric.subject == "workload" and (metric.scaling, metric.measured) == ("weak", "ddp")
+        of_many = one.placement == "packed" and (size == "node" or (isinstance(size, int) and size > 1))
+        if of_ranks and of_many and not metric.reads_own_pace:
+            sizes.setdefault(one.workload, []).append(size)
+    for workload, found in sizes.items():
+        largest = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
+        asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
+        asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
+    for one in requirements:
+        peers = KINDS[operation(one.probe).kind].peers if one.probe and not one.definition.compares_places else ""
+        if peers and (one.world_size == "node" or isinstance(one.world_size, int)):  # not links between nodes
+            asked[PROBE_UNIFORMITY.name, one.probe, one.world_size] = peers
+    has_row = {(one.metric, one.subject) for one in requirements}
+    for (name, subject, size), part in asked.items():
+        limit = getattr(limits, part)
+        if limit is None or (name, subject) in has_row:
+            continue
+        source = Source(reasoning=_REASON.format(100 * limit))
+        told: dict[str, Any] = {METRICS[name].subject: subject, "world_size": size, "where": where(part)}
+        yield Requirement(name, round(1 + limit, 6), source, provisional=True, **told)
+
+
 def _over(below: Any, above: Any) -> Any:
     """An entry of a file over that of the file below: mappings are merged, anything else is the nearer one's."""
     if isinstance(below, BaseModel) and isinstance(above, BaseModel):
@@ -334,7 +383,7 @@ def _selected(change: Change, rows: Rows, mark: Mark) -> list[RequirementKey]:
         there = ", ".join(str(key[2]) for key in alike)
         others = ", ".join(sorted({f"{key[0]} of {key[1]}" for key in rows}))
         expected = f"at world size {there}" if there else f"one of {others}"
-        if change.metric in BY_PEERS and not change.until:
+        if change.metric in _BY_PEERS and not change.until:
             expected = "a row; or another limit under `peers`, or a waiver of it, with `until`"
         at = f" at world size {missing[0]}" if missing else ""
         of = change.of or change.probe or change.check or "nodes"

@@ -39,7 +39,6 @@ from pytest_ddpscale.thresholds.parts import (
     Text,
     Words,
 )
-from pytest_ddpscale.thresholds.peer_limits import PeersForm
 from pytest_ddpscale.util.nearest import did_you_mean
 
 Form = TypeVar("Form", bound=Strict)
@@ -48,6 +47,8 @@ SCHEMA_VERSION = 2
 ROW_METRICS = tuple(name for name in METRICS if name != NODE_CHECK.name)
 # World sizes that depend on the machine.
 _IN_WORDS = r"node|all|([2-9]|[1-9][0-9]{1,5}) nodes"
+_OF_PEERS = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%")
+_LEAST_PCT = 1.0  # noise and ordinary differences reach less
 _PER_CENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]+)?) ?%")
 _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
@@ -106,6 +107,38 @@ if TYPE_CHECKING:
 else:
     MetricName = Literal[ROW_METRICS]  # one of the catalogue's names, in the schema too
     VariableName = Literal[tuple(dict.fromkeys(one.name for one in VARIABLES))]
+
+
+def _limit(value: Any) -> Any:
+    if value == "off":
+        return value
+    matched = _OF_PEERS.fullmatch(value) if isinstance(value, str) else None
+    if matched is None or float(matched[1]) < _LEAST_PCT:
+        raise PydanticCustomError("peer_limit", "per cent from 1 to 999, such as `5 %`, or `off`")
+    return value
+
+
+Limit = Annotated[
+    str,
+    BeforeValidator(_limit),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_OF_PEERS.pattern}$"}, {"const": "off"}]}),
+]
+
+
+class PeersForm(Strict):
+    """By how much a place may be slower than the median of its peers, whatever is published; or `off`."""
+
+    computing: Limit | None = Field(None, description="GPUs of the run, each by its own forward passes.")
+    nodes: Limit | None = Field(None, description="Nodes: the median of one's GPUs against the other nodes'.")
+    memory: Limit | None = Field(None, description="Copies within the memory of a GPU.")
+    host: Limit | None = Field(None, description="Copies from and to the host, by position on other nodes.")
+    pairs: Limit | None = Field(None, description="Pairs of GPUs inside a node, by position on other nodes.")
+
+    @property
+    def fractions(self) -> dict[str, float | None]:
+        """The limits that it has, as fractions; None for `off`."""
+        matched = {name: _OF_PEERS.fullmatch(told) for name, told in self.model_dump(exclude_none=True).items()}
+        return {name: float(found[1]) / 100 if found else None for name, found in matched.items()}
 
 
 class CheckRow(Strict):
