@@ -118,23 +118,6 @@ def test_the_packaged_file_is_extended_by_name_and_a_sites_file_by_its_path(tmp_
     assert [layer.path.name for layer in chain.layers] == ["thresholds.yaml", "site.yaml", "second.yaml"]
 
 
-def test_the_new_file_has_the_cases_of_a_site_file_with_the_same_rows(tmp_path: Path) -> None:
-    site, new, edited = (tmp_path / f"{name}.yaml" for name in ("site", "new", "edited"))
-    site.write_text(SITE)
-    text = write_overlay(new, overlay(site))
-    assert new.read_text("utf-8") == text
-    content = yaml.safe_load(SITE)
-    content["sources"] = yaml.safe_load(text)["sources"]
-    content["skus"][SKU]["batch"][WORKLOAD]["per_gpu"] = 768
-    content["skus"][SKU]["requirements"] = [ROW]
-    edited.write_text(yaml.safe_dump(content))
-    assert requirements(new) == requirements(edited)
-    assert requirements(new) != requirements(site)
-    found, expected = (load_thresholds(path).thresholds.skus[SKU].workloads for path in (new, edited))
-    assert found == expected
-    assert (found[WORKLOAD].batch_size, found[WORKLOAD].global_batch_size) == (768, 4096)
-
-
 def test_the_file_says_what_wrote_it_and_has_the_sources_of_its_rows(tmp_path: Path) -> None:
     text = write_overlay(tmp_path / "new.yaml", overlay(packaged("thresholds.yaml")))
     assert text.startswith("# Written by ddpscale ")
