@@ -12,9 +12,9 @@ from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.site_file import json_schema_text
 from tests.builders.clusters import thresholds
 from tests.rows import rows
-from tests.thresholds.sites import write_site
 
 Captured = pytest.CaptureFixture[str]
+SITE = "schema_version: 2\nextends: packaged\n"
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +61,11 @@ def test_show_reads_the_file_that_pytest_would(
         return str(told["thresholds"]["path"])
 
     assert file_of() == str(thresholds().path)
-    write_site(tmp_path)
+    (tmp_path / "thresholds.yaml").write_text(SITE)
     assert file_of("--gpu-sku=cpu") == "thresholds.yaml"
     other = tmp_path / "other"
     other.mkdir()
-    monkeypatch.setenv("DDPSCALE_THRESHOLDS", str(write_site(other)))
+    (other / "thresholds.yaml").write_text(SITE)
+    monkeypatch.setenv("DDPSCALE_THRESHOLDS", str(other / "thresholds.yaml"))
     assert file_of() == str(other / "thresholds.yaml")
     assert file_of("--thresholds", str(thresholds().path)) == str(thresholds().path)
