@@ -389,9 +389,3 @@ def _selected(change: Change, rows: Rows, mark: Mark) -> list[RequirementKey]:
         of = change.of or change.probe or change.check or "nodes"
         raise mark.error(f"there is no {change.metric} of {of}{at} to change; expected {expected}")
     return [key for key in alike if not change.world_sizes or key[2] in change.world_sizes]
-
-
-def is_changed(one: Requirement, changes: Iterable[Change], *, waived: bool) -> bool:
-    """Whether a file's changes waive a requirement, or change it lastingly."""
-    alike = [change for change in changes if (change.until is not None) == waived and change.names(one.key())]
-    return any(not change.world_sizes or one.world_size in change.world_sizes for change in alike)

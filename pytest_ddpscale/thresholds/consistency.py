@@ -30,9 +30,8 @@ _LEAST_OF_SOUND = 0.1
 Found: TypeAlias = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
 
 
-def contradictions(name: str, sku: Sku) -> Found:
+def contradictions(sku: Sku) -> Found:
     """Contradictions between parts of a SKU."""
-    yield from _odd_names(name, sku)
     on_cpu = [check for check, one in NODE_CHECKS.items() if one.on_cpu]
     for one in sku.requirements:
         if sku.detect.device == "cpu" and one.check and one.check not in on_cpu:
@@ -42,15 +41,23 @@ def contradictions(name: str, sku: Sku) -> Found:
             yield one, why
 
 
-def clashing_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, int, str]]:
-    """Aliases that already name another SKU: the SKU, the index of its alias, and a sentence."""
-    owner = {name.casefold(): name for name in skus}
+def odd_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, tuple[str | int, ...], str]]:
+    """Names that are taken, or unsuitable for directories, tests and command lines: the SKU, the place, a sentence."""
+    owner: dict[str, str] = {}
+    for name in skus:
+        if (twin := owner.setdefault(name.casefold(), name)) != name:
+            yield name, (), f"differs from {twin} only in case; expected one of them"
     for name, sku in skus.items():
-        for i, alias in enumerate(sku.aliases):
-            taken = owner.setdefault(alias.casefold(), "")
-            if taken:
-                yield name, i, f"alias {alias!r} already names {taken}"
-            owner[alias.casefold()] = name
+        aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
+        for at, one in [((), name), *aliases, *((("batch", workload), workload) for workload in sku.workloads)]:
+            if not _NAME.fullmatch(one):
+                yield name, at, f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'"
+            if one.casefold() == "auto" and "batch" not in at:
+                yield name, at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
+            if "aliases" in at and one.casefold() in owner:
+                yield name, at, f"alias {one!r} already names {owner[one.casefold()]}"
+            elif "aliases" in at:
+                owner[one.casefold()] = name
 
 
 def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requirement) -> str:
@@ -107,20 +114,6 @@ def remarks(sku: Sku) -> Iterator[tuple[Requirement, str]]:
         elif sound and one.bound < sound * _LEAST_OF_SOUND:
             of_sound = f"is far below the {sound:g} of a sound machine, so it hardly ever fails"
             yield one, f"the bound {one.bound:g} of {one} {of_sound}"
-
-
-def _odd_names(name: str, sku: Sku) -> Found:
-    """Find names that are unsuitable for directories, tests and command lines."""
-    aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
-    named = [((), name), *aliases, *((("batch", workload), workload) for workload in sku.workloads)]
-    for at, one in named:
-        if not _NAME.fullmatch(one):
-            yield (
-                at,
-                f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'",
-            )
-        if one.casefold() == "auto" and "batch" not in at:
-            yield at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
 
 
 def _why_twice(sku: Sku, one: Requirement) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.thresholds.compiling import Compiler
 from pytest_ddpscale.thresholds.consistency import (
-    clashing_names,
     contradictions,
+    odd_names,
     remarks,
     why_incomparable,
     why_more_than_changed,
@@ -164,17 +164,14 @@ def _nonsense(
 ) -> Iterator[tuple[str, tuple[str | int, ...] | Requirement, str]]:
     """What is wrong though each file is well-formed: the SKU, a place below it or a requirement, and a sentence."""
     skus = file.thresholds.skus
-    known: dict[str, str] = {}
+    yield from odd_names(skus)
     for name, sku in skus.items():
-        if (twin := known.setdefault(name.casefold(), name)) != name:
-            yield name, (), f"differs from {twin} only in case; expected one of them"
-        yield from ((name, *found) for found in contradictions(name, sku))
+        yield from ((name, *found) for found in contradictions(sku))
         below = (one.thresholds.skus.get(name) for one in file.all_below)
         weakened = [one for before in below if before is not None for one in why_more_than_changed(before, sku)]
         yield from ((name, *found) for found in dict.fromkeys(weakened))
         ratios = [one for one in sku.requirements if one.versus is not None and one.versus not in broken]
         yield from ((name, one, why) for one in ratios if (why := why_incomparable(skus, name, one)))
-    yield from ((name, ("aliases", alias), sentence) for name, alias, sentence in clashing_names(skus))
 
 
 def _problem(file: ThresholdsFile, sku: str, at: tuple[str | int, ...] | Requirement, sentence: str) -> ThresholdsError:
