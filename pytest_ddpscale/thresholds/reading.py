@@ -227,13 +227,13 @@ class _Reader:
             key = self._value(event, at)
             if key == "<<":
                 self._refuse(event, f"{dotted(at)} has a YAML merge key, `<<`", "each key written out")
-            if key in found:  # Python, too, takes 1, 1.0 and true for the same key
-                first = (*at, *(str(one) for one in found if one == key))
+            inside = (*at, str(key))
+            if key in found or inside in self.lines:  # Python, too, takes 1, 1.0 and true for the same key
+                first = (*at, next(str(one) for one in found if one == key or str(one) == str(key)))
                 also = f" as {first[-1]!s:.40}" if first[-1] != event.value else ""
                 before = f"first on line {self.lines[first]}{also}"
                 found_twice = f"key {event.value[:40]!r} is given twice in {dotted(at)}, {before}"
                 self._refuse(event, found_twice, "each key once")
-            inside = (*at, str(key))
             self.lines[inside] = line
             found[key] = self._value(next(self._events), inside)
         return found
