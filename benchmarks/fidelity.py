@@ -38,11 +38,11 @@ from pytest_ddpscale.compare.value_change import Estimate
 from pytest_ddpscale.families.image import ImageFamily, MemoryFormat
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.suites.pace import geometric_mean_estimate
 
 Loop = Literal["bare", "worker"]

@@ -273,7 +273,7 @@ def noted(run: Files, name: str, value: str) -> None:
 def judged_by(run: Files, file: str) -> None:
     """Let another thresholds file of the oracle judge it, in which today's day is filled in."""
     day, text = datetime.now(timezone.utc).date(), (THRESHOLDS / file).read_text()
-    for word, days in (("YESTERDAY", -1), ("TODAY", 0), ("TOMORROW", 1)):
+    for word, days in (("TODAY", 0), ("TOMORROW", 1)):
         text = text.replace(word, str(day + timedelta(days)))
     Path(f"{run.folder}.yaml").write_text(text.replace("LAB", str(THRESHOLDS / "lab.yaml")))
     judged_with(run, f"--thresholds={run.folder}.yaml")

@@ -266,7 +266,7 @@ def _needed(one: Requirement, fault: Fault) -> str:
 def is_asked(one: Requirement, fault: Fault, layout: Layout) -> bool:
     """Whether a requirement is measured there and could see the fault."""
     ranks = layout.ranks_in(one.world_size)
-    if one.metric not in fault.metrics or ranks is None or ranks > layout.world_size or one.missing:
+    if one.metric not in fault.metrics or ranks is None or ranks > layout.world_size:
         return False
     return one.metric not in BANDWIDTHS or (ranks > PER_NODE) == fault.crosses
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.compare.value_change import Estimate
-from pytest_ddpscale.sku.detection import visible_gpus
+from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.suites.pace import geometric_mean_estimate
 from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
 

@@ -47,8 +47,7 @@ def main() -> int:
         parser.error(str(error))
     listed = yaml.safe_load(options.list.read_text(encoding="utf-8"))
     counts: dict[str, Counter[str]] = {}
-    problems = [str(one) for one in file.problems]
-    problems += source_problems(file, listed, options.copies, counts)
+    problems = [*source_problems(file, listed, options.copies, counts)]
     checks = list(arithmetic(file, listed["formulas"]))
     problems += [wrong for _, wrong in checks if wrong]
     if options.copies is None:
@@ -69,7 +68,7 @@ def source_problems(
     file: ThresholdsFile, listed: Mapping[str, Any], copies: Path | None, counts: dict[str, Counter[str]]
 ) -> Iterator[str]:
     """Compares published rows with the lines of a list, and counts them by source and outcome."""
-    names = {" ".join(text.split()): name for layer in file.layers for name, text in layer.section("sources").items()}
+    names = {" ".join(text.split()): name for layer in file.layers for name, text in layer.form.sources.items()}
     left = {key: one for key, one in rows_of(file).items() if one.source.reference}
     for block in listed["sources"]:
         source, at, seen = block["source"], block.get("at", ""), list[str]()

@@ -17,12 +17,12 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
 from pytest_ddpscale.compare.compare_command import add_compare
 from pytest_ddpscale.datasets.make_dataset import add_make_dataset
-from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError, SkuError
+from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
 from pytest_ddpscale.suites.suite_command import add_suite, report_suite
-from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show, warn_of_problems
+from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
 from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import refuse_archive, usual_thresholds
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.sku.detection import Gpu
+    from pytest_ddpscale.session.devices import GpusHere
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -194,14 +194,13 @@ def _sku_names(**_: object) -> list[str]:
     return sorted({*skus, *(alias for sku in skus.values() for alias in sku.aliases)})
 
 
-def _gpus_here() -> list[Gpu]:
+def _gpus_here() -> GpusHere:
     from pytest_ddpscale.session.devices import gpus_here
 
-    silent: list[SkuError] = []
-    gpus = gpus_here(silent)
-    if silent:  # a GPU that does not answer cannot train
-        raise silent[0]
-    return gpus
+    here = gpus_here()
+    if here.silent:  # a GPU that does not answer cannot train
+        raise here.silent[0]
+    return here
 
 
 def _import_paik(arguments: argparse.Namespace) -> None:
@@ -209,7 +208,6 @@ def _import_paik(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.thresholds.loading import load_thresholds
 
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
-    warn_of_problems(thresholds)
     run = import_paik(arguments.directory, arguments.out, arguments.gpu_sku, thresholds.thresholds)
     studies = len(run.read_plan().studies)
     print(f"Imported {studies} studies into {run.path}.\nNext: pytest --ddp-judge={run.path}")

@@ -42,7 +42,13 @@ class BadInput(DdpscaleError):
 
 
 class ThresholdsError(BadInput):
-    """Edit the thresholds file."""
+    """Edit the thresholds file.
+
+    Attributes:
+        others: further errors of the file.
+    """
+
+    others: tuple[ThresholdsError, ...] = ()
 
 
 class SkuError(BadInput):

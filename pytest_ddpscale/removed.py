@@ -12,6 +12,8 @@ REMOVED: dict[str, str] = {
     "thresholds clock_skew_s": "your monitoring of chrony or NTP",
     "thresholds classifier_hidden": "ddpscale suite factors, which trains classifiers on frozen features",
     "thresholds feature_weights": "ddpscale suite factors --feature-weights",
+    "thresholds remove": "`change: [{METRIC: SIZES, of: NAME, severity: off, who: NAME, why: WHY}]`",
+    "thresholds waivers": "`change: [{METRIC: SIZES, of: NAME, severity: warn, until: DAY, who: NAME, why: WHY}]`",
     "thresholds warn": "one bound a row; a report has each value beside its bound",
     "thresholds versus: run:DIR": "a SKU with that run's numbers, as calibrate writes it; or ddpscale compare",
     "ddpscale suite whole-run --bounds": "--at-most-time-to-train and --at-least-accuracy, of the largest world size",

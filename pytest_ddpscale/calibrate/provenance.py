@@ -10,7 +10,6 @@ from typing import Any
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
 from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
-from pytest_ddpscale.thresholds.compiling import is_changed
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.site_file import Overlay
@@ -105,20 +104,23 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
     """
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
     waivers: list[dict[str, Any]] = []
+    nearest = file.layers[-1].form.skus.get(calibration.sku)
+    changes = nearest.change if nearest else []
     for one in calibration.calibrated:
         requirement = one.requirement
         name = _name(requirement)
         row = {**name, **_bounds(one, provenance.name, calibration)}
         # A provisional row only warned because it was not measured, which it now is. Others warn for their own reasons.
-        nearest = file.layers[-1]
-        only_warns = is_changed(requirement, nearest, calibration.sku, waived=False) or not requirement.provisional
+        named = [change for change in changes if change.names(requirement.key())]
+        ends = [one.until for one in named if not one.world_sizes or requirement.world_size in one.world_sizes]
+        only_warns = None in ends or not requirement.provisional
         if requirement.severity == "warn" and only_warns:
             row["severity"] = "warn"
         alike = tuple(row.items())
         values = rows.setdefault((requirement.metric, *alike), {requirement.metric: {}, **row})[requirement.metric]
         values[requirement.world_size] = one.value if calibration.accepts_by(one) else float(f"{one.bound:.6g}")
         waiver = requirement.waiver
-        if waiver is not None and is_changed(requirement, nearest, calibration.sku, waived=True):
+        if waiver is not None and any(ends):
             reference = {"versus": requirement.versus} if requirement.versus else {}
             waived = {requirement.metric: [requirement.world_size], **name, **reference}
             signed = {"who": waiver.who, "why": waiver.why}

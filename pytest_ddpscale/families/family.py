@@ -90,6 +90,11 @@ class Family(ABC):
         return self.model
 
     @property
+    def flops_per_sample(self) -> float | None:
+        """FLOPs of a training step per sample, roughly; None if they are not known before torch counts them."""
+        return None
+
+    @property
     def learning_rate(self) -> float:
         """Small enough to keep losses finite with random targets; it does not change step times."""
         return 1e-3

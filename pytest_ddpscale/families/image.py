@@ -54,6 +54,25 @@ _WIDTHS = {
 }
 # Features per image by model; independent of the image size, because all of them pool at the end.
 FEATURES = {model: width for width, models in _WIDTHS.items() for model in models.split()}
+# Multiply-accumulates of a forward pass of one 224 px image: torchvision's model documentation (GFLOPS of the first
+# listed weights; its "FLOPs" are multiply-accumulates).
+FORWARD_MACS = {
+    "shufflenet_v2_x0_5": 0.040e9,
+    "squeezenet1_1": 0.349e9,
+    "resnet18": 1.814e9,
+    "resnet34": 3.664e9,
+    "resnet50": 4.089e9,
+    "resnet101": 7.801e9,
+    "resnet152": 11.514e9,
+    "resnext50_32x4d": 4.230e9,
+    "resnext101_32x8d": 16.414e9,
+    "vit_b_16": 17.564e9,
+    "vit_b_32": 4.409e9,
+    "vit_l_16": 61.555e9,
+}
+_TABLE_PX = 224
+# 2 per multiply-accumulate; the backward pass costs two forward passes.
+_FLOPS_PER_MAC = 6
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,12 @@ class ImageFamily(Family):
         """A model in the memory format in which it is fastest on a device."""
         is_contiguous = is_cpu or model.startswith(("vit_", CLASSIFIER))
         return cls(model, memory_format="contiguous" if is_contiguous else "channels_last", **options)
+
+    @property
+    def flops_per_sample(self) -> float | None:
+        """By area, which is exact for 224 px and close enough for others."""
+        macs = FORWARD_MACS.get(self.trained)
+        return None if macs is None else _FLOPS_PER_MAC * macs * (self.image_size / _TABLE_PX) ** 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

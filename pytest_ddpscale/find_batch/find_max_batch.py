@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from pytest_ddpscale.plan.study import Plan
     from pytest_ddpscale.plan.words import DeviceType
     from pytest_ddpscale.plan.workload import Workload
-    from pytest_ddpscale.sku.detection import Gpu
+    from pytest_ddpscale.session.devices import GpusHere
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-GpusHere = Callable[[], "Sequence[Gpu]"]  # returns this machine's GPUs
 MOST_BATCH = 65_536
 MOST_STEPS = 1_000
 MOST_RANKS = 64
@@ -64,7 +63,7 @@ class FoundBatch:
     trials: tuple[BatchTrial, ...]
 
 
-def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
+def add_find_max_batch(commands: Commands, gpus_here: Callable[[], GpusHere]) -> None:
     """Add `ddpscale find-max-batch`."""
     command = commands.add_parser(
         "find-max-batch", help="find the largest per-GPU batch that trains within the memory, on this node's GPUs"
@@ -98,7 +97,7 @@ def add_find_max_batch(commands: Commands, gpus_here: GpusHere) -> None:
     command.set_defaults(run=lambda arguments: _find_max_batch(arguments, gpus_here))
 
 
-def _find_max_batch(arguments: argparse.Namespace, gpus_here: GpusHere) -> int:
+def _find_max_batch(arguments: argparse.Namespace, gpus_here: Callable[[], GpusHere]) -> int:
     """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
     from pytest_ddpscale.node.torch_facts import refuse_missing_torch
     from pytest_ddpscale.thresholds.site_file import refuse_unwritable
@@ -165,9 +164,9 @@ def _fraction(text: str) -> float:
     return fraction
 
 
-def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
+def _node(arguments: argparse.Namespace, gpus_here: Callable[[], GpusHere]) -> TrialNode:
     """This node with its SKU and ranks. Raises BadInput."""
-    from pytest_ddpscale.sku.detection import no_gpu_reason
+    from pytest_ddpscale.session.devices import GpusHere
     from pytest_ddpscale.sku.matching import resolve_sku
     from pytest_ddpscale.thresholds.cases import device_type
     from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -175,8 +174,9 @@ def _node(arguments: argparse.Namespace, gpus_here: GpusHere) -> TrialNode:
     file = load_thresholds(arguments.thresholds or usual_thresholds())
     asked = arguments.gpu_sku if arguments.gpu_sku == AUTO else file.sku_name(arguments.gpu_sku)
     is_cpu = asked != AUTO and file.thresholds.skus[asked].detect.device == "cpu"
-    gpus = [] if is_cpu else gpus_here()
-    sku = resolve_sku(file, asked, gpus, why_none=lambda: no_gpu_reason().reason)
+    here = GpusHere() if is_cpu else gpus_here()
+    gpus = here.gpus
+    sku = resolve_sku(file, asked, gpus, why_none=here.why_none)
     kind = device_type(file.thresholds.skus[sku])
     given = None if arguments.ranks is None else read_value("--ranks", arguments.ranks, count_up_to(MOST_RANKS))
     if kind == "cuda" and given is not None and given > len(gpus):

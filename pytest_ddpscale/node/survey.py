@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -25,7 +26,6 @@ from pytest_ddpscale.node.limited_command import Command
 from pytest_ddpscale.node.torch_facts import ask_torch
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
-from pytest_ddpscale.sku.detection import visible_ordinals
 from pytest_ddpscale.telemetry.nvml import read_gpus
 
 _TOPOLOGY_LIMIT_S = 20.0
@@ -34,6 +34,7 @@ _ADAPTERS = Path("/sys/class/infiniband")
 _AMAZON = "0x1d0f"  # vendor of a PCI device
 _PCI_FUNCTION = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (nothing is written to it)
+_INDEX = re.compile(r"\+?[0-9]+")
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -106,6 +107,53 @@ def with_visibility(gpus: tuple[SurveyedGpu, ...], visible_devices: str | None) 
     if visible_devices is not None and visible_devices.startswith("GPU-"):
         ranks |= {gpu.index: None for gpu in accessible if not gpu.uuid}
     return tuple(replace(gpu, is_visible=gpu.index in ranks, local_rank=ranks.get(gpu.index)) for gpu in gpus)
+
+
+def visible_ordinals(visible_devices: str | None, uuids: Sequence[str]) -> list[int]:
+    """Positions in `uuids` of the devices that CUDA_VISIBLE_DEVICES leaves visible.
+
+    The rules are CUDA's, as torch.cuda mirrors them: the first entry decides between indices and
+    UUID prefixes; the first entry that names no device, or more than one, ends the list; a
+    repeated device makes the whole list empty.
+
+    Args:
+        visible_devices: the variable's value; None if it is not set.
+        uuids: the UUID of every device of the machine, in PCI bus order.
+    """
+    if visible_devices is None:
+        return list(range(len(uuids)))
+    by_uuid = visible_devices.startswith("GPU-")
+    ordinals: list[int] = []
+    for entry in visible_devices.split(","):
+        ordinal = _with_uuid_prefix(entry, uuids) if by_uuid else _with_index(entry, len(uuids))
+        if ordinal is None:
+            break
+        if ordinal in ordinals:
+            return []
+        ordinals.append(ordinal)
+    return ordinals
+
+
+def _with_uuid_prefix(entry: str, uuids: Sequence[str]) -> int | None:
+    found = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)] if entry.startswith("GPU-") else []
+    return found[0] if len(found) == 1 else None
+
+
+def _with_index(entry: str, count: int) -> int | None:
+    # CUDA parses the leading number of an entry, as strtoul does: '1st' is 1.
+    number = _INDEX.match(entry.strip())
+    return int(number[0]) if number and int(number[0]) < count else None
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[SurveyedGpu]:
+    """The GPUs that answer and that a CUDA program started with `environ` would see, in its order."""
+    return usable(with_visibility(read_gpus("").gpus, environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def usable(gpus: Iterable[SurveyedGpu]) -> list[SurveyedGpu]:
+    """Those that ranks may use and that answer, by local rank."""
+    ranks = {gpu.local_rank: gpu for gpu in gpus if gpu.local_rank is not None and not gpu.problem}
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:

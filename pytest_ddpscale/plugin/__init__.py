@@ -175,10 +175,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     extends = "".join(f", which extends {path}" for path, _ in thresholds.extended)
     is_quiet = config.get_verbosity() < 0 and not config.option.collectonly
     by = [] if is_quiet else [f"ddpscale judges by {thresholds.path}{extends}{source.announcement}"]
-    # Rows of this SKU that are skipped, and problems elsewhere in the file.
-    not_asked = thresholds.warnings.get(source.subject.sku, ())
-    by += [f"warning: {problem}" for problem in (*not_asked, *thresholds.problems)]
-    odd = thresholds.remarks.get(source.subject.sku, ())
+    odd = thresholds.remarks(source.subject.sku)
     if odd and not is_quiet:
         more = f" ({len(odd) - 1} more: ddpscale thresholds check {thresholds.path})" if odd[1:] else ""
         by.append(f"remark: {odd[0]}{more}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
+from pytest_ddpscale.node.agent import survey_command, survey_from
 from pytest_ddpscale.node.limited_command import Command
+from pytest_ddpscale.node.survey import usable
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.settings import AUTO, Settings
-from pytest_ddpscale.sku.detection import Gpu, visible_gpus
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
 # `nvidia-smi` takes up to ten seconds on eight GPUs without persistence mode.
@@ -26,32 +29,75 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
     return collect_only or sku.detect.device == "cpu"
 
 
-def gpus_here(silent: list[SkuError]) -> list[Gpu]:
-    """The GPUs of this machine that answer; errors of those that do not are appended to `silent`.
+@dataclass(frozen=True)
+class GpusHere:
+    """The GPUs of this machine.
+
+    Attributes:
+        gpus: those that ranks may use and that answer, by local rank.
+        silent: errors of those that do not answer.
+        why_none: why there is none at all; empty if there is one.
+        is_fault: whether that is a fault of the machine, and not a setting.
+    """
+
+    gpus: Sequence[SurveyedGpu] = ()
+    silent: Sequence[SkuError] = ()
+    why_none: str = ""
+    is_fault: bool = False
+
+
+def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
+    """Survey the GPUs of this machine, in a process of its own, because a call that hangs could not be abandoned here.
 
     Raises:
-        SkuError: NVML hangs or is broken.
+        SkuError: NVML hangs, crashes or is broken, or a MIG slice is requested.
     """
-    refuse_hanging_driver()
-    return visible_gpus(silent=silent)
+    host, survey = platform.node(), None
+    command = Command(survey_command(host, "--post-mortem"), limit_s)
+    while survey is None:
+        survey = survey_from(command, host)
+    return gpus_of(survey, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
-def refuse_hanging_driver(limit_s: float = DRIVER_LIMIT_S) -> None:
-    """Query the driver from another process first, because a hanging call could not be abandoned in this one.
-
-    Raises:
-        SkuError: the driver did not answer in time or crashed the process. Other problems show up in the next query.
-    """
-    command = Command([sys.executable, "-m", "pytest_ddpscale.sku.detection"], limit_s)
-    command.output()
-    found = f"the NVIDIA driver did not answer within {limit_s:g} s" if command.was_too_late else ""
-    if command.code is not None and command.code < 0:
-        found = f"a process that queried the NVIDIA driver was ended by signal {-command.code}"
-    if found:
+def gpus_of(survey: Survey, hidden: str) -> GpusHere:
+    """The GPUs of a survey that had this CUDA_VISIBLE_DEVICES. Raises SkuError as `gpus_here`."""
+    slices = [entry.strip() for entry in hidden.split(",") if entry.strip().startswith("MIG-")]
+    if slices:
         raise SkuError(
-            f"NVML on {platform.node()}", found, "a working driver",
-            "Look for Xid messages with `dmesg`, drain the node and reboot it; until then driver calls may hang.",
+            "CUDA_VISIBLE_DEVICES", f"{slices[0]} is a MIG slice",
+            "whole GPUs, because thresholds apply to whole GPUs",
+            "Disable MIG (`nvidia-smi -mig 0`), or name GPUs by index or GPU-UUID.",
         )  # fmt: skip
+    found, action = survey.problem, "Look for Xid messages with `dmesg`; drain the node and reboot it if it hangs."
+    if survey.driver_problem:
+        found = f"the NVIDIA driver is loaded but does not answer ({survey.driver_problem})"
+        action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
+    if found:
+        raise SkuError(f"NVML on {survey.host}", found, "a working driver", action)
+    silent = [_silence(gpu, survey.host) for gpu in survey.gpus if gpu.is_visible and _why_silent(gpu)]
+    gpus = [gpu for gpu in usable(survey.gpus) if not _why_silent(gpu)]
+    if gpus or silent:
+        return GpusHere(gpus, silent)
+    if survey.gpus:
+        why = f"CUDA_VISIBLE_DEVICES={hidden} or a cgroup hides all {len(survey.gpus)} GPUs of this machine"
+        return GpusHere(why_none=why)
+    if not survey.has_driver:
+        return GpusHere(why_none="no NVIDIA driver is loaded here")
+    why = "the NVIDIA driver is loaded and lists no GPU: look for Xid messages with `dmesg`"
+    return GpusHere(why_none=why, is_fault=True)
+
+
+def _why_silent(gpu: SurveyedGpu) -> str:
+    """Why a GPU cannot be told or used; empty if it can."""
+    unread = f"its memory cannot be read ({gpu.unreadable.get('memory_bytes', 'no value')})"
+    lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else ""
+    return lost or gpu.problem or (unread if gpu.memory_bytes is None else "")
+
+
+def _silence(gpu: SurveyedGpu, host: str) -> SkuError:
+    action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
+    action = action if gpu.is_lost else "Make `nvidia-smi` work on this machine first."
+    return SkuError(f"GPU {gpu.index} of {host}", _why_silent(gpu), "a GPU that answers", action)
 
 
 def gpus_asked(settings: Settings, cluster: Cluster) -> int:

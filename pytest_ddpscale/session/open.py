@@ -14,12 +14,11 @@ from pytest_ddpscale.node.torch_facts import refuse_missing_torch
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu
+from pytest_ddpscale.session.devices import GpusHere, devices_per_node, gpus_asked, gpus_here, needs_no_gpu
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
 from pytest_ddpscale.settings import AUTO, Settings
-from pytest_ddpscale.sku.detection import NoGpu, no_gpu_reason
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.util.packaged import packaged
@@ -99,17 +98,15 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     trains_here = not (no_devices_here or settings.container or settings.remote_python)
     if trains_here:
         refuse_missing_torch()
-    silent: list[SkuError] = []
-    needs_none = needs_no_gpu(thresholds, sku, no_devices_here)
-    gpus = [] if needs_none else gpus_here(silent)
-    none = NoGpu("") if needs_none or gpus or silent else no_gpu_reason()
-    are_gone = judges_none and sku != AUTO and not gpus and (bool(silent) or none.is_fault)
+    here = GpusHere() if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here()
+    gpus, silent = here.gpus, here.silent
+    are_gone = judges_none and sku != AUTO and not gpus and (bool(silent) or here.is_fault)
     if are_gone and thresholds.thresholds.skus[thresholds.sku_name(sku)].checks.get("gpus") == "fail":
-        return _without_gpus(site, thresholds, thresholds.sku_name(sku), cluster, silent, none.reason)
+        return _without_gpus(site, thresholds, thresholds.sku_name(sku), cluster, silent, here.why_none)
     if silent and not gpus:
         raise silent[0]
     requires = not no_devices_here
-    sku = resolve_sku(thresholds, sku, gpus, requires, why_none=lambda: none.reason)
+    sku = resolve_sku(thresholds, sku, gpus, requires, here.why_none)
     checks_gpus = thresholds.thresholds.skus[sku].checks.get("gpus") == "fail"  # then missing GPUs get a verdict
     if silent and not checks_gpus:
         raise silent[0]
@@ -149,7 +146,7 @@ def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
     """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
     for path in (Path(used.path), *copies):
         with suppress(ThresholdsError):
-            found = load_thresholds(path)
+            found = load_thresholds(path, of_earlier_run=True)
             if found.digests == used.digests:
                 return found
     raise ThresholdsError(

@@ -376,9 +376,8 @@ class EvidenceSource(ABC):
         of_run += [f"{first_few([*ranks], 1)}: {reason}" for reason, ranks in unbound.items() if reason]
         resumed = record.resumption_notes(self.subject.thresholds.digests)
         of_lock = (self._lock.note,) if self._lock and self._lock.note else ()
-        not_asked = [f"{one.where}: {one.found}" for one in self.subject.thresholds.warnings.get(self.subject.sku, ())]
         unseen = filter(None, [self.subject.unseen_loss(self.cases, self.selected)])
-        said = [[because("text", one) for one in some] for some in (of_run, (*of_lock, *not_asked))]
+        said = [[because("text", one) for one in some] for some in (of_run, of_lock)]
         return (*unseen, *of_devices, *said[0], *resumed, *said[1])
 
     @contextmanager

@@ -226,7 +226,7 @@ def expectation_of(workload: Workload, sku_name: str, file: ThresholdsFile, rank
 
     inference, energy, peak = map(smallest, (INFERENCE_THROUGHPUT, IMAGES_PER_JOULE, PEAK_MEMORY_GIB))
     inferred = expected_value(inference) if inference else None
-    ratio = next((line for line in lines if line.versus is not None and not line.missing), None)
+    ratio = next((line for line in lines if line.versus is not None), None)
     if alone := smallest(THROUGHPUT_PER_GPU):
         samples_per_s = expected_value(alone) * _alone_to_one_gpu(alone)
     elif ratio:

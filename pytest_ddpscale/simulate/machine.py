@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families.image import FORWARD_MACS
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.operation import operation_of
@@ -137,22 +138,21 @@ class Model:
         return _ACTIVATION_BYTES_PER_MAC * self.forward_macs * self.area
 
 
-# Parameters and multiply-accumulates: torchvision's model documentation (num_params and GFLOPS of the first listed
-# weights; its "FLOPs" are multiply-accumulates). Host times: published host-bound rows take about 100 ms a step at any
+# Parameters: torchvision's model documentation. Host times: published host-bound rows take about 100 ms a step at any
 # batch for ResNet-152 (A100 and V100) and about 60 ms for ViT-B/16 (V100); the others follow from their layers.
 MODELS = {
-    "shufflenet_v2_x0_5": Model(1_366_792, 0.040e9, 0.015),
-    "squeezenet1_1": Model(1_235_496, 0.349e9, 0.010),
-    "resnet18": Model(11_689_512, 1.814e9, 0.012),
-    "resnet34": Model(21_797_672, 3.664e9, 0.022),
-    "resnet50": Model(25_557_032, 4.089e9, 0.033),
-    "resnet101": Model(44_549_160, 7.801e9, 0.066),
-    "resnet152": Model(60_192_808, 11.514e9, 0.100),
-    "resnext50_32x4d": Model(25_028_904, 4.230e9, 0.033),
-    "resnext101_32x8d": Model(88_791_336, 16.414e9, 0.066),
-    "vit_b_16": Model(86_567_656, 17.564e9, 0.060),
-    "vit_b_32": Model(88_224_232, 4.409e9, 0.060),
-    "vit_l_16": Model(304_326_632, 61.555e9, 0.120),
+    "shufflenet_v2_x0_5": Model(1_366_792, FORWARD_MACS["shufflenet_v2_x0_5"], 0.015),
+    "squeezenet1_1": Model(1_235_496, FORWARD_MACS["squeezenet1_1"], 0.010),
+    "resnet18": Model(11_689_512, FORWARD_MACS["resnet18"], 0.012),
+    "resnet34": Model(21_797_672, FORWARD_MACS["resnet34"], 0.022),
+    "resnet50": Model(25_557_032, FORWARD_MACS["resnet50"], 0.033),
+    "resnet101": Model(44_549_160, FORWARD_MACS["resnet101"], 0.066),
+    "resnet152": Model(60_192_808, FORWARD_MACS["resnet152"], 0.100),
+    "resnext50_32x4d": Model(25_028_904, FORWARD_MACS["resnext50_32x4d"], 0.033),
+    "resnext101_32x8d": Model(88_791_336, FORWARD_MACS["resnext101_32x8d"], 0.066),
+    "vit_b_16": Model(86_567_656, FORWARD_MACS["vit_b_16"], 0.060),
+    "vit_b_32": Model(88_224_232, FORWARD_MACS["vit_b_32"], 0.060),
+    "vit_l_16": Model(304_326_632, FORWARD_MACS["vit_l_16"], 0.120),
 }
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from pytest_ddpscale.settings import read_value
 from pytest_ddpscale.simulate.options import FAULTS, READ, TYPED, ClusterOptions, number, parse_faults
-from pytest_ddpscale.thresholds.commands import warn_of_problems
 from pytest_ddpscale.util.packaged import usual_thresholds
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ def _simulate(arguments: argparse.Namespace) -> None:
         rounds = read_value("--rounds", arguments.rounds, number(FEWEST_ROUNDS, MOST_SIMULATED_ROUNDS, int))
     thresholds = load_thresholds(arguments.thresholds or usual_thresholds())
     cluster = open_cluster(thresholds, ClusterOptions(**values))
-    warn_of_problems(thresholds)
     largest = max(case.world_size for case in training_cases(cluster.cases))
     plan = cluster.plan(rounds, (cluster.gpus,) if cluster.gpus > largest else (), seed)
     faults = parse_faults(arguments.fault, plan.layout)

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from pytest_ddpscale.errors import SkuError
 from pytest_ddpscale.plan.hardware import is_named
-from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Thresholds
 from pytest_ddpscale.thresholds.parts import MEMORY_TOLERANCE, Detect
 from pytest_ddpscale.util.digits import percent
 
 AUTO = "auto"
-_NO_GPU = "there is no driver, or CUDA_VISIBLE_DEVICES hides them all"
+_BYTES_PER_GIB = 2**30
 
 
-def matching_skus(thresholds: Thresholds, gpu: Gpu) -> list[str]:
+def matching_skus(thresholds: Thresholds, gpu: SurveyedGpu) -> list[str]:
     """Names of the SKUs whose `detect` matches `gpu`: name, and PCI device id and memory where given."""
     return [
         name
         for name, sku in thresholds.skus.items()
-        if sku.detect.device == "cuda" and not _compare(sku.detect, gpu).differs
+        if sku.detect.device == "cuda" and not _compare(sku.detect, gpu)[1]
     ]
 
 
 def resolve_sku(
-    thresholds_file: ThresholdsFile,
-    asked: str,
-    gpus: Sequence[Gpu],
-    require_devices: bool = True,
-    why_none: Callable[[], str] = lambda: _NO_GPU,
+    file: ThresholdsFile, asked: str, gpus: Sequence[SurveyedGpu], require_devices: bool = True, why_none: str = ""
 ) -> str:
     """The canonical name of the SKU to judge by; `asked` is ``auto``, or a name or alias.
 
@@ -42,154 +38,97 @@ def resolve_sku(
     Raises:
         SkuError: the SKU does not exist; the GPUs match no SKU, several or another one; or there are no GPUs.
     """
-    if asked == AUTO:
-        if not gpus:  # never the CPU instead: that would accept a node without its GPUs
-            raise SkuError(
-                "--gpu-sku=auto", f"no NVIDIA GPU is visible here: {why_none()}", "at least one GPU",
-                "Check the driver with nvidia-smi; to measure the CPU, use --gpu-sku=cpu.",
-            )  # fmt: skip
-        return _detected(thresholds_file, gpus)
-    name = thresholds_file.sku_name(asked)
-    if require_devices:
-        _refuse_if_absent(thresholds_file, name, gpus, why_none)
-    return name
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Which fields of a `detect` match a GPU and which do not: field → description."""
-
-    agrees: dict[str, str]
-    differs: dict[str, str]
-
-    def __str__(self) -> str:
-        return ", ".join([*self.agrees.values(), *self.differs.values()])
-
-
-def _compare(detect: Detect, gpu: Gpu) -> _Comparison:
-    comparison = _Comparison({}, {})
-
-    def check(field: str, holds: bool, subject: str, contrast: str) -> None:
-        said = f"{subject} {'matches' if holds else contrast}"
-        (comparison.agrees if holds else comparison.differs)[field] = said
-
-    if detect.name is not None:
-        check("name", is_named(gpu.name, detect.name), f"name {gpu.name!r}", f"does not match {detect.name!r}")
-    if detect.pci_device_ids:
-        listed, contrast = gpu.pci_device_id in detect.pci_device_ids, f"is not {' or '.join(detect.pci_device_ids)}"
-        check("pci_device_ids", listed, f"PCI device id {gpu.pci_device_id}", contrast)
-    if detect.memory_gib is not None:
-        near = abs(gpu.memory_gib - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
-        contrast = f"is not within {percent(MEMORY_TOLERANCE)} of {detect.memory_gib:g} GiB"
-        check("memory_gib", near, f"memory {gpu.memory_gib:.1f} GiB", contrast)
-    return comparison
-
-
-def _detected(thresholds_file: ThresholdsFile, gpus: Sequence[Gpu]) -> str:
-    thresholds = thresholds_file.thresholds
-    models = _by_model(gpus)
-    unknown = [model for model in models if not matching_skus(thresholds, model[0])]
-    if unknown:
-        raise _unknown(thresholds_file, unknown)
-    common = [name for name in thresholds.skus if all(name in matching_skus(thresholds, gpu) for gpu in gpus)]
-    if len(common) == 1:
-        return common[0]
+    name, skus = "" if asked == AUTO else file.sku_name(asked), file.thresholds.skus
+    where, device = f"--gpu-sku={name or AUTO}", skus[name].detect.device if name else "cuda"
+    if name and (device == "cpu" or not require_devices):
+        return name
+    if device == "none":
+        found = f"{name} is a published reference, not something to measure"
+        raise SkuError(where, found, "the SKU of the GPUs present", "Use --gpu-sku=auto.")
+    expected = f"GPUs of SKU {name}" if name else "at least one GPU"
+    if not gpus:  # never the CPU instead: that would accept a node without its GPUs
+        raise SkuError(
+            where, f"no NVIDIA GPU is visible here: {why_none}", expected,
+            "Check the driver with nvidia-smi, or run on a GPU node; measure this machine's CPU with --gpu-sku=cpu; "
+            "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
+        )  # fmt: skip
+    models: dict[tuple[str, str, float], Model] = {}
+    for gpu in gpus:
+        models.setdefault((gpu.name, gpu.pci_device_id, round(_memory_gib(gpu), 1)), []).append(gpu)
+    matching = {model: matching_skus(file.thresholds, same[0]) for model, same in models.items()}
+    others = [same for model, same in models.items() if (name not in matching[model] if name else not matching[model])]
+    if others and name:
+        told, known = _said(*_compare(skus[name].detect, others[0][0])), matching_skus(file.thresholds, others[0][0])
+        action = f"If they are {name}, correct `detect` at {file.where('skus', name, 'detect')}."
+        if known:
+            action = f"Use --gpu-sku={known[0]}, or run where the GPUs are {name}."
+        found = f"the GPUs here are not {name}: {_inventory(others, file.thresholds)} ({told})"
+        raise SkuError(where, found, expected, action)
+    if others:
+        raise _unknown(file, others)
+    common = [one for one in skus if all(one in known for known in matching.values())]
+    if name or len(common) == 1:
+        return name or common[0]
     if common:
         raise SkuError(
-            "--gpu-sku=auto", f"{_inventory(models)}: several SKUs match, {', '.join(common)}", "one SKU",
-            f"Choose with --gpu-sku={common[0]}, or make their `detect` in {thresholds_file.path} more specific.",
+            where, f"{_inventory(models.values())}: several SKUs match, {', '.join(common)}", "one SKU",
+            f"Choose one, such as --gpu-sku={common[0]}, or narrow their `detect` in {file.path}.",
         )  # fmt: skip
     raise SkuError(
-        "--gpu-sku=auto", f"the GPUs are of different SKUs: {_inventory(models, thresholds)}", "GPUs of one SKU",
-        "Show one model at a time with CUDA_VISIBLE_DEVICES (and CUDA_DEVICE_ORDER=PCI_BUS_ID).",
+        where, f"the GPUs are of different SKUs: {_inventory(models.values(), file.thresholds)}", "GPUs of one SKU",
+        "Show one at a time with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.",
     )  # fmt: skip
 
 
-def _refuse_if_absent(
-    thresholds_file: ThresholdsFile, name: str, gpus: Sequence[Gpu], why_none: Callable[[], str]
-) -> None:
-    """Raise SkuError unless this machine can be measured as the SKU `name`."""
-    detect = thresholds_file.thresholds.skus[name].detect
-    if detect.device == "cpu":
-        return
-    where = f"--gpu-sku={name}"
-    if detect.device == "none":
-        raise SkuError(
-            where, f"{name} is a published reference (detect.device is none), not something to measure",
-            "the SKU of the GPUs present", "Use --gpu-sku=auto.",
-        )  # fmt: skip
-    if not gpus:
-        raise SkuError(
-            where, f"no NVIDIA GPU is visible here: {why_none()}", f"GPUs of SKU {name}",
-            "Run on a GPU node; or try the plugin on this machine's CPU with --gpu-sku=cpu; "
-            "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
-        )  # fmt: skip
-    others = [model for model in _by_model(gpus) if _compare(detect, model[0]).differs]
-    if others:
-        raise _mismatch(thresholds_file, name, others)
+def _memory_gib(gpu: SurveyedGpu) -> float:
+    return (gpu.memory_bytes or 0) / _BYTES_PER_GIB
 
 
-Model = list[Gpu]  # identical GPUs; never empty
+def _compare(detect: Detect, gpu: SurveyedGpu) -> tuple[dict[str, str], dict[str, str]]:
+    """The keys of a `detect` that match a GPU, and those that do not, each with a description."""
+    told: tuple[dict[str, str], dict[str, str]] = {}, {}
+    if detect.name is not None:
+        holds = is_named(gpu.name, detect.name)
+        told[not holds]["name"] = f"name {gpu.name!r} {'matches' if holds else f'does not match {detect.name!r}'}"
+    if detect.pci_device_ids:
+        holds, listed = gpu.pci_device_id in detect.pci_device_ids, " or ".join(detect.pci_device_ids)
+        told[not holds]["id"] = f"PCI device id {gpu.pci_device_id} {'matches' if holds else f'is not {listed}'}"
+    if detect.memory_gib is not None:
+        holds = abs(_memory_gib(gpu) - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
+        contrast = f"is not within {percent(MEMORY_TOLERANCE)} of {detect.memory_gib:g} GiB"
+        told[not holds]["memory"] = f"memory {_memory_gib(gpu):.1f} GiB {'matches' if holds else contrast}"
+    return told
 
 
-def _by_model(gpus: Sequence[Gpu]) -> list[Model]:
-    models: dict[tuple[str, str, float], Model] = {}
-    for gpu in gpus:
-        models.setdefault((gpu.name, gpu.pci_device_id, round(gpu.memory_gib, 1)), []).append(gpu)
-    return list(models.values())
+def _said(agrees: dict[str, str], differs: dict[str, str]) -> str:
+    return ", ".join([*agrees.values(), *differs.values()])
+
+
+Model: TypeAlias = list[SurveyedGpu]  # identical GPUs; never empty
 
 
 def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) -> str:
     """``GPU 0, 1: NVIDIA B200 (PCI device id 2901, 179.1 GiB)``, with each model's SKUs if `thresholds` is given."""
     texts = []
     for model in models:
-        gpu = model[0]
-        text = f"GPU {', '.join(str(each.index) for each in model)}: {gpu.name}"
-        text += f" (PCI device id {gpu.pci_device_id}, {gpu.memory_gib:.1f} GiB)"
+        gpu, indices = model[0], ", ".join(str(each.index) for each in model)
+        text = f"GPU {indices}: {gpu.name} (PCI device id {gpu.pci_device_id}, {_memory_gib(gpu):.1f} GiB)"
         if thresholds is not None:
             text += f", SKU {' or '.join(matching_skus(thresholds, gpu)) or 'unknown'}"
         texts.append(text)
     return "; ".join(texts)
 
 
-def _unknown(thresholds_file: ThresholdsFile, models: list[Model]) -> SkuError:
-    path, gpu = thresholds_file.path, models[0][0]
-    nearly = _nearly_matching(thresholds_file.thresholds, gpu)
-    almost = "".join(f"; nearest is {name}: {comparison}" for name, comparison in nearly)
-    lines = {name: thresholds_file.where("skus", name, "detect") for name, _ in nearly}
-    ways = [f"correct `detect` at {line} if it is {name}" for name, line in lines.items()]
-    ways += [f"add a SKU with `detect: {_detect_line(gpu)}` to {path}", "test only the CPU with --gpu-sku=cpu"]
-    return SkuError(
-        "--gpu-sku=auto", f"no SKU of {path} matches {_inventory(models)}{almost}", "GPUs that match a `detect`",
-        f"Do one of these: {'; '.join(ways)}.",
-    )  # fmt: skip
-
-
-def _mismatch(thresholds_file: ThresholdsFile, name: str, models: list[Model]) -> SkuError:
-    thresholds = thresholds_file.thresholds
-    comparison = _compare(thresholds.skus[name].detect, models[0][0])
-    suggestion = matching_skus(thresholds, models[0][0])
-    if suggestion:
-        action = f"Use --gpu-sku={suggestion[0]}, or run where the GPUs are {name}."
-    else:
-        action = f"If they are {name}, correct `detect` at {thresholds_file.where('skus', name, 'detect')}."
-    return SkuError(
-        f"--gpu-sku={name}", f"the GPUs here are not {name}: {_inventory(models, thresholds)} ({comparison})",
-        f"GPUs of SKU {name}", action,
-    )  # fmt: skip
-
-
-def _nearly_matching(thresholds: Thresholds, gpu: Gpu) -> list[tuple[str, _Comparison]]:
-    """SKUs that match the GPU's name or PCI device id but not all else; matching memory alone does not count."""
-    compared = [(name, sku.detect, _compare(sku.detect, gpu)) for name, sku in thresholds.skus.items()]
-    return [
-        (name, comparison)
-        for name, detect, comparison in compared
-        if detect.device == "cuda" and comparison.agrees.keys() - {"memory_gib"}
-    ]
-
-
-def _detect_line(gpu: Gpu) -> str:
-    """A `detect` that matches this GPU, ready to paste."""
+def _unknown(file: ThresholdsFile, models: list[Model]) -> SkuError:
+    gpu = models[0][0]
+    # Those that match in name or PCI device id but not in all else; matching memory alone does not count.
+    compared = {name: _compare(sku.detect, gpu) for name, sku in file.thresholds.skus.items()}
+    nearly = {name: told for name, told in compared.items() if told[0].keys() - {"memory"}}
+    almost = "".join(f"; nearest is {name}: {_said(*told)}" for name, told in nearly.items())
+    ways = [f"correct `detect` at {file.where('skus', name, 'detect')} if it is {name}" for name in nearly]
+    # A `detect` that matches this GPU, ready to paste.
     name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")
-    return f"{{name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {gpu.memory_gib:.0f}}}"
+    detect = f"name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {_memory_gib(gpu):.0f}"
+    ways += [f"add a SKU with `detect: {{{detect}}}` to {file.path}", "test only the CPU with --gpu-sku=cpu"]
+    found = f"no SKU of {file.path} matches {_inventory(models)}{almost}"
+    return SkuError("--gpu-sku=auto", found, "GPUs that match a `detect`", f"Do one of these: {'; '.join(ways)}.")

@@ -15,16 +15,16 @@ from msgspec import convert, json
 from pytest_ddpscale.families import read_family
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
+from pytest_ddpscale.plan.metric_catalogue import NODE_UNIFORMITY, THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.node_check import NODE_CHECKS, NodeExpectation
+from pytest_ddpscale.plan.operation import KINDS, operation
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku
+from pytest_ddpscale.thresholds.model import NO_LIMITS, PeerLimits, Requirement, Sku, Source
 from pytest_ddpscale.thresholds.parts import Node
-from pytest_ddpscale.thresholds.peer_limits import has_peers
 from pytest_ddpscale.util.printable import printable_json
 
 
@@ -131,6 +131,7 @@ class NodeCase:
 
 
 AnyCase: TypeAlias = Case | NodeCase
+_FEWEST_PLACES = 4
 
 
 def json_of(cases: Iterable[AnyCase]) -> tuple[dict[str, Any], ...]:
@@ -159,36 +160,59 @@ def cases_for(file: ThresholdsFile, sku_name: str, layout: Layout) -> list[AnyCa
             on a single node, and those that need several ranks on a node with one rank.
     """
     sku = file.thresholds.skus[sku_name]
+    what = "ranks" if device_type(sku) == "cpu" else "GPUs"
     found: list[AnyCase] = []
-    for requirement in sku.requirements:
-        ranks = _ranks_here(sku, requirement, layout)
-        if ranks is None or ranks < requirement.definition.minimum_world_size:
+    for one in sku.requirements:
+        size, definition, ranks = one.world_size, one.definition, layout.ranks_in(one.world_size)
+        if ranks is None or ranks < definition.minimum_world_size or not _has_peers(one, ranks, layout):
             continue
-        if not has_peers(requirement, ranks, layout):
+        is_number = isinstance(size, int) and one.placement == "packed" and layout.nodes > 1
+        is_beyond_node = is_number and ranks > layout.ranks_per_node
+        if is_beyond_node and sku.beyond_node == "dropped":
             continue
-        missing = requirement.missing or _why_missing(sku, requirement, layout)
-        of_training = requirement.definition.subject == "workload"
-        case = _training_case(file, sku, requirement, ranks) if of_training else _node_case(sku, requirement, ranks)
-        found.append(replace(case, missing=missing, environment=sku.environment))
+        missing = f"needs {size} {what} on one node; a node has {layout.ranks_per_node} here"
+        shared: dict[str, Any] = {
+            "name": _name(sku, one),
+            "where": one.where,
+            "missing": missing if is_beyond_node else "",
+            "peers": sku.peers,
+            "environment": sku.environment,
+        }
+        if definition.subject != "workload":
+            probe = Arm(one.probe, ranks) if one.probe else None
+            peak = None if definition.compares_places else _peak_of(sku, probe)
+            found.append(NodeCase(one, expected=node_expectation(sku), probe=probe, peak=peak, **shared))
+            continue
+        workload = sku.workloads[one.workload]
+        reference, source = file.thresholds.reference_throughput(one) if one.versus else (None, Source())
+        floors = [r.bound for r in sku.requirements if r.key()[:3] == (THROUGHPUT_PER_GPU.name, workload.name, 1)]
+        found.append(
+            Case(
+                one,
+                ranks,
+                workload,
+                reference_samples_per_s=reference,
+                reference_source=source.reference or "",
+                peak_tflops=sku.peak_tflops(workload),
+                floor_samples_per_s=min(floors, default=None),
+                **shared,
+            )
+        )
     return found
 
 
-def _ranks_here(sku: Sku, requirement: Requirement, layout: Layout) -> int | None:
-    if sku.beyond_node == "dropped" and _is_beyond_node(requirement, layout):
-        return None
-    return layout.ranks_in(requirement.world_size)
-
-
-def _why_missing(sku: Sku, requirement: Requirement, layout: Layout) -> str:
-    if not _is_beyond_node(requirement, layout):
-        return ""
-    what = "ranks" if device_type(sku) == "cpu" else "GPUs"
-    return f"needs {requirement.world_size} {what} on one node; a node has {layout.ranks_per_node} here"
-
-
-def _is_beyond_node(requirement: Requirement, layout: Layout) -> bool:
-    size, is_packed = requirement.world_size, requirement.placement == "packed"
-    return isinstance(size, int) and is_packed and layout.nodes > 1 and size > layout.ranks_per_node
+def _has_peers(requirement: Requirement, ranks: int, layout: Layout) -> bool:
+    """Whether there are enough places to compare: fewer could neither pass nor fail."""
+    if requirement.definition.compares_places:
+        kind = operation(requirement.probe)
+        if KINDS[kind.kind].peers == "memory":
+            return layout.world_size >= _FEWEST_PLACES
+        is_possible = kind.is_single_device or 2 <= ranks <= layout.ranks_per_node
+        return is_possible and layout.nodes >= _FEWEST_PLACES
+    if not requirement.definition.reads_own_pace:
+        return True
+    places = layout.nodes if requirement.definition is NODE_UNIFORMITY else layout.nodes * ranks
+    return places >= _FEWEST_PLACES
 
 
 def training_cases(cases: Iterable[AnyCase]) -> list[Case]:
@@ -207,39 +231,6 @@ def nightly_uniformity(cases: Iterable[AnyCase]) -> list[Case]:
     return [case for case in uniform if case.workload in (trained or {uniform[0].workload})]
 
 
-def _training_case(file: ThresholdsFile, sku: Sku, requirement: Requirement, ranks: int) -> Case:
-    reference, source = _published_reference(file, requirement)
-    workload = sku.workloads[requirement.workload]
-    peak_tflops, floor = sku.peak_tflops(workload), _floor_samples_per_s(sku, workload)
-    return Case(
-        requirement,
-        ranks,
-        workload,
-        _name(sku, requirement),
-        requirement.where,
-        reference,
-        peak_tflops,
-        floor,
-        reference_source=source,
-        peers=sku.peers,
-    )
-
-
-def _published_reference(file: ThresholdsFile, requirement: Requirement) -> tuple[float | None, str]:
-    """The reference SKU's published throughput per GPU and its source."""
-    if requirement.versus is None or requirement.missing:
-        return None, ""
-    samples_per_s, source = file.thresholds.reference_throughput(requirement)
-    return samples_per_s, source.reference or ""
-
-
-def _node_case(sku: Sku, requirement: Requirement, ranks: int) -> NodeCase:
-    probe = Arm(requirement.probe, ranks) if requirement.probe else None
-    peak = None if requirement.definition.compares_places else _peak_of(sku, probe)
-    expected = node_expectation(sku)
-    return NodeCase(requirement, _name(sku, requirement), requirement.where, expected, sku.peers, probe, peak)
-
-
 def _peak_of(sku: Sku, probe: Arm | None) -> float | None:
     """Data-sheet value for a probe; none for links, because a collective's bandwidth depends on its algorithm."""
     if sku.peak is None or probe is None:
@@ -248,15 +239,6 @@ def _peak_of(sku: Sku, probe: Arm | None) -> float | None:
         return sku.peak.memory_bandwidth_gbps
     precision = probe.operation.precision
     return sku.peak.tflops(precision) if precision is not None and precision != "fp8" else None
-
-
-def _floor_samples_per_s(sku: Sku, workload: Workload) -> float | None:
-    bounds = [
-        r.bound
-        for r in sku.requirements
-        if (r.metric, r.workload, r.world_size) == (THROUGHPUT_PER_GPU.name, workload.name, 1)
-    ]
-    return min(bounds, default=None)
 
 
 def _name(sku: Sku, requirement: Requirement) -> str:

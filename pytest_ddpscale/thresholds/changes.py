@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
@@ -43,18 +43,17 @@ class BoundChange:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The differences, bound first; severity, provisional standing and baseline may differ too."""
-        if self.was is None or self.now is None:
-            return ("added",) if self.was is None else ("removed",)
-        found: list[Kind] = []
-        if self.was.bound != self.now.bound:
-            found.append("raised" if self.now.bound > self.was.bound else "lowered")
-        if self.was.severity != self.now.severity:
-            found.append("severity")
-        if self.was.provisional != self.now.provisional:
-            found.append("standing")
-        if self.was.one_gpu != self.now.one_gpu:
-            found.append("baseline")
-        return tuple(found)
+        was, now = self.was, self.now
+        if was is None or now is None:
+            return ("added",) if was is None else ("removed",)
+        found: dict[Kind, bool] = {
+            "raised": now.bound > was.bound,
+            "lowered": now.bound < was.bound,
+            "severity": was.severity != now.severity,
+            "standing": was.provisional != now.provisional,
+            "baseline": was.one_gpu != now.one_gpu,
+        }
+        return tuple(kind for kind, differs in found.items() if differs)
 
     @property
     def is_weaker(self) -> bool:
@@ -128,7 +127,7 @@ def altered_parts(file: ThresholdsFile, sku: str) -> tuple[str, ...]:
     """Descriptions of other parts of a SKU that differ from one of the files it extends and may affect verdicts."""
     found: dict[str, None] = {}
     for below, before in _with_sku_below(file, sku):
-        found |= dict.fromkeys(_altering_parts(before, file.thresholds.skus[sku]))
+        found |= dict.fromkeys(_parts(before, file.thresholds.skus[sku], altering=True))
         found |= dict.fromkeys(_other_references(below, file, sku))
     return tuple(found)
 
@@ -162,7 +161,7 @@ def all_changes(file: ThresholdsFile) -> list[SkuChange]:
             found.append(SkuChange(name, is_new=True))
             continue
         idle = tuple(_idle(file, before, after))
-        parts = (*_other_parts(before, after), *_waivers(before, after))
+        parts = (*_parts(before, after), *_waivers(before, after))
         change = SkuChange(name, False, tuple(_changes(before, after)), parts, idle)
         if change.bounds or change.parts or change.idle:
             found.append(change)
@@ -184,12 +183,18 @@ def _idle(file: ThresholdsFile, before: Sku, after: Sku) -> Iterator[Requirement
     yield from (one for one in after.requirements if one.where.startswith(here) and (one.key(), _judged(one)) in known)
 
 
-def _other_parts(before: Sku, after: Sku) -> Iterator[str]:
+def _parts(before: Sku, after: Sku, *, altering: bool = False) -> Iterator[str]:
+    """Changed parts besides requirements; `altering` leaves out names, and workloads that only one of them has."""
     for part in _OTHER_PARTS:
-        if getattr(before, part) != getattr(after, part):
+        if getattr(before, part) != getattr(after, part) and not (altering and part == "aliases"):
             yield f"`{part}`"
     for name in {**before.workloads, **after.workloads}:
-        yield from _workload_change(name, before.workloads.get(name), after.workloads.get(name))
+        was, now = before.workloads.get(name), after.workloads.get(name)
+        if was is not None and now is not None and was != now:
+            told = ", ".join(f"{key} {old} → {new}" for key, (old, new) in was.differences(now).items())
+            yield f"what {name} trains ({told})"
+        elif was != now and not altering:
+            yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
 
 
 def _waivers(before: Sku, after: Sku) -> Iterator[str]:
@@ -200,38 +205,16 @@ def _waivers(before: Sku, after: Sku) -> Iterator[str]:
             yield f"{one} ({one.waiver})"
 
 
-def _altering_parts(before: Sku, after: Sku) -> Iterator[str]:
-    """Changed parts that affect requirements of both: neither names nor workloads that only one of them has."""
-    known = replace(after, aliases=before.aliases)
-    shared = before.workloads.keys() & after.workloads.keys()
-    yield from _other_parts(_with_workloads(before, shared), _with_workloads(known, shared))
-
-
-def _with_workloads(sku: Sku, names: Collection[str]) -> Sku:
-    return replace(sku, workloads={name: one for name, one in sku.workloads.items() if name in names})
-
-
 def _other_references(below: ThresholdsFile, file: ThresholdsFile, sku: str) -> Iterator[str]:
     """Changed reference throughputs of ratios."""
     for one in file.thresholds.skus[sku].requirements:
-        if one.versus is None or one.missing or one.versus not in below.thresholds.skus:
+        if one.versus is None:
             continue
-        try:
-            was, _ = below.thresholds.reference_throughput(one)
-        except LookupError:  # new in this file
-            continue
-        now, _ = file.thresholds.reference_throughput(one)
-        if was != now:
-            unit = THROUGHPUT_PER_GPU.unit_of(file.thresholds.skus[sku].workloads[one.workload].family)
-            yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} {unit})"
-
-
-def _workload_change(name: str, was: Workload | None, now: Workload | None) -> Iterator[str]:
-    if was is None or now is None:
-        yield f"`batch` of {name} ({'new' if was is None else 'gone'})"
-    elif was != now:
-        told = ", ".join(f"{name} {before} → {after}" for name, (before, after) in was.differences(now).items())
-        yield f"what {name} trains ({told})"
+        with suppress(LookupError):  # the reference is new in this file
+            was, now = (each.thresholds.reference_throughput(one)[0] for each in (below, file))
+            if was != now:
+                unit = THROUGHPUT_PER_GPU.unit_of(file.thresholds.skus[sku].workloads[one.workload].family)
+                yield f"throughput of {one.versus} that {one} is relative to ({was:g} → {now:g} {unit})"
 
 
 def _judged(one: Requirement | None) -> tuple[object, ...] | None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.errors import OptionError, SkuError, ThresholdsError
 from pytest_ddpscale.util.packaged import SCHEMA, SITE_FOLDERS, THRESHOLDS, packaged, usual_thresholds
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.thresholds.changes import SkuChange
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def add_init(commands: Commands) -> None:
     """`ddpscale init`."""
     command = commands.add_parser(
-        "init", help="create a site's directory with acceptance tests, job scripts and its own thresholds"
+        "init", help="create a site's directory: acceptance tests, job scripts and own thresholds"
     )
     command.add_argument("directory", type=Path, metavar="DIR")
     command.add_argument("--gpu-sku", metavar="SKU", help="GPU model for the examples in thresholds.yaml")
@@ -48,12 +47,6 @@ def add_check(actions: Commands) -> None:
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=_check)
     actions.add_parser("schema", help="print the JSON schema, for editors").set_defaults(run=_print_schema)
-
-
-def warn_of_problems(file: ThresholdsFile) -> None:
-    """Print a file's problems on stderr as warnings; the section in use is valid."""
-    for problem in file.problems:
-        print(f"ddpscale: warning: {problem}", file=sys.stderr)
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -83,38 +76,36 @@ def _init(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds import showing
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.showing import asked_json, asked_lines, asked_of, listed_json, listed_lines
+    from pytest_ddpscale.util.document import text_lines
 
     file = load_thresholds(arguments.thresholds or usual_thresholds())
-    is_json = arguments.format == "json"
-    lines: Iterable[str]
-    if arguments.gpu_sku is not None:
-        asked = asked_of(file, arguments.gpu_sku, arguments.metric)
-        lines = [asked_json(asked)] if is_json else asked_lines(asked, arguments.verbose)
-    elif arguments.metric is not None:
+    if arguments.gpu_sku is None and arguments.metric is not None:
         raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
-    else:
-        lines = [listed_json(file)] if is_json else listed_lines(file)
-    warn_of_problems(file)
-    for line in lines:
-        print(line)
+    asked = None if arguments.gpu_sku is None else showing.asked_of(file, arguments.gpu_sku, arguments.metric)
+    if arguments.format == "json":
+        print(showing.json_text(showing.listed_json(file) if asked is None else showing.asked_json(asked)))
+        return
+    blocks = showing.listed_blocks(file) if asked is None else showing.asked_blocks(asked, arguments.verbose)
+    print(*text_lines(*blocks, width=showing.WIDTH), sep="\n")
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from pytest_ddpscale.thresholds import showing
     from pytest_ddpscale.thresholds.loading import load_thresholds
-    from pytest_ddpscale.thresholds.showing import counted_lines
+    from pytest_ddpscale.util.document import text_lines
 
-    file = load_thresholds(arguments.file)
-    for problem in file.problems[1:]:
-        print(problem, file=sys.stderr)
-    if file.problems:
-        raise file.problems[0]
-    for kind, told in (("warning", file.warnings), ("remark", file.remarks)):
-        for text in dict.fromkeys(str(one) for found in told.values() for one in found):
-            print(f"ddpscale: {kind}: {text}", file=sys.stderr)
-    for line in (*counted_lines(file), *_change_lines(file)):
-        print(line)
+    try:
+        file = load_thresholds(arguments.file)
+    except ThresholdsError as error:
+        for other in error.others:
+            print(other, file=sys.stderr)
+        raise
+    for text in dict.fromkeys(text for sku in file.thresholds.skus for text in file.remarks(sku)):
+        print(f"ddpscale: remark: {text}.", file=sys.stderr)
+    counted = showing.counted(file, file.layers[-1].form.skus or file.thresholds.skus)
+    print(*text_lines(counted, width=showing.WIDTH), *_change_lines(file), sep="\n")
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
 
 
@@ -124,23 +115,16 @@ def _change_lines(file: ThresholdsFile) -> Iterator[str]:
 
     if not file.extended:
         return
-    yield ""
-    yield f"{file.path} sha256 {file.sha256}"
+    yield f"\n{file.path} sha256 {file.sha256}"
     yield from (f"extends {path} sha256 {digest}" for path, digest in file.extended)
     changes = all_changes(file)
     for change in changes:
-        yield from _sku_lines(change)
+        yield str(change)
+        for one in change.bounds:
+            yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
+        yield from (f"  {one.where}: has no effect: {one} is the same in the file below" for one in change.idle)
     others = len(file.thresholds.skus) - len(changes)
-    yield f"{others} SKUs as in the file below" if changes else "changes nothing"
-    yield ""
-
-
-def _sku_lines(change: SkuChange) -> Iterator[str]:
-    yield str(change)
-    for one in change.bounds:
-        yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
-    for row in change.idle:
-        yield f"  {row.where}: has no effect: {row} is the same in the file below"
+    yield f"{others} SKUs as in the file below\n" if changes else "changes nothing\n"
 
 
 def _print_schema(_: argparse.Namespace) -> None:

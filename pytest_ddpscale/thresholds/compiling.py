@@ -1,4 +1,4 @@
-"""Compiles a SKU as written into requirements: merges files, computes bounds, applies changes.
+"""Compiles SKUs as written into requirements: merges files, computes bounds, applies changes.
 
 A SKU's row replaces a family's row for the same metric, subject, world size, placement and reference, and a file's row
 replaces that of the file it extends. A file's `change` applies to what is then there.
@@ -6,16 +6,29 @@ replaces that of the file it extends. A file's `change` applies to what is then 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from functools import reduce
 from typing import Any, TypeAlias
+
+from pydantic import BaseModel
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.metric_catalogue import (
+    METRICS,
+    NODE_CHECK,
+    NODE_UNIFORMITY,
+    PROBE_UNIFORMITY,
+    RANK_UNIFORMITY,
+)
+from pytest_ddpscale.plan.operation import KINDS, operation
 from pytest_ddpscale.plan.workload import Data, ImageFolderData, Workload
 from pytest_ddpscale.thresholds.form import (
     MOST_REQUIREMENTS,
+    ROW_METRICS,
     Change,
     CheckRow,
     NamedMargin,
@@ -24,6 +37,7 @@ from pytest_ddpscale.thresholds.form import (
     at_size,
 )
 from pytest_ddpscale.thresholds.model import (
+    PeerLimits,
     Requirement,
     RequirementKey,
     Sku,
@@ -32,18 +46,20 @@ from pytest_ddpscale.thresholds.model import (
     why_it_stands,
     why_never_waived,
 )
-from pytest_ddpscale.thresholds.parts import BatchForm, WorkloadForm
-from pytest_ddpscale.thresholds.peer_limits import PeersForm, limits_of, requirements_by_peers
-from pytest_ddpscale.thresholds.reading import Layer, Mark, MarkedList, MarkedMapping, placed, shown
-from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Names, PartError, validated
+from pytest_ddpscale.thresholds.parts import BatchForm
+from pytest_ddpscale.thresholds.reading import Mark, dotted
+from pytest_ddpscale.thresholds.validating import MOST_PROBLEMS, Layer, nearest_place
 from pytest_ddpscale.thresholds.waiver import LONGEST_DAYS, Waiver, today
+from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 Rows: TypeAlias = dict[RequirementKey, Requirement]
-_MERGED = ("detect", "peak", "peers", "node", "batch", "environment")
 # Significant digits of computed bounds: 480.1 less 5 % is 456.095, not 456.09499999999997.
 _DIGITS = 6
 MOST_MARGIN_PCT = 50.0  # beyond it a row has to say why
+_REASON = "by its peers, no published value: more than {:g} % slower than the median of all others is rejected"
+_BY_PEERS = (RANK_UNIFORMITY.name, NODE_UNIFORMITY.name, PROBE_UNIFORMITY.name)
+_NAMED = ("sources", "reasons", "margins", "workloads", "families")
 
 
 class Compiler:
@@ -51,281 +67,293 @@ class Compiler:
 
     Args:
         layers: the files, the nearest last.
+        least_day: waivers that end before are refused.
+
+    Attributes:
+        problems: errors found so far.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._layers = layers
-        self._names = Names(layers)
-        self._families: dict[str, Rows | PartError] = {}
-        shipped = packaged(THRESHOLDS)
-        self._sites = {layer.path for layer in layers if not layer.path.samefile(shipped)}
-        self._peers = [(one.data["peers"], one.data.marks["peers"]) for one in layers if "peers" in one.data]
-
-    def problems(self) -> list[ThresholdsError]:
-        """Problems of all entries that rows may name, whether or not a SKU uses them."""
-        found: list[ThresholdsError] = []
-        for kind in Names.FORMS:
-            for name in self._names.all_of(kind):
-                try:
-                    self._family(name) if kind == "families" else self._names.checked(kind, name)
-                except PartError as error:
-                    found += error.problems
-        return found
-
-    def sku(self, name: str) -> Sku:
-        """A SKU that at least one of the files has. Raises PartError if it is not valid."""
-        odd = [error for layer in self._layers for at, error in layer.odd if at[:2] == ("skus", name)]
-        if odd:
-            raise PartError(*odd)
-        read = [layer.section("skus") for layer in self._layers]
-        sections = [(skus[name], skus.marks[name]) for skus in read if name in skus]
-        for section, mark in sections:
-            if not isinstance(section, MarkedMapping):
-                raise PartError(mark.error("it is not a mapping; expected the keys of a SKU"))
-        data, mark = _merged(sections), sections[-1][1]
-        form: SkuForm = validated(SkuForm, data, mark)
-        for key in ("peak", "node"):
-            part = getattr(form, key)
-            if part is not None and part.published is not None:
-                self._names.get("sources", part.published, placed(data, (key, "published"), mark))
-        rows = tuple(self._rows(form, data, sections).values())
-        batches = {
-            one: self._workload(one, batch, placed(data, ("batch", one), mark)) for one, batch in form.batch.items()
+    def __init__(self, layers: Sequence[Layer], least_day: date) -> None:
+        self.problems: list[ThresholdsError] = []
+        self._layers, self._least_day = layers, least_day
+        self._sites = {layer.path for layer in layers if not layer.path.samefile(packaged(THRESHOLDS))}
+        # Entries that rows name, each with the nearest file that has it.
+        self._named: dict[str, dict[str, tuple[Any, Layer]]] = {
+            section: {name: (one, layer) for layer in layers for name, one in getattr(layer.form, section).items()}
+            for section in _NAMED
         }
-        forms = [validated(PeersForm, *part) for part in self._peers]
-        limits = limits_of([*forms, *([form.peers] if form.peers is not None else [])])
-        by_peers = requirements_by_peers(limits, rows, self._peer_lines(data, mark))
+        for name, (margin, layer) in self._named["margins"].items():
+            mark = layer.document.mark("margins", name)
+            if name in ROW_METRICS and isinstance(margin, NamedMargin):
+                self.problems.append(mark.error("it is a mapping; expected per cent, such as `5 %`"))
+            elif name not in ROW_METRICS and (near := did_you_mean(name, ROW_METRICS, 0.8)):
+                self.problems.append(mark.error(f"{name!r} is no metric{near}", "Correct it, or choose another name."))
+        self._families = {
+            name: self._expanded(rows, layer, "families", name)
+            for name, (rows, layer) in self._named["families"].items()
+        }
+
+    def sku(self, name: str) -> Sku | None:
+        """A SKU that at least one of the files has; None if something is wrong with it."""
+        known, layers = len(self.problems), [layer for layer in self._layers if name in layer.form.skus]
+        form: SkuForm = reduce(_over, [layer.form.skus[name] for layer in layers])
+        nearest = layers[-1].document.mark("skus", name)
+        for key, told in (("description", form.description), ("detect", form.detect)):
+            if not told:
+                self.problems.append(nearest.refusal(f"{dotted(nearest.at)}.{key} is missing", "a value", "Add it."))
+        if form.detect and form.detect.device == "cuda" and form.detect.name is None:
+            self.problems.append(self._place(name, "detect").error("a GPU needs `name: '^…$'`"))
+        for key in ("peak", "node"):
+            published = getattr(getattr(form, key), "published", None)
+            if published is not None:
+                with self._collecting():
+                    self._get("sources", published, self._place(name, key, "published"))
+        workloads: dict[str, Workload] = {}
+        for one, batch in form.batch.items():
+            with self._collecting():
+                workloads[one] = self._workload(one, batch, self._place(name, "batch", one))
+        fractions: dict[str, float | None] = {}
+        for peers in (*(layer.form.peers for layer in self._layers), form.peers):
+            fractions |= peers.fractions if peers else {}
+        limits = PeerLimits(**fractions)
+        rows = self._rows(name, form, layers, limits)
+        if self.problems[known:]:
+            return None
         return Sku(
-            form.description, form.detect, tuple(form.aliases), form.peak, form.node, batches, form.beyond_node,
-            (*rows, *by_peers), limits, tuple(form.environment.items()),
+            form.description, form.detect, tuple(form.aliases), form.peak, form.node, workloads, form.beyond_node,
+            tuple(rows.values()), limits, tuple(form.environment.items()),
         )  # fmt: skip
 
-    def _peer_lines(self, data: MarkedMapping, mark: Mark) -> dict[str, str]:
-        """``file:line`` of each limit of `peers`, of the SKU or of the nearest file that has it."""
-        parts = [*self._peers, *([(data["peers"], data.marks["peers"])] if "peers" in data else [])]
-        having = {name: part for part, _ in parts if isinstance(part, MarkedMapping) for name in part}
-        lines = {name: part.marks[name].where for name, part in having.items()}
-        return {name: lines.get(name, mark.where) for name in PeersForm.model_fields}
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except ThresholdsError as error:
+            self.problems.append(error)
+
+    def _place(self, sku: str, *at: str | int) -> Mark:
+        return nearest_place(self._layers, "skus", sku, *at)
+
+    def _get(self, section: str, name: str, by: Mark) -> Any:
+        """The entry of a name, which the entry at `by` uses. Raises ThresholdsError."""
+        known = self._named[section]
+        if name not in known:
+            near = did_you_mean(name, known) or f"; expected one of {', '.join(known) or 'none'}"
+            raise by.error(f"there is no {name!r} under `{section}`{near}")
+        return known[name][0]
+
+    def _reason(self, text: str | None, by: Mark) -> str | None:
+        """The text of `because` or `provisional`, given directly or by name. Raises ThresholdsError if misspelt."""
+        known = self._named["reasons"]
+        near = "" if text is None or text in known or " " in text else did_you_mean(text, known)
+        if near:
+            raise by.error(f"there is no {text!r} under `reasons`{near}")
+        return str(known[text][0]) if text in known else text
 
     def _workload(self, name: str, batch: int | BatchForm, by: Mark) -> Workload:
-        form: WorkloadForm = self._names.get("workloads", name, by)
+        form = self._get("workloads", name, by)
         size = BatchForm.model_validate({"per_gpu": batch}) if isinstance(batch, int) else batch
         data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
         return Workload(name, form.family, form.precision, size.per_gpu, size.in_all, form.compile, data=data)
 
-    def _rows(self, form: SkuForm, data: MarkedMapping, sections: Sequence[tuple[Any, Mark]]) -> Rows:
-        """All requirements: checks first, then the SKU's own rows, then rows of families that it does not replace."""
+    def _rows(self, name: str, form: SkuForm, layers: Sequence[Layer], limits: PeerLimits) -> Rows:
+        """All requirements: checks, the SKU's own rows, those of families that it does not replace, those by peers."""
         rows: Rows = {}
-        for i, name in enumerate(form.families):
-            by = placed(data, ("families", i), sections[-1][1])
-            for key, one in self._family(name, by).items():
-                if key in rows:
-                    raise PartError(by.error(f"{one} is required by two of the SKU's families"))
-                rows[key] = one
-            if len(rows) > MOST_REQUIREMENTS:
-                raise PartError(by.error(f"these are more than {MOST_REQUIREMENTS} requirements"))
-        requirements = list(zip(form.requirements, _marks(data, "requirements"), strict=True))
-        changes = list(zip(form.change, _marks(data, "change"), strict=True))
-        for i, (_, mark) in enumerate(sections):
-            own = self._expanded(_of_file(requirements, mark))
+        for i, family in enumerate(form.families):
+            by = self._place(name, "families", i)
+            with self._collecting():
+                self._get("families", family, by)
+                twin = next((one for key, one in self._families[family].items() if key in rows), None)
+                if twin is not None:
+                    raise by.error(f"{twin} is required by two of the SKU's families")
+                if len(rows) > MOST_REQUIREMENTS:
+                    raise by.error(f"these are more than {MOST_REQUIREMENTS} requirements")
+                rows |= self._families[family]
+        later: list[tuple[Layer, list[tuple[Change, Mark]]]] = []
+        for layer in layers:
+            told = layer.form.skus[name]
+            own = self._expanded(told.requirements, layer, "skus", name, "requirements")
             # A family's rows come last; a file's rows take the places of those below.
-            rows = {**rows, **own} if i else {**own, **{key: one for key, one in rows.items() if key not in own}}
-            rows = _changed(rows, _of_file(changes, mark))
+            rows = {**rows, **own} if layer is not layers[0] else {**own, **rows, **own}
+            changes = [(one, layer.document.mark("skus", name, "change", i)) for i, one in enumerate(told.change)]
+            rows = self._changed(rows, [(one, at) for one, at in changes if one.until is None])
+            waivers = [(one, at) for one, at in changes if one.until is not None]
+            of_peers = [one for one in waivers if one[0].metric in _BY_PEERS and not any(map(one[0].names, rows))]
+            rows = self._changed(rows, [one for one in waivers if one not in of_peers])
+            later.append((layer, of_peers))
         if len(rows) > MOST_REQUIREMENTS:
-            raise PartError(sections[-1][1].error(f"it has more than {MOST_REQUIREMENTS} requirements"))
-        return dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
+            self.problems.append(self._place(name).error(f"it has more than {MOST_REQUIREMENTS} requirements"))
+        rows = dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
+        found = _by_peers(limits, [*rows.values()], lambda limit: self._peer_line(name, limit))
+        by_peers = {one.key(): one for one in found}
+        for layer, waivers in later:
+            # What a file below waives may be without a limit in a nearer one.
+            is_nearest = layer is self._layers[-1]
+            there = [one for one in waivers if is_nearest or any(map(one[0].names, by_peers))]
+            by_peers = self._changed(by_peers, there)
+        return rows | by_peers
 
-    def _family(self, name: str, by: Mark | None = None) -> Rows:
-        """The rows of a family, compiled once for all SKUs. Raises PartError."""
-        if name not in self._families:
-            forms = self._names.get("families", name, by) if by else self._names.checked("families", name)
-            try:
-                marks = self._names.all_of("families")[name][0].marks
-                self._families[name] = self._expanded(zip(forms, marks, strict=True))
-            except PartError as error:
-                self._families[name] = error
-        found = self._families[name]
-        if isinstance(found, PartError):
-            raise found
-        return found
+    def _peer_line(self, sku: str, limit: str) -> str:
+        """``file:line`` of a limit of `peers`, of the SKU or of the nearest file that has it."""
+        places = [nearest_place(self._layers, *at, "peers", limit) for at in (("skus", sku), ())]
+        return next((one for one in places if one.at[-1:] == (limit,)), places[0]).where
 
-    def _expanded(self, rows: Iterable[tuple[CheckRow | Row, Mark]]) -> Rows:
-        """The requirements of rows, one per metric, subject and world size. Raises PartError."""
+    def _expanded(self, rows: Iterable[CheckRow | Row], layer: Layer, *at: str) -> Rows:
+        """The requirements of rows, one per metric, subject and world size."""
         found: Rows = {}
-        problems: list[ThresholdsError] = []
-        for row, mark in rows:
-            try:
-                requirements = self._requirements(row, mark)
-            except PartError as error:
-                problems += error.problems
-                requirements = []
-            for one in requirements:
-                twin = found.setdefault(one.key(), one)
-                if twin is not one:
-                    problems.append(mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}"))
-            if len(found) > MOST_REQUIREMENTS:
-                problems.append(mark.error(f"these are more than {MOST_REQUIREMENTS} requirements"))
-            if len(found) > MOST_REQUIREMENTS or len(problems) > MOST_PROBLEMS:
+        for i, row in enumerate(rows):
+            mark = layer.document.mark(*at, i)
+            with self._collecting():
+                for one in self._requirements(row, mark):
+                    twin = found.setdefault(one.key(), one)
+                    if twin is not one:
+                        raise mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}")
+                if len(found) > MOST_REQUIREMENTS:
+                    raise mark.error(f"these are more than {MOST_REQUIREMENTS} requirements")
+            if len(found) > MOST_REQUIREMENTS or len(self.problems) > MOST_PROBLEMS:
                 break
-        if problems:
-            raise PartError(*problems)
         return found
 
     def _requirements(self, row: CheckRow | Row, mark: Mark) -> list[Requirement]:
         if isinstance(row, CheckRow):
             return [check_of_nodes(name, severity, mark.where) for name, severity in row.severities.items()]
         if sum(map(len, row.metrics.values())) * len(row.subjects) > MOST_REQUIREMENTS:
-            raise PartError(mark.error(f"it is more than {MOST_REQUIREMENTS} requirements"))
+            raise mark.error(f"it is more than {MOST_REQUIREMENTS} requirements")
         try:
             return [
-                self._requirement(row, value, mark)
+                self._requirement(row, metric, size, *value, mark)
                 for metric, by_size in row.metrics.items()
                 for size, told in by_size.items()
-                for value in _values(row, metric, size, told)
+                for value in row.values_of(metric, told)
             ]
         except ValueError as error:
-            raise PartError(mark.error(str(error))) from None
+            raise mark.error(str(error)) from None
 
-    def _requirement(self, row: Row, value: _Value, mark: Mark) -> Requirement:
-        source = self._source(row, value, mark)
-        definition = METRICS[value.metric]
+    def _requirement(
+        self, row: Row, metric: str, size: WorldSize, subject: str, number: float, mark: Mark
+    ) -> Requirement:
+        definition = METRICS[metric]
+        source, bound = self._source(row, metric, number, mark), row.bound_at(size)
+        if bound is None and source.measured is not None and source.margin_pct is not None:
+            sign = 1 if definition.upper_bound else -1
+            bound = float(f"{number * (1 + sign * source.margin_pct / 100):.{_DIGITS}g}")
         kind = "workload" if row.of else "probe" if row.probe else definition.subject
-        times_one_gpu = definition.times_one_gpu(is_of_one=value.world_size == 1)
         return Requirement(
-            value.metric,
-            _bound(row, value, source),
+            metric,
+            number if bound is None else bound,
             source,
-            workload=value.subject if kind == "workload" else "",
-            probe=value.subject if kind == "probe" else "",
-            world_size=value.world_size,
+            workload=subject if kind == "workload" else "",
+            probe=subject if kind == "probe" else "",
+            world_size=size,
             placement=row.placement,
             versus=row.versus,
             severity=row.severity or ("warn" if row.provisional else "fail"),
             provisional=row.provisional is not None,
             where=mark.where,
-            one_gpu=row.baseline if times_one_gpu else "alone",
-            sound=row.sound_at(value.world_size, value.subject),
+            one_gpu=row.baseline if definition.times_one_gpu(is_of_one=size == 1) else "alone",
+            sound=row.sound_at(size, subject),
         )
 
-    def _source(self, row: Row, value: _Value, mark: Mark) -> Source:
-        names, is_site = self._names, mark.path in self._sites
-        because = None if row.because is None else names.reason(row.because, mark)
+    def _source(self, row: Row, metric: str, number: float, mark: Mark) -> Source:
+        is_site, because = mark.path in self._sites, self._reason(row.because, mark)
         if row.published is None:
-            reasoning = names.reason(row.provisional, mark) if row.provisional else because
-            return Source(reasoning=reasoning, is_site=is_site)
-        reference = names.get("sources", row.published, mark)
+            return Source(reasoning=self._reason(row.provisional, mark) or because, is_site=is_site)
+        reference = self._get("sources", row.published, mark)
         if row.bound is not None:
-            return Source(value.number, None, reference, because, is_site)
-        margin = row.margin_pct
+            return Source(number, None, reference, because, is_site)
+        margin, told = row.margin_pct, None
         if margin is None:
-            told = names.get("margins", row.margin, mark) if row.margin else names.metric_margin(value.metric)
+            told = (
+                self._get("margins", row.margin, mark) if row.margin else self._named["margins"].get(metric, [None])[0]
+            )
             margin = told
-            if isinstance(told, NamedMargin):
-                because, margin = because or told.because, told.metrics.get(value.metric)
+        if isinstance(told, NamedMargin):
+            because, margin = because or told.because, told.metrics.get(metric)
         if margin is None:
-            expected = f"`margin: 5 %` here, `{value.metric}: 5 %` under `margins`, or a `bound`"
-            raise ValueError(f"there is no margin for {value.metric}; expected {expected}")
+            expected = f"`margin: 5 %` here, `{metric}: 5 %` under `margins`, or a `bound`"
+            raise ValueError(f"there is no margin for {metric}; expected {expected}")
         if margin > MOST_MARGIN_PCT and because is None:
-            raise ValueError(f"a margin of {margin:g} %, above {MOST_MARGIN_PCT:g} %, needs `because: 'why so wide'`")
-        return Source(value.number, margin, reference, because, is_site)
+            raise ValueError(f"a margin of {margin:g} %, above {MOST_MARGIN_PCT:g} %, needs `because: WHY`")
+        return Source(number, margin, reference, because, is_site)
 
-
-def _merged(sections: Sequence[tuple[MarkedMapping, Mark]]) -> MarkedMapping:
-    """A SKU of all files: some mappings are merged, row lists joined; all else comes from the nearest file."""
-    merged = MarkedMapping()
-    for section, _ in sections:
-        for key, value in section.items():
-            mark, below = section.marks[key], merged.get(key)
-            if key in ("requirements", "change"):
-                if not isinstance(value, MarkedList):
-                    raise PartError(mark.error(f"it is {shown(value)}; expected a list"))
-                below = MarkedList() if below is None else below
-                value = MarkedList([*below, *value], [*below.marks, *value.marks])
-            elif key in _MERGED and isinstance(value, MarkedMapping) and isinstance(below, MarkedMapping):
-                value = _overlaid(below, value, is_batch=key == "batch")
-            merged.put(key, value, mark)
-    return merged
-
-
-def _overlaid(below: MarkedMapping, above: MarkedMapping, *, is_batch: bool) -> MarkedMapping:
-    """One mapping over another; a batch with only `per_gpu` keeps the `global` of the file below."""
-    found = MarkedMapping(below, below.marks)
-    for key, value in above.items():
-        if is_batch and isinstance(value, MarkedMapping) and isinstance(below.get(key), MarkedMapping):
-            value = _overlaid(below[key], value, is_batch=False)
-        found.put(key, value, above.marks[key])
-    return found
-
-
-def _marks(data: MarkedMapping, key: str) -> list[Mark]:
-    return data[key].marks if key in data else []
-
-
-def _of_file(rows: Sequence[tuple[Any, Mark]], mark: Mark) -> list[tuple[Any, Mark]]:
-    """Those of the rows that stand in the file of a mark."""
-    return [(row, at) for row, at in rows if at.path == mark.path]
-
-
-@dataclass(frozen=True)
-class _Value:
-    """One number of a row."""
-
-    metric: str
-    subject: str
-    world_size: WorldSize
-    number: float
-
-
-def _values(row: Row, metric: str, size: WorldSize, told: float | Mapping[str, float]) -> list[_Value]:
-    if not isinstance(told, Mapping):
-        return [_Value(metric, subject, size, told) for subject in row.subjects]
-    if row.subjects != [""] or row.bound is not None:
-        raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound` in the row")
-    return [_Value(metric, subject, size, number) for subject, number in told.items()]
-
-
-def _bound(row: Row, value: _Value, source: Source) -> float:
-    """The stated bound, the bound given by the margin, or the value itself."""
-    stated = row.bound_at(value.world_size)
-    if stated is not None:
-        return stated
-    if source.measured is None or source.margin_pct is None:
-        return value.number
-    sign = 1 if METRICS[value.metric].upper_bound else -1
-    return float(f"{source.measured * (1 + sign * source.margin_pct / 100):.{_DIGITS}g}")
-
-
-def _changed(rows: Rows, changes: Sequence[tuple[Change, Mark]]) -> Rows:
-    """Apply a file's `change`: lasting changes first, then waivers, which replace those of files below."""
-    rows = dict(rows)
-    for is_waiver in (False, True):
-        done: set[RequirementKey] = set()
+    def _changed(self, rows: Rows, changes: Iterable[tuple[Change, Mark]]) -> Rows:
+        """The rows with a file's lasting changes, or its waivers, which replace those of files below."""
+        rows, done = dict(rows), set[RequirementKey]()
         for change, mark in changes:
-            if (change.until is not None) != is_waiver:
-                continue
-            for key in _selected(change, rows, mark):
-                if key in done:
-                    raise PartError(mark.error(f"{rows[key]} is {'waived' if is_waiver else 'changed'} twice"))
-                done.add(key)
-                try:
-                    now = _waived(rows[key], change) if is_waiver else _lastingly(rows[key], change, mark)
-                except ValueError as error:
-                    raise PartError(mark.error(str(error))) from None
-                if now is None:
-                    del rows[key]
-                else:
-                    rows[key] = now
-    return rows
+            with self._collecting():
+                for key in _selected(change, rows, mark):
+                    one = rows[key]
+                    if key in done:
+                        raise mark.error(f"{one} is {'waived' if change.until else 'changed'} twice")
+                    done.add(key)
+                    try:
+                        now = _waived(one, change, self._least_day) if change.until else _lastingly(one, change, mark)
+                    except ValueError as error:
+                        raise mark.error(str(error)) from None
+                    if now is None:
+                        del rows[key]
+                    else:
+                        rows[key] = now
+        return rows
 
 
-def _waived(one: Requirement, change: Change) -> Requirement:
+def _by_peers(
+    limits: PeerLimits, requirements: Sequence[Requirement], where: Callable[[str], str]
+) -> Iterator[Requirement]:
+    """Uniformity of GPUs and nodes for each workload with weak scaling on a node, and of the places of each probe.
+
+    Those that have a row are left out.
+
+    Args:
+        limits: of the SKU.
+        requirements: its rows.
+        where: tells the ``file:line`` of a limit.
+    """
+    asked: dict[tuple[str, str, WorldSize], str] = {}  # metric, subject, world size: limit
+    sizes: dict[str, list[WorldSize]] = {}
+    for one in requirements:
+        metric, size = one.definition, one.world_size
+        of_ranks = metric.subject == "workload" and (metric.scaling, metric.measured) == ("weak", "ddp")
+        of_many = one.placement == "packed" and (size == "node" or (isinstance(size, int) and size > 1))
+        if of_ranks and of_many and not metric.reads_own_pace:
+            sizes.setdefault(one.workload, []).append(size)
+    for workload, found in sizes.items():
+        largest = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
+        asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
+        asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
+    for one in requirements:
+        peers = KINDS[operation(one.probe).kind].peers if one.probe and not one.definition.compares_places else ""
+        if peers and (one.world_size == "node" or isinstance(one.world_size, int)):  # not links between nodes
+            asked[PROBE_UNIFORMITY.name, one.probe, one.world_size] = peers
+    has_row = {(one.metric, one.subject) for one in requirements}
+    for (name, subject, size), part in asked.items():
+        limit = getattr(limits, part)
+        if limit is None or (name, subject) in has_row:
+            continue
+        source = Source(reasoning=_REASON.format(100 * limit))
+        told: dict[str, Any] = {METRICS[name].subject: subject, "world_size": size, "where": where(part)}
+        yield Requirement(name, round(1 + limit, 6), source, provisional=True, **told)
+
+
+def _over(below: Any, above: Any) -> Any:
+    """An entry of a file over that of the file below: mappings are merged, anything else is the nearer one's."""
+    if isinstance(below, BaseModel) and isinstance(above, BaseModel):
+        told = {key: _over(getattr(below, key), getattr(above, key)) for key in above.model_fields_set}
+        return below.model_copy(update=told)
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {**below, **{key: _over(below.get(key), one) for key, one in above.items()}}
+    return above
+
+
+def _waived(one: Requirement, change: Change, least_day: date) -> Requirement:
     """A requirement with a waiver. Raises ValueError if it can have none."""
     assert change.until is not None
-    why = why_never_waived(one)
-    if why:
+    if why := why_never_waived(one):
         raise ValueError(f"{one} cannot be waived: {why}")
+    if change.until < least_day:
+        raise ValueError(f"`until: {change.until}` is over; expected today, a later day, or no entry")
     if (change.until - today()).days > LONGEST_DAYS:
-        raise ValueError(f"`until: {change.until}` is more than {LONGEST_DAYS} days away; expected an earlier day")
+        raise ValueError(f"`until: {change.until}` is beyond {LONGEST_DAYS} days; expected an earlier day")
     return replace(one, waiver=Waiver(change.who, change.why, change.until))
 
 
@@ -337,8 +365,7 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
         raise ValueError(f"{one} cannot be {what}: {why}")
     if change.severity == "off":
         return None
-    severity = change.severity or one.severity
-    now = replace(one, severity=severity, where=mark.where)
+    now = replace(one, severity=change.severity or one.severity, where=mark.where)
     bound = at_size(change.bound, one.world_size)
     if bound is None:
         return now
@@ -349,28 +376,16 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
 
 
 def _selected(change: Change, rows: Rows, mark: Mark) -> list[RequirementKey]:
-    """Keys of the rows that a change names. Raises PartError if one is not there."""
-    alike = _alike(change, rows)
+    """Keys of the rows that a change names. Raises ThresholdsError if one is not there."""
+    alike = [key for key in rows if change.names(key)]
     missing = [size for size in change.world_sizes if size not in [key[2] for key in alike]]
     if missing or not alike:
         there = ", ".join(str(key[2]) for key in alike)
         others = ", ".join(sorted({f"{key[0]} of {key[1]}" for key in rows}))
         expected = f"at world size {there}" if there else f"one of {others}"
+        if change.metric in _BY_PEERS and not change.until:
+            expected = "a row; or another limit under `peers`, or a waiver of it, with `until`"
         at = f" at world size {missing[0]}" if missing else ""
         of = change.of or change.probe or change.check or "nodes"
-        raise PartError(mark.error(f"there is no {change.metric} of {of}{at} to change; expected {expected}"))
+        raise mark.error(f"there is no {change.metric} of {of}{at} to change; expected {expected}")
     return [key for key in alike if not change.world_sizes or key[2] in change.world_sizes]
-
-
-def _alike(change: Change, keys: Iterable[RequirementKey]) -> list[RequirementKey]:
-    """Those that a change names, at any world size."""
-    wanted = (change.metric, change.of or change.probe or change.check, change.placement, change.versus)
-    return [key for key in keys if (key[0], key[1], key[3], key[4]) == wanted]
-
-
-def is_changed(one: Requirement, layer: Layer, sku: str, *, waived: bool) -> bool:
-    """Whether a valid SKU's `change` in one file waives a requirement, or changes it lastingly."""
-    told = layer.section("skus").get(sku, {}).get("change", [])
-    changes = [validated(Change, *placed_one) for placed_one in zip(told, getattr(told, "marks", ()), strict=True)]
-    alike = [change for change in changes if (change.until is not None) == waived and _alike(change, [one.key()])]
-    return any(not change.world_sizes or one.world_size in change.world_sizes for change in alike)

@@ -12,13 +12,13 @@ from pytest_ddpscale.plan.metric_catalogue import (
     MEMORY_BANDWIDTH_GBPS,
     PAIR_BANDWIDTH_GBPS,
     STRONG_SCALING_SPEEDUP,
+    THROUGHPUT_PER_GPU,
 )
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.operation import operation
 from pytest_ddpscale.plan.planner import Question
-from pytest_ddpscale.plan.workload import Workload, incomparable_fields
+from pytest_ddpscale.plan.workload import incomparable_fields
 from pytest_ddpscale.thresholds.model import Requirement, Sku, Thresholds, why_it_stands
-from pytest_ddpscale.thresholds.waiver import LONG_DAYS, today
 from pytest_ddpscale.util.nearest import did_you_mean
 
 # Names begin with a letter or digit, so they cannot look like a path or an option.
@@ -30,51 +30,58 @@ _LEAST_OF_SOUND = 0.1
 Found: TypeAlias = Iterator[tuple[tuple[str | int, ...] | Requirement, str]]
 
 
-def contradictions(name: str, sku: Sku) -> Found:
+def contradictions(sku: Sku) -> Found:
     """Contradictions between parts of a SKU."""
-    yield from _odd_names(name, sku)
     on_cpu = [check for check, one in NODE_CHECKS.items() if one.on_cpu]
     for one in sku.requirements:
         if sku.detect.device == "cpu" and one.check and one.check not in on_cpu:
-            yield one, f"check {one.check!r} does not apply without a GPU; expected some of {', '.join(on_cpu)}"
-        why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one)
+            yield one, f"check {one.check!r} needs a GPU; expected some of {', '.join(on_cpu)}"
+        why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one) or _why_twice(sku, one)
         if why:
             yield one, why
 
 
-def clashing_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, int, str]]:
-    """Aliases that already name another SKU: the SKU, the index of its alias, and a sentence."""
-    owner = {name.casefold(): name for name in skus}
+def odd_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, tuple[str | int, ...], str]]:
+    """Names that are taken, or unsuitable for directories, tests and command lines: the SKU, the place, a sentence."""
+    owner: dict[str, str] = {}
+    for name in skus:
+        if (twin := owner.setdefault(name.casefold(), name)) != name:
+            yield name, (), f"differs from {twin} only in case; expected one of them"
     for name, sku in skus.items():
-        for i, alias in enumerate(sku.aliases):
-            taken = owner.setdefault(alias.casefold(), "")
-            if taken:
-                yield name, i, f"alias {alias!r} already names {taken}"
-            owner[alias.casefold()] = name
+        aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
+        for at, one in [((), name), *aliases, *((("batch", workload), workload) for workload in sku.workloads)]:
+            if not _NAME.fullmatch(one):
+                yield name, at, f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'"
+            if one.casefold() == "auto" and "batch" not in at:
+                yield name, at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
+            if "aliases" in at and one.casefold() in owner:
+                yield name, at, f"alias {one!r} already names {owner[one.casefold()]}"
+            elif "aliases" in at:
+                owner[one.casefold()] = name
 
 
 def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requirement) -> str:
-    """Why a requirement cannot be compared with its reference SKU; empty if it can, or if that SKU does not exist.
+    """Why a ratio cannot be compared with its reference SKU; empty if it can.
 
     Args:
-        skus: valid SKUs.
-        name: the SKU of the requirement.
-        requirement: a requirement on any metric.
+        skus: those of the file.
+        name: the SKU of the ratio.
+        requirement: the ratio.
     """
-    sku = skus[name]
-    if requirement.versus is not None and requirement.versus in (name, *sku.aliases):
-        return f"versus {requirement.versus}: a ratio of a SKU to itself says nothing; expected another SKU"
-    reference = skus.get(requirement.versus or "")
-    if reference is None:
-        owner = next((other for other, one in skus.items() if requirement.versus in one.aliases), None)
-        return f"versus {requirement.versus!r} is an alias; expected {owner!r}" if owner else ""
-    workload, theirs = sku.workloads[requirement.workload], reference.workloads.get(requirement.workload)
+    sku, versus = skus[name], requirement.versus or ""
+    if versus in (name, *sku.aliases):
+        return f"versus {versus}: a ratio to itself says nothing; expected another SKU"
+    if versus not in skus:
+        owner = next((other for other, one in skus.items() if versus in one.aliases), None)
+        near = f" is an alias; expected {owner!r}" if owner else f" is not in this file{did_you_mean(versus, skus)}"
+        return f"versus {versus!r}{near}"
+    workload, theirs = (one.workloads.get(requirement.workload) for one in (sku, skus[versus]))
     if theirs is None:
-        return f"versus {requirement.versus}: it has no workload {requirement.workload!r} to compare with"
-    different = incomparable_fields(workload, theirs)
+        return f"versus {versus}: it has no workload {requirement.workload!r} to compare with"
+    different = incomparable_fields(workload, theirs) if workload else []
     if different:
         said = f"{requirement.workload} differs there in {', '.join(different)}"
-        return f"versus {requirement.versus}: {said}, so the ratio is meaningless"
+        return f"versus {versus}: {said}, so the ratio is meaningless"
     try:
         Thresholds(skus).reference_throughput(requirement)
     except LookupError as error:
@@ -94,64 +101,29 @@ def why_more_than_changed(before: Sku, after: Sku) -> Found:
 
 
 def remarks(sku: Sku) -> Iterator[tuple[Requirement, str]]:
-    """What is odd about a site's requirements, and may be meant. Those of the packaged file have their own tests."""
+    """A site's floors that hardly any GPU misses, which may be meant; tests see to those of the packaged file."""
     for one in sku.requirements:
-        yield from ((one, sentence) for sentence in _of_waiver(one))
-        if one.source.is_site and not one.check:
-            told = _of_distance(one), _of_floor(sku, one), _of_link(sku, one)
-            yield from ((one, sentence) for sentence in told if sentence)
+        is_floor = not one.definition.upper_bound and one.definition.only_bound is None
+        if not one.source.is_site or one.check or not is_floor or sku.detect.device != "cuda":
+            continue
+        ranks, sound = one.world_size, one.sound_value
+        shares_baseline = one.definition.unit == "fraction" and one.definition.baseline == "alone"
+        of_one = 1 / ranks if shares_baseline and isinstance(ranks, int) else 0.0
+        if one.bound <= (1 if one.metric == STRONG_SCALING_SPEEDUP.name else of_one):
+            yield one, f"{one} passes from {one.bound:g}, no faster than one GPU: it hardly ever fails"
+        elif sound and one.bound < sound * _LEAST_OF_SOUND:
+            of_sound = f"is far below the {sound:g} of a sound machine, so it hardly ever fails"
+            yield one, f"the bound {one.bound:g} of {one} {of_sound}"
 
 
-def _of_waiver(one: Requirement) -> Iterator[str]:
-    days = 0 if one.waiver is None else (one.waiver.until - today()).days
-    if days > LONG_DAYS:
-        yield f"{one.waiver} of {one} holds for {days} days; a fault that stays longer than {LONG_DAYS} is no exception"
-
-
-def _of_distance(one: Requirement) -> str:
-    published, upper = one.source.measured, one.definition.upper_bound
-    if published is None or one.bound == published or (one.bound > published) == upper:
+def _why_twice(sku: Sku, one: Requirement) -> str:
+    """Why a site's row asks what another asks in other words; empty if it does not."""
+    same = (sku.node.gpus if sku.node else None, "node")  # world sizes
+    if None in same or one.world_size not in same or not one.source.is_site or one.check:
         return ""
-    return f"the bound {one.bound:g} of {one} is stricter than its published {published:g}"
-
-
-def _of_floor(sku: Sku, one: Requirement) -> str:
-    """Of a floor that hardly any machine misses; the bounds of a CPU are no judgement of its speed."""
-    ranks, sound = one.world_size, one.sound_value
-    if sku.detect.device != "cuda" or one.definition.upper_bound or one.definition.only_bound is not None:
-        return ""
-    if one.metric == STRONG_SCALING_SPEEDUP.name and one.bound <= 1:
-        return f"{one} passes from {one.bound:g}x, no faster than one GPU, so it hardly ever fails"
-    shares_baseline = one.definition.unit == "fraction" and one.definition.baseline == "alone"
-    if shares_baseline and isinstance(ranks, int) and one.bound <= 1 / ranks:
-        return f"{one} passes from {one.bound:g}, no faster than one GPU, so it hardly ever fails"
-    if not sound or one.bound >= sound * _LEAST_OF_SOUND:
-        return ""
-    return f"the bound {one.bound:g} of {one} is far below the {sound:g} of a sound machine, so it hardly ever fails"
-
-
-def _of_link(sku: Sku, one: Requirement) -> str:
-    link = sku.peak.link_bandwidth_gbps if sku.peak else None
-    if link is None or one.definition not in _OF_LINKS or one.bound <= link:
-        return ""
-    return (
-        f"the bound {one.bound:g} of {one} is above the {link:g} GB/s of a link, which only an all-reduce through a "
-        "switch exceeds"
-    )
-
-
-def _odd_names(name: str, sku: Sku) -> Found:
-    """Find names that are unsuitable for directories, tests and command lines."""
-    aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
-    named = [((), name), *aliases, *((("batch", workload), workload) for workload in sku.workloads)]
-    for at, one in named:
-        if not _NAME.fullmatch(one):
-            yield (
-                at,
-                f"{one!r} is not a valid name; expected up to {LONGEST_NAME} letters, digits, '.', '_', '+' and '-'",
-            )
-        if one.casefold() == "auto" and "batch" not in at:
-            yield at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
+    alike = (twin for twin in sku.requirements if twin is not one and twin.world_size in same)
+    found = [twin for twin in alike if (*twin.key()[:2], *twin.key()[3:]) == (*one.key()[:2], *one.key()[3:])]
+    return "".join(f"{one} is also {twin.world_size} at {twin.where}: {same[0]} GPUs; expected one" for twin in found)
 
 
 def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
@@ -166,43 +138,37 @@ def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:
             _ = Question(requirement.definition, workload, requirement.world_size).measured
     except ValueError as error:
         return str(error)
-    return _why_without_peak(sku, requirement, workload)
-
-
-def _why_without_peak(sku: Sku, requirement: Requirement, workload: Workload) -> str:
     if not requirement.definition.takes_peak or sku.peak_tflops(workload) is not None:
         return ""
     tf32 = ", the peak of the plain fp32 units, because TF32 is not used" if workload.precision == "fp32" else ""
     key = f"{workload.precision}_tflops"
-    return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under this SKU's `peak`{tf32}"
-
-
-_OF_LINKS = (BUSBW_GBPS, PAIR_BANDWIDTH_GBPS)
+    return f"{requirement.metric} of {workload.name} needs `{key}: NUMBER` under `peak`{tf32}"
 
 
 def _why_unreachable(sku: Sku, one: Requirement) -> str:
     """Why hardware with the SKU's data-sheet values cannot reach a floor; empty if it can, or if none are known."""
-    peak = sku.peak
-    if peak is None or not one.probe or one.definition.upper_bound:
+    peak, workload, metric = sku.peak, sku.workloads.get(one.workload), one.definition
+    if peak is None or metric.upper_bound:
         return ""
-    found = operation(one.probe)
-    if one.definition is MEMORY_BANDWIDTH_GBPS:
-        return _above(one, peak.memory_bandwidth_gbps, "the memory's peak")
-    if one.definition is MATMUL_TFLOPS and found.precision is not None and found.precision != "fp8":
-        return _above(one, peak.tflops(found.precision), f"the peak in {found.precision}")
-    if one.definition is PAIR_BANDWIDTH_GBPS:
-        return _above(one, peak.link_bandwidth_gbps, "the link's bandwidth")
-    link = peak.link_bandwidth_gbps
-    if one.definition is not BUSBW_GBPS or link is None:
-        return ""
-    # A switch that reduces (NVLS) takes each byte once: algorithm bandwidth up to the link's, bus bandwidth 2(n-1)/n.
-    ranks = one.world_size if isinstance(one.world_size, int) else sku.node.gpus if sku.node and sku.node.gpus else None
-    factor = 2.0 if ranks is None or (isinstance(one.world_size, str) and one.world_size != "node") else 2 - 2 / ranks
-    return _above(one, factor * link, f"{factor:g} times the {link:g} GB/s of a link (2(n−1)/n)")
-
-
-def _above(one: Requirement, limit: float | None, what: str) -> str:
+    limit, what = None, ""
+    link, precision = peak.link_bandwidth_gbps, operation(one.probe).precision if one.probe else None
+    if metric is THROUGHPUT_PER_GPU and workload is not None:
+        most, flops = peak.tflops(workload.precision), workload.family.flops_per_sample
+        limit = most * 1e12 / flops if most and flops else None
+        what = f"the peak in {workload.precision}"
+    elif metric is MEMORY_BANDWIDTH_GBPS:
+        limit, what = peak.memory_bandwidth_gbps, "the memory's peak"
+    elif metric is MATMUL_TFLOPS and precision is not None and precision != "fp8":
+        limit, what = peak.tflops(precision), f"the peak in {precision}"
+    elif metric is PAIR_BANDWIDTH_GBPS:
+        limit, what = link, "the link's bandwidth"
+    elif metric is BUSBW_GBPS and link is not None:
+        # A switch that reduces (NVLS) takes each byte once: algorithm bandwidth up to the link's, bus 2(n-1)/n of it.
+        of_node = sku.node.gpus if sku.node and one.world_size == "node" else None
+        ranks = one.world_size if isinstance(one.world_size, int) else of_node
+        factor = 2 - 2 / ranks if ranks else 2.0
+        limit, what = factor * link, f"{factor:g} times the {link:g} GB/s of a link (2(n−1)/n)"
     if limit is None or one.bound <= limit:
         return ""
-    unit = one.definition.unit
-    return f"the bound {one.bound:g} of {one} cannot be reached: {what} is {limit:g} {unit}; expected at most that"
+    unit = sku.unit_of(one)
+    return f"the bound {one.bound:g} of {one} cannot be reached; expected at most {what}, {limit:g} {unit}"

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
@@ -17,50 +26,51 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
 from pytest_ddpscale.plan.variables import VARIABLES
 from pytest_ddpscale.removed import REMOVED
-from pytest_ddpscale.thresholds.model import BeyondNode, Severity
+from pytest_ddpscale.thresholds.model import BeyondNode, RequirementKey, Severity
 from pytest_ddpscale.thresholds.parts import (
-    BY_SHAPE,
-    PARTS,
-    WHOLE,
     AnyWorkload,
+    BatchForm,
     Detect,
+    Name,
     Node,
-    OneBatch,
     Peak,
+    Person,
     Strict,
     Text,
     Words,
 )
-from pytest_ddpscale.thresholds.peer_limits import PeersForm
 from pytest_ddpscale.util.nearest import did_you_mean
 
+Form = TypeVar("Form", bound=Strict)
 SCHEMA_VERSION = 2
 # Node checks have their own rows.
 ROW_METRICS = tuple(name for name in METRICS if name != NODE_CHECK.name)
 # World sizes that depend on the machine.
 _IN_WORDS = r"node|all|([2-9]|[1-9][0-9]{1,5}) nodes"
+_OF_PEERS = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%")
+_LEAST_PCT = 1.0  # noise and ordinary differences reach less
 _PER_CENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]+)?) ?%")
 _NUMBER: dict[str, object] = {"type": "number", "minimum": 0}
 # Far beyond any real file, but small enough that comparing requirements with each other stays fast.
 MOST_REQUIREMENTS = 500
 MOST_SKUS = 200
-# Tags for pydantic of a row of checks and one of values; no message shows them.
-OF_CHECKS, OF_VALUES = "[checks]", "[values]"
-TAGS = (WHOLE, PARTS, OF_CHECKS, OF_VALUES)
+SECTIONS = ("sources", "reasons", "margins", "workloads", "families", "skus")
+ROW_LISTS = ("requirements", "change")  # of a SKU
 
 
 def _known_world_size(value: Any) -> Any:
     is_number = type(value) is int and 1 <= value <= MOST_RANKS
     if is_number or (isinstance(value, str) and re.fullmatch(_IN_WORDS, value)):
         return value
-    expected = f"a whole number from 1 to {MOST_RANKS}, `node`, `all`, or a number of nodes: `2 nodes`"
+    expected = f"a whole number from 1 to {MOST_RANKS}, `node`, `all`, or `2 nodes`"
     raise PydanticCustomError("world_size", expected)
 
 
 def _margin_pct(value: Any) -> Any:
     matched = _PER_CENT.fullmatch(value) if isinstance(value, str) else None
     if matched is None:
-        raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`")
+        kind = "per_cent_type" if isinstance(value, dict) else "per_cent"  # which may be a margin with a name
+        raise PydanticCustomError(kind, "per cent from 0 to 99, such as `5 %`")
     return float(matched[1])
 
 
@@ -69,10 +79,6 @@ def _margin(value: Any) -> Any:
     if not is_name and not (isinstance(value, str) and _PER_CENT.fullmatch(value)):
         raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`, or a name under `margins`")
     return value
-
-
-def _off(value: Any) -> Any:
-    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
@@ -84,21 +90,14 @@ def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
 
 _WorldSizeKey = Annotated[WorldSize, BeforeValidator(_known_world_size)]
 _Number = Annotated[float, Field(ge=0)]
-_OneOrEach = Annotated[
-    Annotated[_Number, Tag(WHOLE)] | Annotated[dict[str, _Number], Field(min_length=1), Tag(PARTS)], BY_SHAPE
-]
-_Names = Annotated[
-    Annotated[str, Tag(WHOLE)] | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS), Tag(PARTS)],
-    BY_SHAPE,
-]
+_Names = str | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS)]
 # Per world size, one number for all workloads or probes, or one for each by name.
 Values = Annotated[
-    dict[_WorldSizeKey, _OneOrEach],
+    dict[_WorldSizeKey, _Number | Annotated[dict[str, _Number], Field(min_length=1)]],
     Field(min_length=1),
     _by_world_size({"anyOf": [_NUMBER, {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}]}),
 ]
 Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), _by_world_size(_NUMBER)]
-_OneOrBySize = Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Bounds, Tag(PARTS)], BY_SHAPE]
 PerCent = Annotated[
     float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
 ]
@@ -108,6 +107,38 @@ if TYPE_CHECKING:
 else:
     MetricName = Literal[ROW_METRICS]  # one of the catalogue's names, in the schema too
     VariableName = Literal[tuple(dict.fromkeys(one.name for one in VARIABLES))]
+
+
+def _limit(value: Any) -> Any:
+    if value == "off":
+        return value
+    matched = _OF_PEERS.fullmatch(value) if isinstance(value, str) else None
+    if matched is None or float(matched[1]) < _LEAST_PCT:
+        raise PydanticCustomError("peer_limit", "per cent from 1 to 999, such as `5 %`, or `off`")
+    return value
+
+
+Limit = Annotated[
+    str,
+    BeforeValidator(_limit),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_OF_PEERS.pattern}$"}, {"const": "off"}]}),
+]
+
+
+class PeersForm(Strict):
+    """By how much a place may be slower than the median of its peers, whatever is published; or `off`."""
+
+    computing: Limit | None = Field(None, description="GPUs of the run, each by its own forward passes.")
+    nodes: Limit | None = Field(None, description="Nodes: the median of one's GPUs against the other nodes'.")
+    memory: Limit | None = Field(None, description="Copies within the memory of a GPU.")
+    host: Limit | None = Field(None, description="Copies from and to the host, by position on other nodes.")
+    pairs: Limit | None = Field(None, description="Pairs of GPUs inside a node, by position on other nodes.")
+
+    @property
+    def fractions(self) -> dict[str, float | None]:
+        """The limits that it has, as fractions; None for `off`."""
+        matched = {name: _OF_PEERS.fullmatch(told) for name, told in self.model_dump(exclude_none=True).items()}
+        return {name: float(found[1]) / 100 if found else None for name, found in matched.items()}
 
 
 class CheckRow(Strict):
@@ -139,38 +170,35 @@ class Row(Strict):
     """
 
     metrics: dict[MetricName, Values] = Field(
-        description="A metric: its values by world size, `{8: 480.1}`; if there is only one size, the value alone."
+        description="A metric: its values by world size, `{8: 480.1}`; the value alone if one fits."
     )
     of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
     probe: _Names = Field(
-        "", description="Probes without training, such as `matmul-bf16`, `matmul-bf16-10240` or `all-reduce-32mib`."
+        "", description="Probes without training: `matmul-bf16`, `all-reduce-32mib`, with their size."
     )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
     margin: Annotated[str | None, BeforeValidator(_margin)] = Field(
         None,
-        description="Distance of the bounds below (or above) the published values, `5 %`, or a name under `margins`. "
-        "Default: the metric's entry under `margins`.",
+        description="`5 %` from published values to bounds, or a name; default: the metric's own.",
     )
-    bound: _OneOrBySize = Field(None, description="The bound itself, in place of a margin.")
-    sound: Annotated[Annotated[float | None, Tag(WHOLE)] | Annotated[Values, Tag(PARTS)], BY_SHAPE] = Field(
-        None, description="What a sound machine is thought to reach, one number or in the shape of the values; judges "
-        "nothing, but tells the smallest fault that the row sees. Default: the published value.",
+    bound: _Number | Bounds | None = Field(None, description="The bound itself, in place of a margin.")
+    sound: _Number | Values | None = Field(
+        None, description="What a sound machine reaches, if not the published value; judges nothing.",
     )  # fmt: skip
     provisional: Text | None = Field(
-        None, description="The values are bounds without a publication: why these values, or a name under `reasons`."
+        None, description="The values are bounds: why these without a publication, or a name."
     )
     because: Text | None = Field(None, description="Why this margin, bound or severity, or a name under `reasons`.")
     severity: Severity | None = Field(
         None, description="`warn` is reported and never rejects. Default: fail; warn if provisional."
     )
     placement: Placement = Field(
-        "packed", description="`packed` fills a node before the next; `spread` deals the ranks to all nodes in turn."
+        "packed", description="`packed` fills a node before the next; `spread` deals ranks to nodes in turn."
     )
     versus: str | None = Field(None, description="Reference of a generation_ratio: a SKU.")
     baseline: OneGpu = Field(
         "alone",
-        description="How the source trained the single GPU of the values or of their baseline: `alone`, without DDP, "
-        "or `ddp`, wrapped in DDP like many GPUs; the run then measures it so (`ddp@1`).",
+        description="How the source trained its single GPU, and the run does: `alone`, or under `ddp`.",
     )
 
     @model_validator(mode="before")
@@ -184,59 +212,59 @@ class Row(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Row:
+        return _refused_with(self, self._mistakes())
+
+    def _mistakes(self) -> Iterator[str]:
         if (self.versus or "").startswith("run:"):
-            raise ValueError(f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}")
+            yield f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}"
         if self.of and self.probe:
-            raise ValueError("has both `of` and `probe`; expected one of them")
+            yield "has both `of` and `probe`; expected one of them"
         agree = all(METRICS[metric].only_bound is not None for metric in self.metrics)
         if self.published is not None and self.provisional is not None:
-            raise ValueError("has both `published` and `provisional`; expected one of them")
+            yield "has both `published` and `provisional`; expected one of them"
         if self.published is None and self.provisional is None and not (agree and self.because):
-            raise ValueError(
-                "has no source of its values; expected `published: NAME`, a name under `sources`, or "
-                "`provisional: 'why these'` without a published value"
-            )
+            yield "has no source of its values; expected `published: NAME` or `provisional: WHY`"
         if self.published is None and (self.margin is not None or self.bound is not None):
-            raise ValueError("`margin` and `bound` need `published`; without it the values are the bounds")
+            yield "`margin` and `bound` need `published`; without it the values are the bounds"
         if self.baseline == "ddp" and not self._times_one_gpu:
-            raise ValueError("`baseline: ddp` is about a single GPU, but none of these values needs one")
-        if self.bound is not None:
-            self._check_stated_bound()
+            yield "`baseline: ddp` is about a single GPU, but none of these values needs one"
+        sizes = [size for values in self.metrics.values() for size in values]
+        if self.bound is not None and (self.margin is not None or self.because is None):
+            yield "a stated `bound` needs `because: 'why this distance'` and no `margin`"
+        if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
+            yield "`bound` has other world sizes than the values; expected the same"
+        is_one = len(self.metrics) == 1 and (len(sizes) == 1 or isinstance(self.bound, dict))
+        if self.bound is not None and not is_one:
+            yield "one `bound` for several values; expected one metric, {2: …, 4: …} by world size"
         if self.sound is not None and len(self.metrics) > 1:
-            raise ValueError("`sound` needs a row with one metric")
-        if isinstance(self.sound, dict):
-            self._check_places_of_sound(self.sound)
-        return self
+            yield "`sound` needs a row with one metric"
+        [values, *_] = self.metrics.values()
+        for size, told in self.sound.items() if isinstance(self.sound, dict) else ():
+            of_size = values.get(size)
+            if of_size is None:
+                yield f"`sound` has world size {size}, of which the row has no value"
+            names = of_size.keys() if isinstance(of_size, dict) else self.subjects
+            if isinstance(told, dict) and (others := told.keys() - names):
+                yield f"`sound` has {', '.join(sorted(others))}, of which the row has no value"
 
     @property
     def _times_one_gpu(self) -> bool:
         sizes = [(METRICS[metric], size) for metric, by_size in self.metrics.items() for size in by_size]
         return any(metric.times_one_gpu(is_of_one=size == 1) for metric, size in sizes)
 
-    def _check_stated_bound(self) -> None:
-        if self.margin is not None or self.because is None:
-            raise ValueError("a stated `bound` needs `because: 'why this distance from the publication'`, no `margin`")
-        sizes = [size for values in self.metrics.values() for size in values]
-        if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
-            raise ValueError("`bound` has other world sizes than the values; expected the same")
-        if len(self.metrics) > 1 or (len(sizes) > 1 and not isinstance(self.bound, dict)):
-            raise ValueError("one `bound` for several values; expected one metric, and {2: …, 4: …} by world size")
-
-    def _check_places_of_sound(self, sound: Values) -> None:
-        [values] = self.metrics.values()
-        for size, told in sound.items():
-            if size not in values:
-                raise ValueError(f"`sound` has world size {size}, of which the row has no value")
-            of_size = values[size]
-            names = of_size.keys() if isinstance(of_size, dict) else self.subjects
-            if isinstance(told, dict) and (others := told.keys() - names):
-                raise ValueError(f"`sound` has {', '.join(sorted(others))}, of which the row has no value")
-
     @property
     def subjects(self) -> list[str]:
         """Names of its workloads or probes; one empty name if it has none."""
         named = self.of or self.probe
         return [named] if isinstance(named, str) else named
+
+    def values_of(self, metric: str, told: float | dict[str, float]) -> list[tuple[str, float]]:
+        """Each subject of a metric with its value. Raises ValueError if both the row and the values name subjects."""
+        if not isinstance(told, dict):
+            return [(subject, told) for subject in self.subjects]
+        if self.subjects != [""] or self.bound is not None:
+            raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound`")
+        return [*told.items()]
 
     @property
     def margin_pct(self) -> float | None:
@@ -259,11 +287,15 @@ class Row(Strict):
         found = self.sound.get(world_size, {})
         number = found.get(subject) if isinstance(found, dict) else found
         if number is None:
-            expected = "one number, or one for each value of the row"
-            raise ValueError(
-                f"`sound` has none of {subject or 'nodes'} at world size {world_size}; expected {expected}"
-            )
+            raise ValueError(f"`sound` has none of {subject or 'nodes'} at world size {world_size}")
         return number
+
+
+def _refused_with(form: Form, mistakes: Iterator[str]) -> Form:
+    """A form without mistakes. Raises ValueError with the first."""
+    for mistake in mistakes:
+        raise ValueError(mistake)
+    return form
 
 
 def at_size(told: float | dict[WorldSize, float] | None, world_size: WorldSize) -> float | None:
@@ -318,27 +350,21 @@ class Change(Strict):
     check: str = Field("", description="The changed check, in place of a metric.")
     placement: Placement = Field("packed", description="Placement of the changed rows.")
     versus: str | None = Field(None, description="Reference of a changed `generation_ratio`.")
-    severity: Annotated[
-        Literal["off", "warn", "fail"] | None,
-        BeforeValidator(_off),
-        WithJsonSchema({"enum": ["off", "warn", "fail", False]}),
-    ] = Field(None, description="`fail` rejects the run; `warn` is only reported; `off` is not required.")
-    bound: _OneOrBySize = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
+    severity: Literal["off", "warn", "fail"] | None = Field(
+        None, description="`fail` rejects the run; `warn` is only reported; `off` is not required."
+    )
+    bound: _Number | Bounds | None = Field(None, description="Another bound, {1: 470, 8: 455} by world size.")
     until: date | None = Field(
         None,
-        description="Makes it a waiver, with `severity: warn`: the last day on which it holds, such as 2026-12-31.",
+        description="The last day of a waiver, with `severity: warn`: 2026-12-31.",
     )
-    who: Words = Field(description="The responsible person.")
+    who: Person = Field(description="The responsible person.")
     why: Words = Field(description="The reason.")
 
     @model_validator(mode="before")
     @classmethod
     def _metric_is_a_key(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if "because" in data:
-            raise ValueError("`because` is written `why` in a change, beside `who`")
-        if "check" in data:
+        if not isinstance(data, dict) or "check" in data:
             return data
         told = with_metrics(data, [name for name in cls.model_fields if name not in ("metric", "world_sizes")])
         metrics = told.pop("metrics")
@@ -356,17 +382,27 @@ class Change(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Change:
+        return _refused_with(self, self._mistakes())
+
+    def _mistakes(self) -> Iterator[str]:
+        if "until" in self.model_fields_set and self.until is None:
+            yield "`until` is empty; expected the last day of the waiver, such as 2026-12-31"
         if self.until is not None and (self.severity != "warn" or self.bound is not None):
-            raise ValueError("`until` makes it a waiver; expected `severity: warn` and no `bound`")
+            yield "`until` makes it a waiver; expected `severity: warn` and no `bound`"
         if self.severity is None and self.bound is None:
-            raise ValueError("changes nothing; expected `severity` or `bound`")
+            yield "changes nothing; expected `severity` or `bound`"
         if self.bound is not None and (self.check or self.severity == "off"):
-            raise ValueError(f"a {'check' if self.check else 'row that is off'} has no bound; expected no `bound`")
+            yield "a check, or a row that is off, has no bound; expected no `bound`"
         if isinstance(self.bound, dict) and set(self.bound) != set(self.world_sizes):
-            raise ValueError("`bound` has other world sizes than the metric; expected the same")
+            yield "`bound` has other world sizes than the metric; expected the same"
         if self.bound is not None and len(self.world_sizes) != 1 and not isinstance(self.bound, dict):
-            raise ValueError("one `bound` for several world sizes; expected {2: …, 4: …} by world size")
-        return self
+            yield "one `bound` for several world sizes; expected {2: …, 4: …} by world size"
+
+    def names(self, key: RequirementKey) -> bool:
+        """Whether it names a requirement, at whatever world size."""
+        metric, subject, _, placement, versus = key
+        named = self.metric, self.of or self.probe or self.check, self.placement, self.versus
+        return (metric, subject, placement, versus) == named
 
 
 class NamedMargin(Strict):
@@ -381,23 +417,24 @@ class NamedMargin(Strict):
         return with_metrics(data, ["because"])
 
 
-Margin = Annotated[Annotated[PerCent, Tag(WHOLE)] | Annotated[NamedMargin, Tag(PARTS)], BY_SHAPE]
-
-
 def _row_shape(row: Any) -> str:
-    return OF_CHECKS if isinstance(row, dict) and "check" in row else OF_VALUES
+    return "[checks]" if isinstance(row, dict) and "check" in row else "[values]"
 
 
 AnyRow = Annotated[
-    Annotated[CheckRow, Tag(OF_CHECKS)] | Annotated[Row, Tag(OF_VALUES)], Discriminator(_row_shape)
+    Annotated[CheckRow, Tag("[checks]")] | Annotated[Row, Tag("[values]")], Discriminator(_row_shape)
 ]  # fmt: skip
 
 
 class SkuForm(Strict):
     """One GPU model. In a file that extends another, only the differences."""
 
-    description: Text = Field(description="The model's full name.")
-    detect: Detect = Field(description="How to recognise a GPU of this model.")
+    model_config = ConfigDict(json_schema_extra={"required": ["description", "detect"]})  # of all files together
+
+    description: Text = Field(default="", description="The model's full name.")
+    detect: Detect = Field(  # type: ignore[assignment]  # unlike one that is left out, an empty one is refused
+        default=None, description="How to recognise a GPU of this model."
+    )
     aliases: list[str] = Field([], description="Additional names.")
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
     peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
@@ -406,20 +443,29 @@ class SkuForm(Strict):
         {}, description="Environment variables that the site sets on purpose, each with the reason."
     )
     families: list[str] = Field([], max_length=50, description="Names under `families` whose rows it shares.")
-    batch: dict[str, OneBatch] = Field(
+    batch: dict[Name, Annotated[int, Field(ge=1, le=10**6)] | BatchForm] = Field(
         {}, description="Batch size of each workload: samples per GPU, or {per_gpu: …, global: …}."
     )
     beyond_node: BeyondNode = Field(
         "missing",
-        description="World sizes larger than a node, given as a number: never measured, or no requirement.",
+        description="Numbers of GPUs beyond a node: never measured, or not required.",
     )
     requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
     change: list[Change] = Field(
         [], max_length=MOST_REQUIREMENTS,
-        description="Other severities and bounds of rows of families or of the file below, and waivers.",
+        description="Other severities and bounds of rows of families or of files below; waivers.",
     )  # fmt: skip
+
+    @field_validator(*ROW_LISTS, mode="before")
+    @classmethod
+    def _may_have_only_comments(cls, value: Any) -> Any:
+        return [] if value is None else value
+
+
+def _or_nothing(value: Any) -> Any:
+    return {} if value is None else value
 
 
 class FileForm(Strict):
@@ -427,14 +473,26 @@ class FileForm(Strict):
 
     schema_version: int = Field(description="Version of the file's form.", json_schema_extra={"const": SCHEMA_VERSION})
     extends: str | None = Field(None, description="`packaged`, or the path of the file that this one changes.")
-    sources: dict[str, Text] = Field({}, description="Publications by name: who measured what, with what.")
-    reasons: dict[str, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
-    margins: dict[str, Margin] = Field(
-        {}, description="Bound = published value less (or plus) this: by metric, or by a name that rows give."
+    sources: dict[Name, Text] = Field({}, description="Publications by name: who measured what, with what.")
+    reasons: dict[Name, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
+    margins: dict[Name, PerCent | NamedMargin] = Field(
+        {}, description="From published values to bounds: by metric, or by a name that rows give."
     )
-    peers: PeersForm | None = Field(
-        None, description="By how much a place may be slower than its peers; beyond, it is rejected and named."
+    peers: PeersForm | None = Field(None, description="By how much a place may be slower than its peers.")
+    workloads: dict[Name, AnyWorkload] = Field({}, description="Training jobs, by name.")
+    families: dict[Name, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
+    skus: dict[Name, Annotated[SkuForm, BeforeValidator(_or_nothing)]] = Field(
+        {}, max_length=MOST_SKUS, description="GPU models, by name."
     )
-    workloads: dict[str, AnyWorkload] = Field({}, description="Training jobs, by name.")
-    families: dict[str, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
-    skus: dict[str, SkuForm] = Field({}, max_length=MOST_SKUS, description="GPU models, by name.")
+
+    @field_validator("extends", mode="before")
+    @classmethod
+    def _is_a_path(cls, value: Any) -> Any:
+        if not isinstance(value, str) or not value.strip():
+            raise PydanticCustomError("extends", "`packaged` or a path")
+        return value
+
+    @field_validator(*SECTIONS, mode="before")
+    @classmethod
+    def _may_have_only_comments(cls, value: Any) -> Any:
+        return _or_nothing(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,7 +66,6 @@ class Requirement:
         severity: ``warn`` is reported and never rejects.
         provisional: whether it lacks a published value, so that it cannot accept a cluster on its own.
         where: its ``file:line``.
-        missing: why no machine can measure it; empty if it can be measured.
         waiver: a waiver of its failure, or None.
         one_gpu: how the source trained the single GPU of the value or of its baseline; ``alone`` in all other cases.
         sound: what a sound machine is thought to reach, where that is not the published value; judges nothing.
@@ -87,105 +86,65 @@ class Requirement:
     severity: Severity = "fail"
     provisional: bool = False
     where: str = ""
-    missing: str = ""
     waiver: Waiver | None = None
     one_gpu: OneGpu = "alone"
     sound: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_subject()
-        if self.definition.takes_versus != (self.versus is not None):
-            needs = "needs" if self.definition.takes_versus else "takes no"
-            raise ValueError(f"{self.metric} {needs} `versus: SKU`")
-        self._check_world_size()
-        self._check_bound()
-        self._check_range()
-        self._check_sound()
-        if self.placement == "spread" and self.world_size == 1:
-            raise ValueError("placement spread is not defined for world size 1; expected at least 2")
+        wrong = next(self._mistakes(), "")
+        if wrong:
+            raise ValueError(wrong)
 
-    def _check_subject(self) -> None:
-        wanted = self.definition.subject
+    def _mistakes(self) -> Iterator[str]:
+        """What is wrong; what comes after the first mistake is told as if that were right."""
+        definition, metric, bound, size = self.definition, self.metric, self.bound, self.world_size
+        wanted, is_upper = definition.subject, definition.upper_bound
         for kind, key in (("workload", "of"), ("probe", "probe"), ("check", "check")):
             if (getattr(self, kind) != "") != (kind == wanted):
-                raise ValueError(f"{self.metric} {'needs' if kind == wanted else 'takes no'} `{key}: NAME`")
-        ranks = self.world_size if isinstance(self.world_size, int) else 2
+                yield f"{metric} {'needs' if kind == wanted else 'takes no'} `{key}: NAME`"
+        ranks = size if isinstance(size, int) else None
         if wanted == "probe":
             kind = operation(self.probe).kind
-            Arm(self.probe, ranks)  # refuses a world size that the operation cannot have
-            if kind not in self.definition.probes:
-                expected = ", ".join(self.definition.probes)
-                raise ValueError(f"{self.probe} does not measure {self.metric}; expected {expected}")
-        if self.definition.compares_places and self.world_size != "node" and isinstance(self.world_size, str):
-            raise ValueError(f"{self.metric} compares places inside a node; expected {self.metric}: {{node: NUMBER}}")
+            Arm(self.probe, ranks or 2)  # refuses a world size that the operation cannot have
+            if kind not in definition.probes:
+                yield f"{self.probe} does not measure {metric}; expected {', '.join(definition.probes)}"
+        if definition.compares_places and ranks is None and size != "node":
+            yield f"{metric} compares places inside a node; expected {metric}: {{node: NUMBER}}"
         if wanted != "workload" and self.placement == "spread":
-            raise ValueError(f"{self.metric} does not depend on placement; expected no `placement: spread`")
-        if wanted in ("check", "node") and self.world_size != 1:
-            raise ValueError(f"{self.metric} is about whole nodes; expected no world size, {self.metric}: NUMBER")
-
-    def _check_world_size(self) -> None:
-        least, most = self.definition.minimum_world_size, self.definition.maximum_world_size
-        if isinstance(self.world_size, str):
-            if self.definition.scaling == "strong":
-                raise ValueError(f"{self.metric} shares one batch among the ranks; expected a number as world size")
-            if most is None:
-                return
-        elif least <= self.world_size <= (most or self.world_size):
-            return
-        expected = f"at least {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
-        raise ValueError(f"{self.metric} is not defined for world size {self.world_size}; expected {expected}")
-
-    def _check_bound(self) -> None:
-        only = self.definition.only_bound
-        if only is not None and self.bound != only:
-            raise ValueError(
-                f"bound {self.bound:g} for {self.metric} allows ranks to differ, but they must agree bit for bit; "
-                f"expected {only:g}"
-            )
-        if self.definition.unit == "fraction" and self._looks_like_per_cent:
-            raise ValueError(
-                f"bound {self.bound:g} for {self.metric} looks like per cent; "
-                f"expected a fraction, for example {self.bound / 100:g}"
-            )
-
-    @property
-    def _looks_like_per_cent(self) -> bool:
-        if self.definition.upper_bound:
-            return self.bound >= LEAST_SENSELESS_UPPER_FRACTION_BOUND
-        return self.bound > LARGEST_FRACTION_BOUND
-
-    def _check_range(self) -> None:
-        least, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
-        measured = self.source.measured
-        if measured is not None and (measured > most or (measured == 0 and least > 0)):
-            raise ValueError(f"published {self.metric} of {measured:g} is impossible; expected the measured value")
-        never_fails = self.bound >= most if self.definition.upper_bound else self.bound < least
-        never_passes = self.bound < least if self.definition.upper_bound else self.bound > most
-        if never_fails or never_passes:
-            what = "no machine could fail it" if never_fails else "no machine could pass it"
-            unit = "" if self.definition.unit in ("fraction", "x") else f" {self.definition.unit}"
-            raise ValueError(
-                f"bound {self.bound:g} for {self.metric} is meaningless: {what}; expected {least:g} to {most:g}{unit}"
-            )
-
-    def _check_sound(self) -> None:
-        if self.sound is None:
-            return
-        if self.sound <= 0 or not self._passes(self.sound):
-            side = "most" if self.definition.upper_bound else "least"
-            raise ValueError(
-                f"a sound machine is said to reach {self.sound:g}, and would miss the bound {self.bound:g} for "
-                f"{self.metric}; expected at {side} {self.bound:g}"
-            )
-        _, most = self.definition.range_at(self.world_size if isinstance(self.world_size, int) else 1)
-        if self.sound > most:
-            raise ValueError(
-                f"a sound machine is said to reach {self.sound:g}, which is impossible for {self.metric}; expected at "
-                f"most {most:g}"
-            )
-
-    def _passes(self, value: float) -> bool:
-        return value <= self.bound if self.definition.upper_bound else value >= self.bound
+            yield f"{metric} does not depend on placement; expected no `placement: spread`"
+        if wanted in ("check", "node") and size != 1:
+            yield f"{metric} is about whole nodes; expected no world size"
+        if definition.takes_versus != (self.versus is not None):
+            yield f"{metric} {'needs' if definition.takes_versus else 'takes no'} `versus: SKU`"
+        least, most = definition.minimum_world_size, definition.maximum_world_size
+        if ranks is None and definition.scaling == "strong":
+            yield f"{metric} shares one batch; expected a number as world size"
+        if most is not None if ranks is None else not least <= ranks <= (most or ranks):
+            expected = f"at least {least}" if most is None else f"{least}" if least == most else f"{least} to {most}"
+            yield f"{metric} has no world size {size}; expected {expected}"
+        if definition.only_bound is not None and bound != definition.only_bound:
+            yield f"bound {bound:g} for {metric}: ranks must agree bit for bit; expected {definition.only_bound:g}"
+        senseless = bound >= LEAST_SENSELESS_UPPER_FRACTION_BOUND if is_upper else bound > LARGEST_FRACTION_BOUND
+        if definition.unit == "fraction" and senseless:
+            yield f"bound {bound:g} for {metric} looks like per cent; expected a fraction, such as {bound / 100:g}"
+        lowest, highest = definition.range_at(ranks or 1)
+        measured, sound = self.source.measured, self.sound
+        if measured is not None and (measured > highest or (measured == 0 and lowest > 0)):
+            yield f"published {metric} of {measured:g} is impossible; expected a measured one"
+        unit = "" if definition.unit in ("fraction", "x") else f" {definition.unit}"
+        for what, is_so in (
+            ("fail", bound >= highest if is_upper else bound < lowest),
+            ("pass", bound < lowest if is_upper else bound > highest),
+        ):
+            if is_so:
+                expected = f"no machine could {what} it; expected {lowest:g} to {highest:g}{unit}"
+                yield f"bound {bound:g} for {metric} is meaningless: {expected}"
+        if sound is not None and (sound <= 0 or (sound > bound if is_upper else sound < bound)):
+            yield f"`sound` of {sound:g} would miss the bound; expected at {'most' if is_upper else 'least'} {bound:g}"
+        if sound is not None and sound > highest:
+            yield f"`sound` of {sound:g} is impossible; expected at most {highest:g}"
+        if self.placement == "spread" and size == 1:
+            yield "placement spread is not defined for world size 1; expected at least 2"
 
     @property
     def sound_value(self) -> float | None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
-    Tag,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -29,8 +29,7 @@ from pytest_ddpscale.util.nearest import did_you_mean
 # 15.8. A wider band would mistake an 84 GB RTX PRO 6000D for the 96 GB RTX PRO 6000.
 MEMORY_TOLERANCE = 0.10
 FEWEST_LETTERS = 2
-# Tags for pydantic of the two ways to write an entry, a value or a collection; no message shows them.
-WHOLE, PARTS = "[whole]", "[parts]"
+LONGEST_TEXT = 4_000
 
 
 def _readable(text: str) -> str:
@@ -46,10 +45,22 @@ def _in_words(text: str) -> str:
     return text
 
 
+def _in_one_line(text: str) -> str:
+    if "\n" in text:
+        raise ValueError(f"{text!r} has several lines; expected one name")
+    return text
+
+
 # Text printed on terminals and in reports.
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
-# Who signs, and why: no dash, no digit.
+Text = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_TEXT), AfterValidator(_readable)
+]
+# Why: no dash, no digit.
 Words = Annotated[Text, AfterValidator(_in_words)]
+# Who signs.
+Person = Annotated[Words, AfterValidator(_in_one_line)]
+# A key that somebody chose, which YAML may take for a number.
+Name = Annotated[str, BeforeValidator(str)]
 
 
 class Strict(BaseModel):
@@ -57,13 +68,6 @@ class Strict(BaseModel):
 
     # NaN compares as false with every bound, so it would pass each check.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def _shape(value: Any) -> str:
-    return WHOLE if isinstance(value, (str, int, float)) or value is None else PARTS
-
-
-BY_SHAPE = Discriminator(_shape)
 
 
 class Detect(Strict):
@@ -87,8 +91,6 @@ class Detect(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Detect:
-        if self.device == "cuda" and self.name is None:
-            raise ValueError("a GPU needs `name: '^…$'`")
         if self.name is not None:
             why_not = why_no_name_pattern(self.name)
             if why_not:
@@ -96,17 +98,18 @@ class Detect(Strict):
         return self
 
 
+_Positive = Annotated[float | None, Field(gt=0, le=10**5)]
+
+
 class Peak(Strict):
     """Data-sheet values of one GPU."""
 
-    fp16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core fp16, TFLOPS.")
-    bf16_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Dense tensor-core bf16, TFLOPS.")
-    fp32_tflops: float | None = Field(default=None, gt=0, le=10**5, description="Non-tensor fp32 (no TF32), TFLOPS.")
-    memory_bandwidth_gbps: float | None = Field(default=None, gt=0, le=10**5, description="Device memory, GB/s.")
+    fp16_tflops: _Positive = Field(default=None, description="Dense tensor-core fp16, TFLOPS.")
+    bf16_tflops: _Positive = Field(default=None, description="Dense tensor-core bf16, TFLOPS.")
+    fp32_tflops: _Positive = Field(default=None, description="Non-tensor fp32 (no TF32), TFLOPS.")
+    memory_bandwidth_gbps: _Positive = Field(default=None, description="Device memory, GB/s.")
     link: Text | None = Field(default=None, description="GPU to GPU, for example NVLink3.")
-    link_bandwidth_gbps: float | None = Field(
-        default=None, gt=0, le=10**5, description="GPU to GPU, one direction, GB/s."
-    )
+    link_bandwidth_gbps: _Positive = Field(default=None, description="GPU to GPU, one direction, GB/s.")
     published: str | None = Field(default=None, description="Source of the values: a name under `sources`.")
 
     def tflops(self, precision: Precision) -> float | None:
@@ -141,7 +144,7 @@ class FolderForm(Strict):
     """Training samples that ranks read from a folder."""
 
     folder: Annotated[str, AfterValidator(_absolute)] = Field(
-        description="Absolute path, the same on every node, with train/CLASS/IMAGE, as `ddpscale make-dataset` writes."
+        description="Absolute path, on every node, with train/CLASS/IMAGE as make-dataset writes."
     )
     workers: int = Field(4, ge=0, le=MOST_LOADER_WORKERS, description="Processes of each rank that read and decode.")
     prefetch: int = Field(2, ge=1, le=MOST_PREFETCH, description="Batches that each worker prefetches.")
@@ -161,7 +164,7 @@ class WorkloadForm(Strict):
     model: Annotated[str, AfterValidator(_known_model)] = Field(description=f"Model, {known_models()}.")
     precision: Precision = Field(description="Precision of computation; `fp16` and `bf16` use autocast.")
     compile: bool = Field(False, description="Whether torch.compile is applied.")
-    data: Annotated[Annotated[Literal["synthetic"], Tag(WHOLE)] | Annotated[FolderForm, Tag(PARTS)], BY_SHAPE] = Field(
+    data: Literal["synthetic"] | FolderForm = Field(
         "synthetic", description="Samples generated on the device, or {folder: …, workers: …} to read a folder."
     )
 
@@ -192,16 +195,16 @@ def form_of(family: type[Family]) -> type[WorkloadForm]:
     return made
 
 
+def _of_its_family(data: Any, _: Any) -> WorkloadForm:
+    """A workload in the form of its model's family; if no family has the model, of the first."""
+    family = family_of(data.get("model")) if isinstance(data, dict) else None
+    return form_of(family or next(iter(FAMILIES.values()))).model_validate(data)
+
+
 if TYPE_CHECKING:
     AnyWorkload: TypeAlias = WorkloadForm
 else:
-    AnyWorkload = reduce(or_, map(form_of, FAMILIES.values()))
-
-
-def workload_form(data: Any) -> type[WorkloadForm]:
-    """The form of a workload by its model; of an unknown one that of the first family."""
-    family = family_of(data.get("model")) if isinstance(data, dict) else None
-    return form_of(family or next(iter(FAMILIES.values())))
+    AnyWorkload = Annotated[reduce(or_, map(form_of, FAMILIES.values())), WrapValidator(_of_its_family)]
 
 
 class BatchForm(Strict):
@@ -211,8 +214,3 @@ class BatchForm(Strict):
     in_all: int | None = Field(
         None, alias="global", ge=1, le=10**8, description="Global batch that strong scaling divides among the GPUs."
     )
-
-
-OneBatch = Annotated[
-    Annotated[int, Field(ge=1, le=10**6), Tag(WHOLE)] | Annotated[BatchForm, Tag(PARTS)], BY_SHAPE
-]  # fmt: skip

@@ -1,45 +1,34 @@
-"""Reads the YAML of one thresholds file: its content, with the line of each entry.
+"""A YAML file as plain data, with the line of each path, from the events of libyaml.
 
-PyYAML reads much that nobody means: keys that replace each other, 010 as 8, 1:30 as 90. Such entries are listed as odd.
-Files are limited in size, and anchors, which named entries replace, are refused.
+Plain scalars are those of YAML 1.2, but a number is decimal and begins with no idle zero: `off`, 010, 0x1f and 1:30 are
+texts. Refused are repeated keys, whatever stands for another entry (anchors, merge keys), and tags.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from datetime import date
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import yaml
-from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
-from yaml.parser import Parser
-from yaml.reader import Reader
-from yaml.resolver import Resolver
-from yaml.scanner import Scanner
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.util.nearest import did_you_mean_path
 
 YamlPath: TypeAlias = tuple[str | int, ...]
-SECTIONS = ("sources", "reasons", "margins", "workloads", "families", "skus")
-ROW_LISTS = ("requirements", "change")  # of a SKU
 # Several times the packaged file; reading that much takes about a second.
 LARGEST_FILE_BYTES = 400 * 1024
-MOST_NODES = 30_000  # keys and values
-LONGEST_TEXT = 4_000
 DEEPEST = 40
-_TAG = "tag:yaml.org,2002:"
-# Matches numbers that YAML 1.1 reads as they look: 0, 0.5, .5, .nan, 1.0e+3; a whole number starting with 0 is octal.
-_AS_IT_LOOKS = re.compile(r"[-+]?((0|[1-9][0-9]*)|[0-9]*\.[0-9]*([eE][-+]?[0-9]+)?|\.(inf|nan))", re.IGNORECASE)
-# What PyYAML raises on 2026-02-30, which looks like a date, and on `!!bool maybe`, `!!timestamp soon`, `!!int ""`.
-_UNREADABLE = (ValueError, LookupError, AttributeError, OverflowError)
+_LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"[-+]?(([0-9]+\.[0-9]*|0|[1-9][0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|\.(inf|nan))", re.IGNORECASE)
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Mark:
     Attributes:
         path: the file.
         line: from 1.
-        at: keys and indices that lead to it, as in the file.
+        at: keys and indices that lead to it.
     """
 
     path: Path
@@ -63,116 +52,51 @@ class Mark:
 
     def error(self, sentence: str, action: str = "") -> ThresholdsError:
         """An error about the entry."""
-        then = f"{action} {what_next(self.path)}".strip()
-        return ThresholdsError(self.where, f"{dotted(self.at)}: {sentence}", "", then)
+        return self.refusal(f"{dotted(self.at)}: {sentence}", "", action)
 
-
-class MarkedMapping(dict[Any, Any]):
-    """A mapping that knows where each of its entries stands."""
-
-    marks: dict[Any, Mark]
-
-    def __init__(self, entries: Mapping[Any, Any] | None = None, marks: Mapping[Any, Mark] | None = None) -> None:
-        super().__init__(entries or {})
-        self.marks = dict(marks or {})
-
-    def put(self, key: Any, value: Any, mark: Mark) -> None:
-        """Set an entry and its place."""
-        self[key] = value
-        self.marks[key] = mark
-
-
-class MarkedList(list[Any]):
-    """A list that knows where each of its items stands."""
-
-    marks: list[Mark]
-
-    def __init__(self, items: Iterable[Any] = (), marks: Iterable[Mark] = ()) -> None:
-        super().__init__(items)
-        self.marks = list(marks)
-
-
-_SHORT = reprlib.Repr()
-vars(_SHORT).update(repr_MarkedMapping=_SHORT.repr_dict, repr_MarkedList=_SHORT.repr_list)
+    def refusal(self, found: str, expected: str, action: str = "") -> ThresholdsError:
+        """An error at the entry's line."""
+        return ThresholdsError(self.where, found, expected, f"{action} {what_next(self.path)}".strip())
 
 
 @dataclass(frozen=True)
-class Layer:
+class Document:
     """One file as read.
 
     Attributes:
         path: the file.
         sha256: digest of its bytes.
         data: its content, unchecked.
-        odd: problems that a YAML library accepts silently: duplicate keys, and numbers that it reads differently.
+        lines: the line of each entry; keys are written as text.
     """
 
     path: Path
     sha256: str
-    data: MarkedMapping
-    odd: tuple[tuple[YamlPath, ThresholdsError], ...]
+    data: dict[Any, Any]
+    lines: dict[YamlPath, int]
 
-    @property
-    def mark(self) -> Mark:
-        """The top of the file."""
-        return Mark(self.path, 1)
+    def mark(self, *at: str | int) -> Mark:
+        """The place of an entry that exists."""
+        return Mark(self.path, self.lines[at], at)
 
-    def section(self, name: str) -> MarkedMapping:
-        """The entries of a top-level mapping, by name; empty if it is missing.
+    def place(self, at: Iterable[Any], *, with_last: bool = False) -> Mark:
+        """The place of an entry, or of the nearest one above it; parts of the path that are not there are left out.
 
-        Raises:
-            ThresholdsError: it is not a mapping.
+        Args:
+            at: keys and indices.
+            with_last: keep the last part, as of a key that is missing.
         """
-        found = self.data.get(name, MarkedMapping())
-        if not isinstance(found, MarkedMapping):
-            place = self.data.marks[name].where
-            raise ThresholdsError(
-                place, f"{name} is {shown(found)}", "a mapping", f"Correct it. {what_next(self.path)}"
-            )
-        marks = {str(key): mark for key, mark in found.marks.items()}
-        return MarkedMapping({str(key): value for key, value in found.items()}, marks)
-
-
-def _key(data: Any, part: Any) -> Any:
-    """The key or index of a container that a part of a path names, such as the number 8 for ``8`` as text."""
-    if not isinstance(data, MarkedMapping) or part in data:
-        return part
-    return next((one for one in data if str(one) == str(part)), part)
-
-
-def has(data: Any, loc: Iterable[Any]) -> bool:
-    """Whether there is an entry at a path below another."""
-    for part in loc:
-        try:
-            data = data[_key(data, part)] if isinstance(data, (MarkedMapping, MarkedList)) else None
-        except (LookupError, TypeError):
-            return False
-        if data is None:
-            return False
-    return True
-
-
-def placed(data: Any, loc: Iterable[Any], mark: Mark, skips: Callable[[Any, Any], bool] | None = None) -> Mark:
-    """The place of an entry, or of the nearest one above it, with the whole path.
-
-    Args:
-        data: the entry that the path begins at.
-        loc: keys and indices below it.
-        mark: the place of `data`.
-        skips: tells a part of the path that is not in the file, from the part and the entry that it should be in.
-    """
-    at = list(mark.at)
-    for part in loc:
-        if skips is not None and skips(part, data):
-            continue
-        try:
-            key = _key(data, part)
-            mark, data = data.marks[key], data[key]
-            at = list(mark.at)
-        except (LookupError, TypeError, AttributeError):
-            at.append(part if isinstance(part, int) and not isinstance(data, MarkedMapping) else str(part))
-            data = None
-    return Mark(mark.path, mark.line, tuple(at))
+        parts, data, line = list(at), self.data, 1
+        known: YamlPath = ()
+        for number, part in enumerate(parts):
+            inside = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
+            keys = [key for key in inside if str(key) == str(part)]
+            if keys:
+                data, known = inside[keys[0]], (*known, keys[0] if isinstance(data, list) else str(keys[0]))
+                line = self.lines[known]
+            elif with_last and number == len(parts) - 1:
+                known = (*known, str(part))
+        return Mark(self.path, line, known)
 
 
 def dotted(path: YamlPath) -> str:
@@ -183,7 +107,7 @@ def dotted(path: YamlPath) -> str:
 
 def shown(value: Any) -> str:
     """A value for a message, shortened."""
-    text = _SHORT.repr(value) if isinstance(value, (list, dict)) else repr(value)
+    text = reprlib.repr(value) if isinstance(value, (list, dict)) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -192,7 +116,7 @@ def what_next(path: Path) -> str:
     return f"Then run `ddpscale thresholds check {path}`."
 
 
-def read_layer(path: Path, named_by: Mark | None = None) -> Layer:
+def read_document(path: Path, named_by: Mark | None = None) -> Document:
     """Read one file.
 
     Args:
@@ -203,16 +127,34 @@ def read_layer(path: Path, named_by: Mark | None = None) -> Layer:
         ThresholdsError: it cannot be read or is not YAML. The message has file:line, what was found, what was
             expected and what to do.
     """
-    return _parsed(path, *_read(path, named_by))
+    raw = _read(path, named_by)
+    top = Mark(path, 1)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise Mark(path, 1 + raw[: error.start].count(10)).refusal(found, "a UTF-8 YAML file") from None
+    reader = _Reader(path, text)
+    try:
+        data = reader.document()
+    except yaml.reader.ReaderError as error:
+        line, found = 1 + raw[: error.position].count(10), f"unprintable character 0x{error.character:02x}"
+        raise Mark(path, line).refusal(f"not valid YAML ({found})", "YAML 1.2", "Fix that line.") from None
+    except yaml.MarkedYAMLError as error:
+        line = min(error.problem_mark.line, text.count("\n")) + 1 if error.problem_mark else 1
+        raise Mark(path, line).refusal(f"not valid YAML ({error.problem})", "YAML 1.2", "Fix that line.") from None
+    if data is None:
+        raise top.refusal("the file is empty", "`schema_version: 2` and `skus:`")
+    if not isinstance(data, dict):
+        raise top.refusal(f"the file is {shown(data)}", "a mapping with `skus:`")
+    return Document(path, hashlib.sha256(raw).hexdigest(), data, reader.lines)
 
 
-def _read(path: Path, named_by: Mark | None) -> tuple[bytes, str]:
-    def refusal(found: str) -> ThresholdsError:
+def _read(path: Path, named_by: Mark | None) -> bytes:
+    def refusal(found: str, expected: str = "a YAML file") -> ThresholdsError:
         if named_by is None:
-            expected = "" if found.endswith("?") else "a YAML file"
-            return ThresholdsError(str(path), found, expected, "Check --thresholds.")
-        expected = "`packaged` or the path of a YAML file"
-        return ThresholdsError(named_by.where, f"extends {path}, which {found}", expected, what_next(named_by.path))
+            return ThresholdsError(str(path), found, "" if found.endswith("?") else expected, "Check --thresholds.")
+        return named_by.refusal(f"extends {path}, which {found}", "`packaged` or the path of a YAML file")
 
     try:
         if path.is_dir():
@@ -226,194 +168,87 @@ def _read(path: Path, named_by: Mark | None) -> tuple[bytes, str]:
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise refusal(f"cannot be read ({error})") from None
     if len(raw) > LARGEST_FILE_BYTES:
-        found, expected = f"is larger than {LARGEST_FILE_BYTES // 1024} KiB", "a thresholds file, which is smaller"
-        raise ThresholdsError(f"{path}:1", found, expected, "Check --thresholds.")
-    try:
-        return raw, raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        where = f"{path}:{1 + raw[: error.start].count(10)}"
-        found = f"byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise ThresholdsError(where, found, "a UTF-8 YAML file", "Save the file as UTF-8.") from None
+        raise Mark(path, 1).refusal(f"is larger than {LARGEST_FILE_BYTES // 1024} KiB", "a thresholds file")
+    return raw
 
 
-@lru_cache(maxsize=8)  # one process reads a site's file and those that it extends several times
-def _parsed(path: Path, raw: bytes, text: str) -> Layer:
-    try:
-        node, loader = _composed(path, text)
-        if node is None:
-            found, expected = "the file is empty", "`schema_version: 2` and `skus:`"
-            raise ThresholdsError(f"{path}:1", found, expected, what_next(path))
-        builder = _Builder(path, loader)
-        data = builder.built(node, ())
-    except yaml.reader.ReaderError as error:
-        where = f"{path}:{text.count(chr(10), 0, error.position) + 1}"
-        found = f"not valid YAML (unprintable character 0x{error.character:02x})"
-        raise ThresholdsError(where, found, "YAML 1.1", f"Fix that line. {what_next(path)}") from None
-    except yaml.YAMLError as error:
-        raise _not_yaml(path, error) from None
-    if not isinstance(data, MarkedMapping):
-        raise ThresholdsError(f"{path}:1", f"the file is {shown(data)}", "a mapping with `skus:`", what_next(path))
-    if "extends" in data:
-        _fill_empty(data)
-    return Layer(path, hashlib.sha256(raw).hexdigest(), data, tuple(builder.odd))
-
-
-def _fill_empty(data: MarkedMapping) -> None:
-    """Fill sections and lists that have only comments, which a file that extends another may have."""
-    data.update({key: MarkedMapping() for key in SECTIONS if key in data and data[key] is None})
-    skus = data.get("skus")
-    if not isinstance(skus, MarkedMapping):
-        return
-    for name, sku in skus.items():
-        if sku is None:
-            skus[name] = MarkedMapping()
-        elif isinstance(sku, MarkedMapping):
-            sku.update({key: MarkedList() for key in ROW_LISTS if key in sku and sku[key] is None})
-
-
-def _not_yaml(path: Path, error: yaml.YAMLError) -> ThresholdsError:
-    mark = getattr(error, "problem_mark", None)
-    where = f"{path}:{mark.line + 1}" if mark else str(path)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return ThresholdsError(where, f"not valid YAML ({problem})", "YAML 1.1", f"Fix that line. {what_next(path)}")
-
-
-class _Builder:
-    """Turns the nodes of a document into values.
+class _Reader:
+    """Builds plain data from the events of one document.
 
     Attributes:
-        odd: see `Layer`.
+        lines: see `Document`.
     """
-
-    def __init__(self, path: Path, loader: SafeConstructor) -> None:
-        self._path = path
-        self._loader = loader
-        self.odd: list[tuple[YamlPath, ThresholdsError]] = []
-
-    def built(self, node: yaml.Node, at: YamlPath) -> Any:
-        """The value of a node."""
-        if isinstance(node, yaml.ScalarNode):
-            self._note_odd_number(node, at)
-            return self._constructed(node)
-        if node.tag not in (f"{_TAG}seq", f"{_TAG}map"):
-            raise yaml.constructor.ConstructorError(None, None, f"the tag {node.tag!r}", node.start_mark)
-        if isinstance(node, yaml.SequenceNode):
-            marks = [Mark(self._path, one.start_mark.line + 1, (*at, i)) for i, one in enumerate(node.value)]
-            return MarkedList([self.built(one, mark.at) for one, mark in zip(node.value, marks, strict=True)], marks)
-        found = MarkedMapping()
-        for key, value in node.value:
-            self._put(found, key, value, at)
-        return found
-
-    def _put(self, found: MarkedMapping, key: yaml.Node, value: yaml.Node, at: YamlPath) -> None:
-        line = key.start_mark.line + 1
-        where = f"{self._path}:{line}"
-        if not isinstance(key, yaml.ScalarNode):
-            what = f"a key of {dotted(at)} is a list or a mapping"
-            raise ThresholdsError(where, what, "text", f"Correct that key. {what_next(self._path)}")
-        if key.tag == f"{_TAG}merge":
-            what = f"{dotted(at)} has a YAML merge key, `<<`"
-            raise ThresholdsError(where, what, "each key written out", what_next(self._path))
-        written = str(key.value)
-        mark = Mark(self._path, line, (*at, written))
-        self._note_odd_number(key, at)
-        name = self._constructed(key)
-        first = found.marks.get(name)  # Python, too, takes 1, 1.0 and true for the same key
-        if first is not None:
-            also = "" if first.at[-1] == written else f", there as {first.at[-1]!r}"
-            what = f"key {written!r} is given twice in {dotted(at)}, first on line {first.line}{also}"
-            self.odd.append((mark.at, ThresholdsError(where, what, "each key once", "Remove one of them.")))
-        found.put(name, self.built(value, mark.at), mark)
-
-    def _constructed(self, node: yaml.ScalarNode) -> Any:
-        try:
-            return self._loader.construct_object(node)
-        except _UNREADABLE as error:
-            found = f"not valid YAML (a value that cannot be read: {error})"
-            where = f"{self._path}:{node.start_mark.line + 1}"
-            raise ThresholdsError(where, found, "YAML 1.1, text in quotes", what_next(self._path)) from None
-
-    def _note_odd_number(self, node: yaml.ScalarNode, at: YamlPath) -> None:
-        """Note a number that YAML 1.1 reads differently than a person: 010 is 8, 1:30 is 90, 1_000 is 1000."""
-        if node.tag not in (f"{_TAG}int", f"{_TAG}float") or _AS_IT_LOOKS.fullmatch(node.value):
-            return
-        try:
-            reading = f"reads as {SafeConstructor().construct_object(node)!s:.40}"
-        except _UNREADABLE:
-            reading = "cannot read"
-            node.tag = f"{_TAG}str"  # lets the rest of the file be read
-        found = f"{dotted(at)} has {reprlib.repr(node.value)}, which YAML 1.1 {reading}"
-        action = f"Write it as a plain number, or in quotes if it is text. {what_next(self._path)}"
-        where = f"{self._path}:{node.start_mark.line + 1}"
-        self.odd.append((at, ThresholdsError(where, found, "a plain decimal number", action)))
-
-
-class _Limits(Composer, SafeConstructor, Resolver):
-    """Refuses a document that is too large or has anchors, and names the line.
-
-    Args:
-        path: of the file, for messages.
-    """
-
-    peek_event: Any  # of the parser
-
-    def __init__(self, path: Path) -> None:
-        Composer.__init__(self)
-        SafeConstructor.__init__(self)
-        Resolver.__init__(self)
-        self._path = path
-        self._depth = 0
-        self._nodes = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node as in the base class, and count it."""
-        event = self.peek_event()
-        where = f"{self._path}:{event.start_mark.line + 1}"
-        if getattr(event, "anchor", None) is not None:
-            expected = "a name under `reasons`, `sources`, `workloads` or `families` for repeated text"
-            self._refuse(where, f"the YAML anchor or alias {event.anchor!r}", expected)
-        self._depth += 1
-        if self._depth > DEEPEST:
-            self._refuse(where, "nested too deeply", f"at most {DEEPEST} levels")
-        node: Any = super().compose_node(parent, index)
-        self._depth -= 1
-        if isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_TEXT:
-            self._refuse(where, f"a text of {len(node.value)} characters", f"at most {LONGEST_TEXT}")
-        self._nodes += 1
-        if self._nodes > MOST_NODES:
-            self._refuse(where, f"more than {MOST_NODES} keys and values", "a smaller file")
-        return node
-
-    def _refuse(self, where: str, found: str, expected: str) -> None:
-        raise ThresholdsError(where, found, expected, what_next(self._path))
-
-
-class ExactLoader(_Limits, Reader, Scanner, Parser):
-    """A loader in Python, with precise error messages."""
 
     def __init__(self, path: Path, text: str) -> None:
-        Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
-        super().__init__(path)
+        self.lines: dict[YamlPath, int] = {}
+        self._path = path
+        self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
 
+    def document(self) -> Any:
+        """Its content; None if the file is empty. Raises yaml.YAMLError or ThresholdsError."""
+        next(self._events)  # the stream begins
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return None
+        data = self._value(next(self._events), ())
+        next(self._events)  # the document ends
+        event = next(self._events)
+        if not isinstance(event, yaml.StreamEndEvent):
+            self._refuse(event, "a second YAML document", "one")
+        return data
 
-if yaml.__with_libyaml__:
-    from yaml._yaml import CParser
+    def _refuse(self, event: Any, found: str, expected: str) -> NoReturn:
+        raise Mark(self._path, event.start_mark.line + 1).refusal(found, expected)
 
-    class FastLoader(_Limits, CParser):
-        """The same on libyaml, which takes a tenth of the time but gives less precise errors."""
+    def _value(self, event: Any, at: YamlPath) -> Any:
+        if len(at) > DEEPEST:
+            self._refuse(event, "nested too deeply", f"at most {DEEPEST} levels")
+        if getattr(event, "anchor", None) is not None:
+            expected = "a name under `reasons`, `sources`, `workloads` or `families` for repeated text"
+            self._refuse(event, f"the YAML anchor or alias {event.anchor!r}", expected)
+        if event.tag is not None:
+            self._refuse(event, f"{dotted(at)} has the YAML tag {event.tag!r}", "the value alone")
+        if isinstance(event, yaml.ScalarEvent):
+            return event.value if event.style else self._plain(event, event.value)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(at)
+        items: list[Any] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            inside = (*at, len(items))
+            self.lines[inside] = event.start_mark.line + 1
+            items.append(self._value(event, inside))
+        return items
 
-        def __init__(self, path: Path, text: str) -> None:
-            CParser.__init__(self, text)
-            super().__init__(path)
+    def _mapping(self, at: YamlPath) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            line = event.start_mark.line + 1
+            if not isinstance(event, yaml.ScalarEvent):
+                self._refuse(event, f"a key of {dotted(at)} is no text", "a name or a number")
+            key = self._value(event, at)
+            if key == "<<":
+                self._refuse(event, f"{dotted(at)} has a YAML merge key, `<<`", "each key written out")
+            inside = (*at, str(key))
+            if key in found or inside in self.lines:  # Python, too, takes 1, 1.0 and true for the same key
+                first = (*at, next(str(one) for one in found if one == key or str(one) == str(key)))
+                also = f" as {first[-1]!s:.40}" if first[-1] != event.value else ""
+                before = f"first on line {self.lines[first]}{also}"
+                found_twice = f"key {event.value[:40]!r} is given twice in {dotted(at)}, {before}"
+                self._refuse(event, found_twice, "each key once")
+            self.lines[inside] = line
+            found[key] = self._value(next(self._events), inside)
+        return found
 
-
-def _composed(path: Path, text: str) -> tuple[yaml.Node | None, SafeConstructor]:
-    """The document of a text, None if empty, and its constructor of Python values. Raises as `read_layer`."""
-    loader: Any = ExactLoader(path, text)  # finds unprintable characters
-    if yaml.__with_libyaml__:
-        fast: Any = FastLoader(path, text)
-        with contextlib.suppress(yaml.YAMLError):
-            return fast.get_single_node(), fast
-    return loader.get_single_node(), loader
+    def _plain(self, event: Any, text: str) -> Any:
+        """A scalar without quotes."""
+        if text.lower() in _WORDS:
+            return _WORDS[text.lower()]
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        if _FLOAT.fullmatch(text):
+            return float(re.sub(r"\.(?=[in])", "", text.lower()))
+        if _DAY.fullmatch(text):
+            try:
+                return date.fromisoformat(text)
+            except ValueError:
+                self._refuse(event, f"{text} is no day of the calendar", "a day that there is, or text in quotes")
+        return text

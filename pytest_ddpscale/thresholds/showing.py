@@ -1,11 +1,12 @@
-"""`ddpscale thresholds show`: a SKU's requirements row by row, as text for a terminal of 100 columns and as JSON."""
+"""`ddpscale thresholds show`: a SKU's requirements row by row, as blocks for a terminal of 100 columns and as JSON."""
 
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
@@ -16,7 +17,18 @@ from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_t
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
 from pytest_ddpscale.thresholds.site_file import site_example, site_row
-from pytest_ddpscale.util.document import Column, Table, shortened, table, text_lines
+from pytest_ddpscale.util.document import (
+    Block,
+    Column,
+    Headline,
+    Line,
+    Listing,
+    Section,
+    Table,
+    bullets,
+    shortened,
+)
+from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.nearest import did_you_mean
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
@@ -24,22 +36,8 @@ WIDTH = 100
 LONGEST_SUBJECT = 30
 _SHORT_DIGEST = 12
 _ABSENT = "–"
-_PROVISIONAL = (
-    "Provisional: no value is published for this SKU. The bound is an estimate and cannot accept a cluster alone."
-)
-
-
-@dataclass(frozen=True)
-class AskedRow:
-    """A requirement, and its change.
-
-    Attributes:
-        requirement: as in this file.
-        change: difference from the file that this one extends; None if there is none, or no such file.
-    """
-
-    requirement: Requirement
-    change: BoundChange | None = None
+_PROVISIONAL = "Provisional: an estimate without a published value; cannot accept a cluster alone."
+_KINDS = ("published", "site", "provisional")
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,14 @@ class Asked:
         file: the thresholds file.
         name: canonical name of the SKU.
         metrics: selected metrics, in the order of the catalogue.
-        rows: in the order of the metrics, then of the file.
+        rows: in the order of the metrics, then of the file, each with its change, or None if the file below has it so.
         removed: requirements that only the file has which this one extends.
     """
 
     file: ThresholdsFile
     name: str
     metrics: tuple[str, ...]
-    rows: tuple[AskedRow, ...]
+    rows: tuple[tuple[Requirement, BoundChange | None], ...]
     removed: tuple[Requirement, ...] = ()
 
     @property
@@ -65,42 +63,20 @@ class Asked:
         """The SKU."""
         return self.file.thresholds.skus[self.name]
 
-    def rows_of(self, metric: str) -> list[AskedRow]:
-        """The rows of one metric."""
-        return [row for row in self.rows if row.requirement.metric == metric]
 
+def listed_skus(file: ThresholdsFile, names: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """SKUs of a file, each with the number of its checks, and of its other requirements by where their values are from.
 
-@dataclass(frozen=True)
-class ListedSku:
-    """A SKU of a file, in one line.
-
-    Attributes:
-        name, aliases, description: of the SKU.
-        published: number of requirements with a published value, or that follow from arithmetic.
-        site: number of those whose value is the site's own.
-        provisional: number of other requirements.
-        checks: number of node checks.
+    Counted are values that are published or follow from arithmetic, the site's own, and provisional ones.
     """
-
-    name: str
-    aliases: tuple[str, ...]
-    description: str
-    published: int
-    site: int
-    provisional: int
-    checks: int
-
-
-def listed_skus(file: ThresholdsFile) -> list[ListedSku]:
-    """The SKUs of a file."""
-    found: list[ListedSku] = []
-    for name, sku in file.thresholds.skus.items():
+    found: list[dict[str, Any]] = []
+    for name in file.thresholds.skus if names is None else names:
+        sku = file.thresholds.skus[name]
         numbers = [one for one in sku.requirements if not one.check]
-        provisional = sum(one.provisional for one in numbers)
-        site = sum(one.source.is_site and not one.provisional for one in numbers)
-        published, checks = len(numbers) - provisional - site, len(sku.requirements) - len(numbers)
-        text = " ".join(sku.description.split())
-        found.append(ListedSku(name, sku.aliases, text, published, site, provisional, checks))
+        kinds = Counter(_KINDS[2 if one.provisional else one.source.is_site] for one in numbers)
+        about = {"name": name, "aliases": sku.aliases, "description": " ".join(sku.description.split())}
+        counted = {kind: kinds[kind] for kind in _KINDS}
+        found.append({**about, **counted, "checks": len(sku.requirements) - len(numbers)})
     return found
 
 
@@ -115,29 +91,19 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
     Raises:
         SkuError: unknown SKU.
         OptionError: unknown metric.
-        ThresholdsError: its section is not valid, or the file below cannot be read.
     """
-    name = file.sku_name(sku)
-    metrics = _metrics(metric)
+    name, wanted = file.sku_name(sku), (metric or "").casefold().strip().replace(" ", "_").replace("-", "_")
+    alike = [one for one in METRICS if metric is None or (wanted and wanted in one)]
+    metrics = (wanted,) if wanted in METRICS else tuple(alike)
+    if not metrics:
+        hint = did_you_mean(wanted, METRICS).removeprefix("; ").capitalize()
+        raise OptionError("--metric", f"there is no metric {metric!r}", f"one of {', '.join(METRICS)}", hint)
     changes = next((one.bounds for one in all_changes(file) if one.sku == name), ())
     changed = {one.now.key(): one for one in changes if one.now is not None}
-    rows = [AskedRow(one, changed.get(one.key())) for one in file.thresholds.skus[name].requirements]
-    mine = [row for one in metrics for row in rows if row.requirement.metric == one]
+    mine = [one for one in file.thresholds.skus[name].requirements if one.metric in metrics]
+    mine.sort(key=lambda one: metrics.index(one.metric))
     gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in metrics)
-    return Asked(file, name, metrics, tuple(mine), gone)
-
-
-def _metrics(asked: str | None) -> tuple[str, ...]:
-    if asked is None:
-        return tuple(METRICS)
-    wanted = asked.casefold().strip().replace(" ", "_").replace("-", "_")
-    if wanted in METRICS:
-        return (wanted,)
-    found = tuple(name for name in METRICS if wanted and wanted in name)
-    if not found:
-        hint = did_you_mean(wanted, METRICS).removeprefix("; ").capitalize()
-        raise OptionError("--metric", f"there is no metric {asked!r}", f"one of {', '.join(METRICS)}", hint)
-    return found
+    return Asked(file, name, metrics, tuple((one, changed.get(one.key())) for one in mine), gone)
 
 
 def source_text(requirement: Requirement) -> str:
@@ -149,27 +115,38 @@ def source_text(requirement: Requirement) -> str:
     return " ".join("; ".join(part for part in (*told, requirement.one_gpu_text) if part).split())
 
 
-def asked_json(asked: Asked) -> str:
-    """One JSON object: units, files with their digests, workloads, requirements, and removed ones."""
-    sku, requirements = asked.sku, [row.requirement for row in asked.rows]
-    return _strict(
-        {
-            "sku": asked.name,
-            "aliases": list(sku.aliases),
-            "description": sku.description,
-            **_files_json(asked.file),
-            "metrics": list(asked.metrics),
-            "units": {one.metric: sku.unit_of(one) for one in requirements},
-            "workloads": {one.workload: sku.workloads[one.workload].settings for one in requirements if one.workload},
-            "requirements": [_row_json(row, sku) for row in asked.rows],
-            "removed": [_requirement_json(one, sku) for one in asked.removed],
-        }
-    )
+def asked_json(asked: Asked) -> dict[str, Any]:
+    """Units, files with their digests, workloads, requirements, and removed ones."""
+    sku, requirements = asked.sku, [one for one, _ in asked.rows]
+    return {
+        "sku": asked.name,
+        "aliases": sku.aliases,
+        "description": sku.description,
+        **_files_json(asked.file),
+        "metrics": asked.metrics,
+        "units": {one.metric: sku.unit_of(one) for one in requirements},
+        "workloads": {one.workload: sku.workloads[one.workload].settings for one in requirements if one.workload},
+        "requirements": [
+            {
+                **_requirement_json(one, sku),
+                "changed": change and change.kinds,
+                "weaker": change and change.is_weaker,
+                "was": _requirement_json(change.was, sku) if change and change.was else None,
+            }
+            for one, change in asked.rows
+        ],
+        "removed": [_requirement_json(one, sku) for one in asked.removed],
+    }
 
 
-def listed_json(file: ThresholdsFile) -> str:
-    """One JSON object: files with their digests, and SKUs."""
-    return _strict({**_files_json(file), "skus": [asdict(one) for one in listed_skus(file)]})
+def listed_json(file: ThresholdsFile) -> dict[str, Any]:
+    """Files with their digests, and SKUs."""
+    return {**_files_json(file), "skus": listed_skus(file)}
+
+
+def json_text(told: dict[str, Any]) -> str:
+    """One JSON object."""
+    return json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
 
 
 def _files_json(file: ThresholdsFile) -> dict[str, Any]:
@@ -179,18 +156,9 @@ def _files_json(file: ThresholdsFile) -> dict[str, Any]:
     }
 
 
-def _row_json(row: AskedRow, sku: Sku) -> dict[str, Any]:
-    change = row.change
-    return {
-        **_requirement_json(row.requirement, sku),
-        "changed": None if change is None else list(change.kinds),
-        "weaker": None if change is None else change.is_weaker,
-        "was": _requirement_json(change.was, sku) if change is not None and change.was is not None else None,
-    }
-
-
 def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
     file, _, line = one.where.rpartition(":")
+    measured, is_site = one.source.measured, one.source.is_site
     return {
         "metric": one.metric,
         "unit": sku.unit_of(one),
@@ -201,9 +169,9 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
         "placement": one.placement,
         "versus": one.versus,
         "one_gpu": one.one_gpu if one.times_one_gpu else None,
-        "published": None if one.source.is_site else one.source.measured,
-        "site_value": one.source.measured if one.source.is_site else None,
-        "is_site": one.source.is_site,
+        "published": None if is_site else measured,
+        "site_value": measured if is_site else None,
+        "is_site": is_site,
         "margin_pct": one.source.margin_pct,
         "bound": one.bound,
         "bound_is": one.definition.bound_key,
@@ -218,168 +186,125 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
     }
 
 
-def _strict(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=asdict)
-
-
-def asked_lines(asked: Asked, verbose: bool = False) -> Iterator[str]:
-    """Requirements of a SKU, grouped by metric; with `verbose` the full source of each row, and its line."""
-    sku = asked.sku
+def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
+    """The SKU and its files, then a table for each metric; `verbose` adds each row's line and full source."""
+    sku, rows = asked.sku, [one for one, _ in asked.rows]
     also = f" (also {', '.join(sku.aliases)})" if sku.aliases else ""
-    yield from _wrapped(f"{asked.name}{also}: {sku.description}")
-    yield from file_lines(asked.file)
-    yield from _wrapped(_counts(asked))
-    if not asked.rows:
+    yield Headline(f"{asked.name}{also}: {sku.description}")
+    yield from file_blocks(asked.file)
+    yield Line(_counts(asked))
+    if not rows:
         known = dict.fromkeys(one.metric for one in sku.requirements)
-        yield from _wrapped(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
+        yield Line(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
         return
-    for metric in asked.metrics:
-        rows = asked.rows_of(metric)
-        if rows:
-            yield ""
-            yield from _wrapped(_heading(metric, {sku.unit_of(row.requirement): None for row in rows}), "", "  ")
-            yield from _table(rows, verbose)
-    if asked.removed:
-        yield ""
-        yield "Not required here, but in the file that this one extends:"
-        yield from (f"  {one}: {bound_text(one)}" for one in asked.removed)
-    used = {row.requirement.workload: None for row in asked.rows if row.requirement.workload}
+    for metric, of_metric in groupby(asked.rows, lambda row: row[0].metric):
+        yield _section(metric, [*of_metric], sku, verbose)
+    gone = bullets(f"{one}: {bound_text(one)}" for one in asked.removed)
+    yield Section("Not required here, but in the file that this one extends", [gone])
+    used = dict.fromkeys(one.workload for one in rows if one.workload)
     if verbose:
-        yield from ("", "Workloads:") if used else ()
-        for name in used:
-            yield from _wrapped(_workload_text(sku.workloads[name]), "  ", "    ")
+        yield Section("Workloads", [bullets(_workload_text(sku.workloads[name]) for name in used)])
     else:
-        yield from ("", "-v adds the full source and the line of each row; see also --format=json.")
+        yield Line("-v adds the full source and the line of each row; see also --format=json.")
     yield from _ending(asked)
 
 
-def listed_lines(file: ThresholdsFile) -> Iterator[str]:
+def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:
     """The SKUs of a file, each in one line."""
-    yield from file_lines(file)
-    yield ""
-    skus = listed_skus(file)
-    has_own = any(one.site for one in skus)
-    head = ("SKU", "also", "published", *["site's"] * has_own, "provisional", "checks")
+    yield from file_blocks(file)
+    yield counted(file)
+    yield Line("Requirements of one: ddpscale thresholds show --gpu-sku NAME")
+
+
+def counted(file: ThresholdsFile, names: Collection[str] | None = None) -> Table:
+    """SKUs of a file with the number of their requirements, by where the values are from."""
+    skus = listed_skus(file, names)
+    kinds = [kind for kind in _KINDS if kind != "site" or any(one["site"] for one in skus)]
+    head = ("SKU", "also", *(kind.replace("site", "site's") for kind in kinds), "checks")
     rows = [
-        (one.name, ", ".join(one.aliases), str(one.published), *[str(one.site)] * has_own, str(one.provisional),
-         str(one.checks), one.description)
+        (one["name"], ", ".join(one["aliases"]), *(str(one[kind]) for kind in (*kinds, "checks")), one["description"])
         for one in skus
-    ]  # fmt: skip
-    yield from text_lines(_table_of(head, "description", rows), width=WIDTH)
-    yield ""
-    yield "Requirements of one: ddpscale thresholds show --gpu-sku NAME"
+    ]
+    return Table([*map(Column, head), Column("description", may_shrink=True)], rows)
 
 
-def counted_lines(file: ThresholdsFile) -> Iterator[str]:
-    """Checks and requirements of the SKUs that the file itself names, or of all, and where their values are from."""
-    own = file.layers[-1].section("skus") or file.thresholds.skus
-    head = ("SKU", "checks", "requirements", "published", "site's", "provisional")
-    rows = [
-        (one.name, *map(str, (one.checks, one.published + one.site + one.provisional, one.published, one.site,
-                              one.provisional)))
-        for one in listed_skus(file) if one.name in own
-    ]  # fmt: skip
-    yield from text_lines(table(head, rows, of_numbers=True))
-
-
-def file_lines(file: ThresholdsFile) -> Iterator[str]:
+def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
     """The file and those that it extends, with short digests."""
-    yield f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)"
-    yield from (f"  extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)" for path, digest in file.extended)
+    yield Line(f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)")
+    yield from (Line(f"extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)") for path, digest in file.extended)
 
 
 def _counts(asked: Asked) -> str:
-    numbers = [row.requirement for row in asked.rows if not row.requirement.check]
+    numbers = [one for one, _ in asked.rows if not one.check]
     provisional = sum(one.provisional for one in numbers)
-    rejecting = sum(row.requirement.severity == "fail" for row in asked.rows)
-    changed = sum(row.change is not None for row in asked.rows) + len(asked.removed)
+    rejecting = sum(one.severity == "fail" for one, _ in asked.rows)
+    changed = sum(change is not None for _, change in asked.rows) + len(asked.removed)
+    checks = len(asked.rows) - len(numbers)
     told = f"{len(numbers)} requirements, {provisional} of them provisional"
-    if len(asked.rows) > len(numbers):
-        told += f", and {len(asked.rows) - len(numbers)} node checks"
-    told += f"; {rejecting} reject, {len(asked.rows) - rejecting} only warn"
-    return f"{told}. This file changes {changed} (marked *)." if changed else f"{told}."
+    told += f", and {checks} node checks" if checks else ""
+    told += f"; {rejecting} reject, {len(asked.rows) - rejecting} only warn."
+    return f"{told} This file changes {changed} (marked *)." if changed else told
 
 
-def _heading(metric: str, units: Iterable[str]) -> str:
-    definition = METRICS[metric]
-    unit = {"x": "factor"}.get(definition.unit, " or ".join(units))
-    better = f" ({unit}, {'less' if definition.upper_bound else 'more'} is better)"
-    return f"{metric}{'' if metric == NODE_CHECK.name else better}: {definition.meaning}"
+def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]], sku: Sku, verbose: bool) -> Section:
+    """The rows of one metric, what they were, and lines and sources of rows that have these in common."""
+    definition, is_check = METRICS[metric], metric == NODE_CHECK.name
+    units = dict.fromkeys("factor" if definition.unit == "x" else sku.unit_of(one) for one, _ in rows)
+    better = f" ({' or '.join(units)}, {'less' if definition.upper_bound else 'more'} is better)"
+    value = "value" if any(one.source.is_site for one, _ in rows) else "published"
+    head = ["check", ""] if is_check else ["of", "GPUs", value, "margin", "bound", ""]
+    source = [Column("source", may_shrink=True)] * (not verbose)
+    cells = [
+        (*_cells(*row), source_text(row[0]).removeprefix("provisional: "))[: len(head) + len(source)] for row in rows
+    ]
+    notes = [f"{one} was: {bound_text(change.was)}" for one, change in rows if change]
+    if verbose:
+        for details, alike in groupby(rows, lambda row: f"{row[0].where}: {source_text(row[0])}"):
+            names = dict.fromkeys(one.subject or "each node" for one, _ in alike)
+            notes.append(f"{first_few([*names])}: {details}")
+    table = Table([*map(Column, head), *source], cells)
+    return Section(f"{metric}{'' if is_check else better}", [Line(definition.meaning), table, bullets(notes)])
 
 
-def _table(rows: Sequence[AskedRow], verbose: bool) -> Iterator[str]:
-    value = "value" if any(row.requirement.source.is_site for row in rows) else "published"
-    of_checks = all(row.requirement.check for row in rows)
-    head = (" ", "check", "") if of_checks else (" ", "of", "GPUs", value, "margin", "bound", "")
-    told = [(*_cells(row), source_text(row.requirement).removeprefix("provisional: ")) for row in rows]
-    shown = table(head, [cells[:-1] for cells in told]) if verbose else _table_of(head, "source", told)
-    title, *lines = text_lines(shown, width=None if verbose else WIDTH)
-    yield title
-    for row, line, following in zip(rows, lines, [*rows[1:], None], strict=True):
-        yield line
-        # Rows with the same source and line have these printed once.
-        is_last = following is None or row.change or following.change or _details(row) != _details(following)
-        if verbose and is_last:
-            yield f"      {row.requirement.where}"
-        if row.change is not None:
-            yield f"      was: {bound_text(row.change.was)}"
-        if verbose and is_last:
-            yield from _wrapped(source_text(row.requirement), "      ", "      ")
-
-
-def _table_of(titles: Sequence[str], last: str, rows: Sequence[Sequence[str]]) -> Table:
-    """A table whose last column may shrink."""
-    return Table([*map(Column, titles), Column(last, may_shrink=True)], rows)
-
-
-def _details(row: AskedRow) -> tuple[str, str]:
-    return row.requirement.where, source_text(row.requirement)
-
-
-def _cells(row: AskedRow) -> tuple[str, ...]:
-    one, mark = row.requirement, "*" if row.change else " "
+def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
+    mark = "*" if change else ""
     if one.check:
-        return mark, one.check, one.severity
-    measured, site = one.source.measured, "site's " if one.source.is_site else ""
-    value = f"{site}{measured:g}" if measured is not None else "provisional" if one.provisional else _ABSENT
-    is_upper, margin = one.definition.upper_bound, one.source.margin_pct
-    less = (
-        f"{'+' if is_upper else '−'} {margin:g} %" if margin is not None else _ABSENT if measured is None else "stated"
-    )
-    sign = "≤" if is_upper else "≥"
+        return f"{mark}{one.check}", one.severity
+    source, is_upper = one.source, one.definition.upper_bound
+    value, margin = "provisional" if one.provisional else _ABSENT, _ABSENT
+    if source.measured is not None:
+        site = "site's " if source.is_site else ""
+        value, margin = f"{site}{source.measured:g}", "stated"
+    if source.margin_pct is not None:
+        margin = f"{'+' if is_upper else '−'} {source.margin_pct:g} %"
     versus = f" vs {one.versus}" if one.versus else ""
     if one.one_gpu == "ddp":
         versus += ", ddp@1" if one.world_size == 1 else " vs ddp@1"
-    subject = shortened(f"{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
+    subject = shortened(f"{mark}{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
     ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
-    return mark, subject, ranks, value, less, f"{sign} {one.bound:g}", one.severity
+    return subject, ranks, value, margin, f"{'≤' if is_upper else '≥'} {one.bound:g}", one.severity
 
 
 def _workload_text(one: Workload) -> str:
     shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
     family = one.family
     what = ", ".join(filter(None, [family.trained, one.precision, family.form]))
-    what += f", {one.batch_size} {family.samples} per GPU"
-    return f"{one.name}: {what}{shared}"
+    return f"{one.name}: {what}, {one.batch_size} {family.samples} per GPU{shared}"
 
 
-def _ending(asked: Asked) -> Iterator[str]:
-    numbers = [row.requirement for row in asked.rows if not row.requirement.check]
+def _ending(asked: Asked) -> Iterator[Block]:
+    numbers = [one for one, _ in asked.rows if not one.check]
     if any(one.provisional for one in numbers):
-        yield from _wrapped(_PROVISIONAL)
+        yield Line(_PROVISIONAL)
     # A site most likely replaces a row without a published value.
     numbers = [one for one in numbers if one.definition.only_bound is None and one.versus is None]
     example = next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
     if example is None:
         return
     if asked.file.path == packaged(THRESHOLDS):
-        yield f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:"
-        yield from (f"  {line}" for line in site_example(asked.name, example))
+        yield Line(f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:")
+        yield Listing("\n".join(site_example(asked.name, example)))
     else:
-        yield f"To change one, write its row under `skus: {asked.name}: requirements:` of {asked.file.path}:"
-        yield f"  - {site_row(example)}"
-    yield "Then: ddpscale thresholds check FILE"
-
-
-def _wrapped(text: str, first: str = "", further: str = "  ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+        yield Line(f"To change one, write under `skus: {asked.name}: requirements:` of {asked.file.path}:")
+        yield Listing(f"- {site_row(example)}")
+    yield Line("Then: ddpscale thresholds check FILE")

@@ -17,10 +17,9 @@ import yaml
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, ThresholdsError
 from pytest_ddpscale.plan.metric_catalogue import METRICS
-from pytest_ddpscale.thresholds.form import ROW_METRICS, SCHEMA_VERSION, FileForm
-from pytest_ddpscale.thresholds.loading import DEEPEST_EXTENSION, PACKAGED, ThresholdsFile, first_of, load_thresholds
+from pytest_ddpscale.thresholds.form import ROW_LISTS, ROW_METRICS, SCHEMA_VERSION, SECTIONS, FileForm
+from pytest_ddpscale.thresholds.loading import DEEPEST_EXTENSION, PACKAGED, ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
-from pytest_ddpscale.thresholds.reading import ROW_LISTS, SECTIONS
 from pytest_ddpscale.util.packaged import packaged
 
 _SOURCE = "site: 'who measured it, when, on which nodes, with which driver, NCCL and torch'"
@@ -163,7 +162,7 @@ def refuse_unwritable(file: Path, below: ThresholdsFile) -> None:
         OptionError: the message names --write.
     """
     if os.path.lexists(file):
-        hint = f"It is never changed. A new file may extend it: --thresholds={file} --write NEW.yaml."
+        hint = f"A new file may extend it: --thresholds={file} --write NEW.yaml."
         raise OptionError("--write", f"found {file}, which exists", "a new file", hint)
     if not os.access(file.parent, os.W_OK):
         raise OptionError("--write", f"found {file}, whose folder cannot be written", "a writable folder")
@@ -183,13 +182,12 @@ def write_overlay(file: Path, overlay: Overlay) -> str:
     new = file.with_name(f".{file.name}.{os.getpid()}.new")
     new.write_text(text, encoding="utf-8", newline="")
     try:
-        wrong = load_thresholds(new).broken.get(overlay.sku)
-        if wrong:
-            error = first_of(wrong)
-            place, found = (one.replace(str(new), str(file)) for one in (error.where, error.found))
-            raise ThresholdsError(place, f"{found}; the file was not written", error.expected)
+        load_thresholds(new)
         file.open("x").close()  # fails if the file exists by now
         new.replace(file)
+    except ThresholdsError as error:
+        place, found = (one.replace(str(new), str(file)) for one in (error.where, error.found))
+        raise ThresholdsError(place, f"{found}; the file was not written", error.expected) from None
     finally:
         new.unlink(missing_ok=True)
     return text

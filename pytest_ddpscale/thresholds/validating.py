@@ -1,191 +1,132 @@
-"""Validates parts of a thresholds file; every error has file, line, what was found and what was expected.
-
-Also the entries that rows name: sources, reasons, margins, workloads and families. They are validated when first used,
-so that a mistake in one is an error only for what uses it.
-"""
+"""Validates a whole thresholds file; every error has file, line, what was found and what was expected."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.removed import REMOVED
-from pytest_ddpscale.thresholds.form import (
-    ROW_METRICS,
-    TAGS,
-    AnyRow,
-    Margin,
-    PerCent,
-    SkuForm,
-)
-from pytest_ddpscale.thresholds.parts import Text, WorkloadForm, workload_form
-from pytest_ddpscale.thresholds.reading import Layer, Mark, dotted, placed, shown, what_next
+from pytest_ddpscale.thresholds.form import SCHEMA_VERSION, FileForm
+from pytest_ddpscale.thresholds.reading import Document, Mark, YamlPath, dotted, read_document, shown
 from pytest_ddpscale.util.nearest import did_you_mean
 
 _UNKNOWN = "extra_forbidden"
+_OF_A_TYPE = "_type"
 # More errors at once would not be read.
 MOST_PROBLEMS = 100
-_FORMER_KEYS = {
-    "remove": "`change: [{METRIC: SIZES, of: NAME, severity: off, who: NAME, why: WHY}]`",
-    "waivers": "`change: [{METRIC: SIZES, of: NAME, severity: warn, until: DAY, who: NAME, why: WHY}]`",
-}
 
 
-class PartError(Exception):
-    """Errors of one part of a file.
+@dataclass(frozen=True)
+class Layer:
+    """One file, valid by itself.
 
-    Args:
-        problems: at least one.
+    Attributes:
+        document: as read.
+        form: the same, validated; names that other files may have are not looked up.
     """
 
-    def __init__(self, *problems: ThresholdsError) -> None:
-        super().__init__(*problems)
-        self.problems = problems
+    document: Document
+    form: FileForm
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.document.path
+
+    @property
+    def sha256(self) -> str:
+        """Digest of its bytes."""
+        return self.document.sha256
 
 
-def validated(form: Any, data: Any, mark: Mark) -> Any:
-    """Validate a part of a file, as read, that stands at `mark`. Raises PartError if it does not match the form."""
+def nearest_place(layers: Sequence[Layer], *at: str | int) -> Mark:
+    """The place of an entry in the nearest file that has it; else of the closest entry above it in the nearest file."""
+    places = [layer.document.place(at) for layer in reversed(layers)]
+    return next((one for one in places if len(one.at) == len(at)), places[0])
+
+
+def first_of(problems: Iterable[ThresholdsError]) -> ThresholdsError:
+    """The first of some errors, with the number of the others, which it has."""
+    error, *others = {str(one): one for one in problems}.values()
+    if others:
+        error = ThresholdsError(error.where, f"{error.found} ({len(others)} more)", error.expected, error.action)
+        error.others = tuple(others)
+    return error
+
+
+def read_layer(path: Path, named_by: Mark | None = None) -> Layer:
+    """Read and validate one file.
+
+    Args:
+        path: the file.
+        named_by: the `extends` that names it; None for an option.
+
+    Raises:
+        ThresholdsError: the first of its mistakes, with the others.
+    """
+    document = read_document(path, named_by)
+    version = document.data.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        found = "schema_version is missing" if version is None else f"schema_version is {shown(version)}"
+        action = "Use the current form, for example from `ddpscale init`."
+        raise document.place(["schema_version"]).refusal(found, f"{SCHEMA_VERSION}", action)
     try:
-        return _adapter(form).validate_python(data)
+        return Layer(document, FileForm.model_validate(document.data))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        found.sort(key=lambda one: one["type"] != _UNKNOWN)  # first, as a misspelt key explains a missing one
-        raise PartError(*(_problem(form, one, data, mark) for one in found[:MOST_PROBLEMS])) from None
+        errors = error.errors(include_url=False, include_context=False)
+        raise first_of(_problems(document, errors)) from None
 
 
-@cache
-def _adapter(form: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(form)
+def _problems(document: Document, errors: Iterable[Any]) -> Iterator[ThresholdsError]:
+    """Pydantic's errors with their lines, one for each place.
+
+    Of an entry that may be written in two ways pydantic tells why it is neither: what is told is the error further
+    inside, and of those at one place the first that is not about the type.
+    """
+    # A misspelt key first, as it explains a missing one.
+    ordered = sorted(errors, key=lambda one: one["type"] != _UNKNOWN)[:MOST_PROBLEMS]
+    found: dict[YamlPath, tuple[Any, Mark]] = {}
+    for error in ordered:
+        mark = document.place(error["loc"], with_last=error["type"].startswith("missing"))
+        if mark.at not in found or found[mark.at][0]["type"].endswith(_OF_A_TYPE) > error["type"].endswith(_OF_A_TYPE):
+            found[mark.at] = error, mark
+    outer = {at[:depth] for at in found for depth in range(len(at))}
+    yield from (_problem(error, mark) for at, (error, mark) in found.items() if at not in outer)
 
 
-def _problem(form: Any, error: Any, data: Any, mark: Mark) -> ThresholdsError:
-    place = placed(data, error["loc"], mark, _is_pydantics_own)
-    found, expected, action = _explain(form, error, place)
-    return ThresholdsError(place.where, found, expected, f"{action} {what_next(place.path)}".strip())
-
-
-def _is_pydantics_own(part: Any, data: Any) -> bool:
-    """Whether a part of an error's path is not in the file: a tag, or what stands for the keys that are metrics."""
-    return part in ("[key]", *TAGS) or (part == "metrics" and isinstance(data, dict) and part not in data)
-
-
-def _explain(form: Any, error: Any, place: Mark) -> tuple[str, str, str]:
-    """Pydantic's error as found, expected, action."""
-    kind, message, value, name = error["type"], error["msg"], error["input"], dotted(place.at)
-    if instead := REMOVED.get(f"thresholds {place.at[-1] if place.at else ''}: {value}"):
-        return f"{name}: {value} was removed; instead: {instead}", "", "Correct that value."
+def _problem(error: Any, mark: Mark) -> ThresholdsError:
+    kind, message, value, name = error["type"], error["msg"], error["input"], dotted(mark.at)
+    key = str(mark.at[-1]) if mark.at else ""
+    removed = REMOVED.get(f"thresholds {key}" if kind == _UNKNOWN else f"thresholds {key}: {value}")
+    if removed:
+        what = name if kind == _UNKNOWN else f"{name}: {value}"
+        return mark.refusal(f"{what} was removed; instead: {removed}", "", "Correct it.")
     if kind == _UNKNOWN:
-        key = str(place.at[-1])
-        if form is SkuForm and key in _FORMER_KEYS and len(error["loc"]) == 1:
-            return f"{name} is replaced by `change`", _FORMER_KEYS[key], "Write its rows so."
-        if instead := REMOVED.get(f"thresholds {key}"):
-            return f"{name} was removed; instead: {instead}", "", "Remove it."
-        near = did_you_mean(key, _keys(form, error["loc"][:-1]))
-        return f"unknown key {name}{near}", "", "Remove it, or correct its spelling."
+        near = did_you_mean(key, _keys(error["loc"][:-1]))
+        return mark.refusal(f"unknown key {name}{near}", "", "Remove it, or correct its spelling.")
     if kind.startswith("missing"):
-        return f"{name} is missing", "a value", "Add it."
+        return mark.refusal(f"{name} is missing", "a value", "Add it.")
     if kind == "value_error":
-        return f"{name}: {message.removeprefix('Value error, ')}", "", "Correct that entry."
-    if kind in {"int_type", "float_type"} and _looks_like_a_number(value):
-        action = "Write it as a plain decimal number, without quotes: YAML 1.1 reads 1e3 and 08 as text."
-        return f"{name} is the text {value!r}", "a number", action
-    expected = "a mapping" if kind in {"dict_type", "model_type"} else message.removeprefix("Input should be ")
+        return mark.error(message.removeprefix("Value error, "), "Correct that entry.")
+    needed = (message.partition(" should ")[2] or message).removeprefix("be ")
+    expected = "a mapping" if kind in {"dict_type", "model_type"} else needed.removeprefix("a valid ")
     expected = "a day such as 2026-12-31, without quotes or a time" if kind.startswith("date") else expected
-    expected = expected.removeprefix("a valid ")
-    return f"{name} is {shown(value)}", expected, "Correct that value."
+    is_number = kind in {"int_type", "float_type"} and isinstance(value, str)
+    action = "Write a plain decimal number, without quotes." if is_number else "Correct that value."
+    return mark.refusal(f"{name} is {'the text ' if is_number else ''}{shown(value)}", expected, action)
 
 
-def _keys(form: Any, loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the form at a place below `form`."""
+def _keys(loc: tuple[Any, ...]) -> list[str]:
+    """Keys of the mapping at a place, as pydantic names it."""
+    form: Any = FileForm
     for part in loc:
         fields = getattr(form, "model_fields", {})
         form = fields[part].annotation if part in fields else (get_args(form) or (None,))[-1]
         form = next((one for one in get_args(form) if isinstance(one, type) and issubclass(one, BaseModel)), form)
     fields = getattr(form, "model_fields", {})
     return [field.alias or name for name, field in fields.items()]
-
-
-def _looks_like_a_number(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and float(value) is not None
-    except ValueError:
-        return False
-
-
-class Names:
-    """The entries that rows may name; if several files have a name, the nearest one's.
-
-    Args:
-        layers: the files, the nearest last.
-    """
-
-    FORMS: Mapping[str, Any] = {
-        "sources": Text,
-        "reasons": Text,
-        "margins": Margin,
-        "workloads": WorkloadForm,
-        "families": list[AnyRow],
-    }
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._entries: dict[str, dict[str, tuple[Any, Mark]]] = {kind: {} for kind in self.FORMS}
-        self._found: dict[tuple[str, str], Any] = {}
-        self._odd: dict[tuple[Any, ...], list[ThresholdsError]] = {}
-        for layer in layers:
-            for kind, known in self._entries.items():
-                section = layer.section(kind)
-                known.update({name: (data, section.marks[name]) for name, data in section.items()})
-                self._odd |= {(kind, name): [] for name in section}
-            for at, error in layer.odd:
-                self._odd.setdefault(at[:2], []).append(error)
-
-    def all_of(self, kind: str) -> Mapping[str, tuple[Any, Mark]]:
-        """The entries of a kind, unchecked, with their places."""
-        return self._entries[kind]
-
-    def get(self, kind: str, name: str, by: Mark) -> Any:
-        """The entry of a name, which the entry at `by` uses. Raises PartError if it does not exist or is not valid."""
-        known = self._entries[kind]
-        if name not in known:
-            near = did_you_mean(name, known) or f"; expected one of {', '.join(known) or 'none'}"
-            raise PartError(by.error(f"there is no {name!r} under `{kind}`{near}"))
-        return self.checked(kind, name)
-
-    def checked(self, kind: str, name: str) -> Any:
-        """An entry that exists. Raises PartError if it is not valid."""
-        if (kind, name) not in self._found:
-            try:
-                self._found[kind, name] = self._validated(kind, name)
-            except PartError as error:
-                self._found[kind, name] = error
-        if isinstance(self._found[kind, name], PartError):
-            raise self._found[kind, name]
-        return self._found[kind, name]
-
-    def _validated(self, kind: str, name: str) -> Any:
-        if odd := self._odd.get((kind, name)):
-            raise PartError(*odd)
-        data, mark = self._entries[kind][name]
-        is_metric = kind == "margins" and name in ROW_METRICS
-        form = PerCent if is_metric else workload_form(data) if kind == "workloads" else self.FORMS[kind]
-        found = validated(form, data, mark)
-        if kind == "margins" and not is_metric and (near := did_you_mean(name, ROW_METRICS, 0.8)):
-            raise PartError(mark.error(f"{name!r} is no metric{near}", "Correct it, or choose another name."))
-        return found
-
-    def reason(self, text: str, by: Mark) -> str:
-        """The text of `because` or `provisional`, given directly or by name. Raises PartError for a misspelt name."""
-        if text in self._entries["reasons"]:
-            return str(self.checked("reasons", text))
-        near = "" if " " in text else did_you_mean(text, self._entries["reasons"])
-        if near:
-            raise PartError(by.error(f"there is no {text!r} under `reasons`{near}"))
-        return text
-
-    def metric_margin(self, metric: str) -> float | None:
-        """The margin of a metric, in per cent; None without one. Raises PartError."""
-        return float(self.checked("margins", metric)) if metric in self._entries["margins"] else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 
-LONGEST_DAYS, LONG_DAYS = 400, 90  # from today: what is refused, and what is remarked on
+LONGEST_DAYS = 400  # from today
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.records import EndReason, StudyEnd, gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.json_types import run_record
 from tests.builders.records import gang_on, steady_block
 
@@ -89,8 +88,8 @@ class InstantGang:
 Open = Callable[..., AcceptanceSession]
 
 
-def gpu(index: int, name: str = "G") -> Gpu:
-    return Gpu(index, f"GPU-{index}", name, "20b2", 80.0)
+def gpu(index: int, name: str = "G") -> SurveyedGpu:
+    return SurveyedGpu(index, f"GPU-{index}", name, "", "20b2", local_rank=index, memory_bytes=80 * 2**30)
 
 
 def measured_run(path: Path, sku: str = "cpu") -> Path:

@@ -10,9 +10,11 @@ import yaml
 from pydantic import TypeAdapter
 
 from docs_pages.declared import DOCS, keys_page, metrics_page, options_page, rejected_page
+from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.thresholds.form import CheckRow, Row
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.thresholds.waiver import today
 from tests.docs_pages.commands import (
     DOCUMENTS,
     ROOT,
@@ -115,9 +117,13 @@ def problems_of(text: str, folder: Path) -> list[str]:
     """What is wrong with a file, or with rows alone. A part of a file gets its head."""
     rows = yaml.safe_load(text)
     if not isinstance(rows, list):
-        path = folder / "site.yaml"
+        path, text = folder / "site.yaml", re.sub(r"(until: )[0-9-]+", rf"\g<1>{today()}", text)
         path.write_text(("" if "schema_version" in rows else "schema_version: 2\nextends: packaged\n") + text)
-        return [str(problem) for problem in load_thresholds(path).problems]
+        try:
+            load_thresholds(path)
+        except ThresholdsError as error:
+            return list(map(str, (error, *error.others)))
+        return []
     found = []
     for row in rows:
         try:

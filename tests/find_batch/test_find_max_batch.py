@@ -15,8 +15,9 @@ from pytest_ddpscale.find_batch import batch_trial, memory_limit
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial
 from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from tests.builders.sessions import gpu
 
 GIB = 2**30
 FITTING = 40
@@ -75,8 +76,8 @@ def test_a_model_that_no_requirement_names(tried: list[Plan]) -> None:
 
 
 def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [Gpu(index, f"GPU-{index}", "NVIDIA A100-SXM4-80GB", "20b2", 80.0) for index in range(4)]
-    monkeypatch.setattr(cli, "_gpus_here", lambda: gpus)
+    gpus = [gpu(index, "NVIDIA A100-SXM4-80GB") for index in range(4)]
+    monkeypatch.setattr(cli, "_gpus_here", lambda: GpusHere(gpus))
     assert run("--gpu-sku=auto", "--workload", "resnet50-fp16", "resnet152-fp16", "--most=8") == 0
     assert [(plan.sku, plan.device_type, plan.world_size) for plan in tried] == [("a100-sxm4-80gb", "cuda", 4)] * 2
     assert run("--gpu-sku=a100", "--ranks=5") == 4

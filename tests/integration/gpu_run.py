@@ -16,12 +16,12 @@ from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here
+from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.sku.detection import visible_gpus
 from pytest_ddpscale.sku.matching import matching_skus
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Sku

@@ -10,12 +10,12 @@ import statistics
 
 import pytest
 
+from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.table import Columns
-from pytest_ddpscale.sku.detection import visible_gpus
 from tests.integration.gpu_run import BATCH_SIZE, BLOCK_S, ROUNDS, GpuRun, TorchGpu, gpu_environment
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,8 @@ def test_nvml_and_torch_name_the_same_gpu(gpu: TorchGpu) -> None:
     assert first.uuid.removeprefix("GPU-") == gpu.uuid.removeprefix("GPU-")
     assert first.name == gpu.name
     # NVML counts what the driver keeps for itself too.
-    assert 0.9 * first.memory_gib * GIB <= gpu.memory_bytes <= 1.01 * first.memory_gib * GIB
+    assert first.memory_bytes
+    assert 0.9 * first.memory_bytes <= gpu.memory_bytes <= 1.01 * first.memory_bytes
 
 
 def test_one_gang_measures_all_of_it(gpu_run: GpuRun) -> None:

@@ -76,7 +76,7 @@ from pytest_ddpscale.session.session import other_blockers
 from pytest_ddpscale.session.sources import Site, Subject
 from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
-from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.model import check_of_nodes
 from pytest_ddpscale.thresholds.waiver import Waiver
 from tests.builders.judged import CONFIDENCE, WORKLOAD, make_case
@@ -93,7 +93,6 @@ from tests.builders.records import gang_at
 from tests.judge import runs
 from tests.judge.told import codes
 from tests.tables import assert_approved, each_block
-from tests.thresholds.sites import site
 
 TABLE = Path(__file__).with_name("outcomes.txt")
 OUTCOMES = get_args(VerdictOutcome)
@@ -247,7 +246,9 @@ def _case(word: str, name: str, ranks: str | None, result: str, flags: str) -> A
 @cache
 def _site(text: str) -> ThresholdsFile:
     with TemporaryDirectory() as folder:
-        return site(Path(folder), text)
+        path = Path(folder) / "site.yaml"
+        path.write_text(f"schema_version: 2\nextends: packaged\nsources: {{site: 'measured here'}}\n{text}\n")
+        return load_thresholds(path)
 
 
 def told(line: str) -> Iterator[str]:

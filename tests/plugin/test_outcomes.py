@@ -123,7 +123,7 @@ def waiver(until: date) -> str:
     return f"change: [{{{row}, who: A. Name, why: the fan of GPU 3 is ordered, until: {until}}}]"
 
 
-ENDED, TOMORROW = today() - timedelta(1), today() + timedelta(1)
+TOMORROW = today() + timedelta(1)
 WAIVED = overlay(waiver(TOMORROW))
 ENDS_TOMORROW = f"waived by A. Name until {TOMORROW}: the fan of GPU 3 is ordered"
 LOWER = asks("weak_scaling_efficiency: {8: 0.97}, of: resnet152-fp16, published: paper, bound: 0.96, because: x")
@@ -265,9 +265,6 @@ SITUATIONS = {
     "another fails beside it": Situation(
         1, "rejected", "REJECTED: device_utilization[resnet152-fp16-8gpu] is 97.3 %",
         (overlay(waiver(TOMORROW), HARDER),), OWN, counts={"passed": ALL - 2, "xfailed": 1, "failed": 1},
-    ),
-    "a waiver that has ended": Situation(
-        1, "rejected", MISSED, (overlay(waiver(ENDED)),), OWN, said=(f": waiver by A. Name ended {ENDED}",)
     ),
     "a site that asks for more has lowered nothing": Situation(
         0, "accepted_with_waivers", f"ACCEPTED WITH WAIVERS: {MET}", (overlay(HIGHER, waiver(TOMORROW)),), OWN

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.session import devices, measure
+from pytest_ddpscale.run.survey_record import SurveyedGpu
+from pytest_ddpscale.session import measure
+from pytest_ddpscale.session import open as opening
+from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.session.open import find_source
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
 from pytest_ddpscale.settings import settings_from
-from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.sessions import THRESHOLDS, InstantGang, Open
 
 
@@ -29,12 +31,11 @@ def gangs(monkeypatch: pytest.MonkeyPatch) -> list[InstantGang]:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Decide what NVML finds; by default there is no driver."""
+    """Decide what is here; by default there is no driver."""
 
-    monkeypatch.setattr(devices, "refuse_hanging_driver", lambda: None)
-
-    def has(*gpus: Gpu) -> None:
-        monkeypatch.setattr(devices, "visible_gpus", lambda silent: list(gpus))
+    def has(*gpus: SurveyedGpu, **told: Any) -> None:
+        found = GpusHere(gpus, **(told or {"why_none": "" if gpus else "no NVIDIA driver is loaded here"}))
+        monkeypatch.setattr(opening, "gpus_here", lambda: found)
 
     has()
     return has

@@ -15,9 +15,8 @@ from pytest_ddpscale.run.records import ArmProfile
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
-from pytest_ddpscale.sku.detection import Gpu
 from tests.builders.records import gang_on
-from tests.builders.sessions import InstantGang, Open, measured_run, nothing
+from tests.builders.sessions import InstantGang, Open, gpu, measured_run, nothing
 
 
 class TestJudging:
@@ -141,7 +140,7 @@ def test_gpus_that_took_no_part_are_not_accepted(
     opened: Open, gangs: list[InstantGang], machine: Callable[..., None]
 ) -> None:
     """Sixteen GPUs, requirements for eight: nothing is known of the other eight."""
-    machine(*[Gpu(i, f"GPU-{i}", "G", "20b2", 80.0) for i in range(16)])
+    machine(*map(gpu, range(16)))
     session = opened(gpu_sku="gpu")
     session.source.select(session.source.cases)
     session.source.open_run()

@@ -13,10 +13,10 @@ import pytest
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.strict_json import parse_strict_json
-from pytest_ddpscale.session import devices
+from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session import open as opening
+from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
-from pytest_ddpscale.sku.detection import Gpu, NoGpu
 from tests.builders.json_types import as_json, read_as
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run
 
@@ -137,10 +137,10 @@ class TestSku:
     def test_a_broken_driver_stops_neither_planning_nor_the_cpu(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch, sku: str, collect_only: bool
     ) -> None:
-        def broken(silent: list[SkuError]) -> list[Gpu]:
+        def broken() -> GpusHere:
             raise AssertionError("NVML was asked")
 
-        monkeypatch.setattr(devices, "visible_gpus", broken)
+        monkeypatch.setattr(opening, "gpus_here", broken)
         assert opened(gpu_sku=sku, collect_only=collect_only).sku == sku
 
     def test_a_judged_run_is_judged_as_what_it_was_measured_on(self, opened: Open, tmp_path: Path) -> None:
@@ -164,17 +164,12 @@ class TestSilentGpus:
     """A driver that lists a GPU which does not answer."""
 
     @pytest.fixture
-    def silent(self, monkeypatch: pytest.MonkeyPatch, machine: Callable[..., None]) -> Callable[..., SkuError]:
+    def silent(self, machine: Callable[..., None]) -> Callable[..., SkuError]:
         """Has GPU 1 fall silent beside those that answer."""
         error = SkuError("GPU 1", "GPU is lost", "a GPU that answers")
 
-        def falls_silent(*answering: Gpu) -> SkuError:
-            def visible(silent: list[SkuError]) -> list[Gpu]:
-                silent.append(error)
-                return list(answering)
-
-            machine()
-            monkeypatch.setattr(devices, "visible_gpus", visible)
+        def falls_silent(*answering: SurveyedGpu) -> SkuError:
+            machine(*answering, silent=[error])
             return error
 
         return falls_silent
@@ -215,14 +210,13 @@ class TestSilentGpus:
     @pytest.mark.parametrize("lists_none", [False, True])
     def test_leave_a_machine_without_gpus_to_the_check_where_its_sku_is_named(
         self, opened: Open, silent: Callable[..., SkuError], machine: Callable[..., None], tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch, lists_none: bool,
+        lists_none: bool,
     ) -> None:  # fmt: skip
         with_check = tmp_path / "with_check.yaml"
         with_check.write_text(WITH_CHECK, encoding="utf-8")
         silent()
         if lists_none:
-            machine()
-            monkeypatch.setattr(opening, "no_gpu_reason", lambda: NoGpu("the driver lists none", is_fault=True))
+            machine(why_none="the driver lists none", is_fault=True)
         session = opened(gpu_sku="gpu", thresholds=str(with_check), ddp_world_sizes="1,4")
         found = session.source.machine
         assert (found.devices, found.devices_present, found.lacks_gpus) == (4, 0, True)

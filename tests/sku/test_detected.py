@@ -16,25 +16,28 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_ddpscale.sku.detection import visible_ordinals
+from pytest_ddpscale.node.survey import visible_ordinals
 from tests.nvml_stand_in import machine as stand_in
 from tests.nvml_stand_in.machine import PlayedGpu, PlayedMachine, machine_text
 from tests.tables import each_block, missed
 
 TABLE = Path(__file__).with_name("detected.txt")
 LOOK = """
-import json, os, sys, pynvml
+import json, os, sys, time, pynvml
 from pathlib import Path
 from pytest_ddpscale.errors import SkuError
-from pytest_ddpscale.sku.detection import no_gpu_reason, visible_gpus
+from pytest_ddpscale.node.survey import post_mortem
+from pytest_ddpscale.session.devices import gpus_of
+time.sleep = lambda s: None
 for machine, visible in json.loads(sys.argv[1]):
     Path(os.environ["NVML_STAND_IN"]).write_text(machine)
-    environ = {} if visible == "unset" else {"CUDA_VISIBLE_DEVICES": visible}
-    silent = []
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ |= {} if visible == "unset" else {"CUDA_VISIBLE_DEVICES": visible}
     try:
-        gpus = visible_gpus(environ, silent)
-        why = "; ".join(f"silent {error}" for error in silent) or ("" if gpus else str(no_gpu_reason(environ)))
-        print(json.dumps([[[g.index, f"{g.name}/{g.pci_device_id}/{g.memory_gib:.2f}"] for g in gpus] or "none", why]))
+        here = gpus_of(post_mortem("node"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        why = "; ".join(f"silent {error}" for error in here.silent) or here.why_none + " fault" * here.is_fault
+        told = [[g.index, f"{g.name}/{g.pci_device_id}/{g.memory_bytes / 2**30:.2f}"] for g in here.gpus]
+        print(json.dumps([told or "none", why]))
     except SkuError as error:
         print(json.dumps(["refused", str(error)]))
     assert pynvml._nvmlLib_refcount == 0, "NVML was not shut down"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from pytest_ddpscale.errors import SkuError
-from pytest_ddpscale.sku.detection import Gpu
+from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from tests.builders.clusters import thresholds
@@ -53,13 +53,17 @@ def _why_wrong(row: str, file: ThresholdsFile) -> str:
     return "" if is_so(expected, found) and is_hint_right else found
 
 
-def _gpus(here: str) -> Iterator[Gpu]:
+def played(index: int, name: str, pci_device_id: str, gib: float) -> SurveyedGpu:
+    return SurveyedGpu(index, f"GPU-{index}", name, "", pci_device_id, memory_bytes=round(gib * 2**30))
+
+
+def _gpus(here: str) -> Iterator[SurveyedGpu]:
     index = 0
     for model in here.split(", ") if here not in ("", "none") else ():
         count, _, device = model.partition("x ") if model[1:3] == "x " else ("1", "", model)
         name, pci_device_id, gib = device.split("/")
         for _ in range(int(count)):
-            yield Gpu(index, f"GPU-{index}", name, pci_device_id, float(gib))
+            yield played(index, name, pci_device_id, float(gib))
             index += 1
 
 
@@ -70,7 +74,7 @@ def test_every_gpu_of_the_packaged_file_is_detected_in_the_table() -> None:
 
 
 def test_the_detect_that_is_suggested_for_an_unknown_gpu_matches_it(tmp_path: Path) -> None:
-    odd = Gpu(0, "GPU-h", "NVIDIA H200 (a+b) [x] 'y' 1.5", "2335", 140.4)
+    odd = played(0, "NVIDIA H200 (a+b) [x] 'y' 1.5", "2335", 140.4)
     with pytest.raises(SkuError) as refused:
         resolve_sku(thresholds(), "auto", [odd])
     detect = str(refused.value).split("`detect: ")[1].split("`")[0]

@@ -5,7 +5,7 @@
     on | 4x8                 compared with 2 nodes of 8 ranks
 
 Told is what differs from base.yaml: what it has not (-), what it has not alike (~), and what is new (+); of ``on | 2x8
-all`` everything, in its order. Of fields that have their usual value, and of SKUs that are refused, nothing is told.
+all`` everything, in its order. Of fields that have their usual value nothing is told.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ def _differences(base: Told, now: Told, skus: Collection[str]) -> Iterator[str]:
 
 def _told(path: Path, on: str) -> Iterator[tuple[str, list[str]]]:
     file, layout = load_thresholds(path), Layout(*map(int, on.split("x")))
-    yield from ((f"problem at {one.where}", []) for one in file.unused)
-    yield from ((f"refused is {name} at {one.where}", []) for name, wrong in file.broken.items() for one in wrong)
     for name, sku in file.thresholds.skus.items():
         yield f"{name} is", list(_facts(sku))
         cases, device = cases_for(file, name, layout), device_type(sku)

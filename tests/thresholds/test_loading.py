@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from pytest_ddpscale.errors import ThresholdsError
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.reading import dotted
+from pytest_ddpscale.thresholds.waiver import today
 from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 from tests.rows import rows
 from tests.thresholds.edited import BASE, edited
@@ -44,6 +46,15 @@ def test_a_file_rests_on_the_packaged_one_or_is_a_whole_of_its_own(path: Path) -
     path.write_text("schema_version: 2\nextends: packaged\n", encoding="utf-8")
     assert load_thresholds(path).rests_on_packaged
     assert load_thresholds(packaged(THRESHOLDS)).rests_on_packaged
+
+
+def test_a_waiver_that_has_ended_since_a_run_began_lets_the_run_be_judged_by_its_own_file(path: Path) -> None:
+    named = "busbw_gbps: 8, probe: all-reduce-32mib, severity: warn, SIGNED, until: DAY+-1"
+    path, _ = edited(path.parent, ["site", f"change: [{{{named}}}]"])
+    with pytest.raises(ThresholdsError, match="is over"):
+        load_thresholds(path)
+    requirements = load_thresholds(path, of_earlier_run=True).thresholds.skus["new"].requirements
+    assert [one.waiver.until < today() for one in requirements if one.waiver] == [True]
 
 
 def test_a_byte_order_mark_does_no_harm(path: Path) -> None:
@@ -130,21 +141,9 @@ def test_whatever_somebody_types_is_refused_in_words_or_valid(
 ) -> None:
     path = tmp_path_factory.mktemp("typed") / "thresholds.yaml"
     path.write_text(BASE[:at] + typed + BASE[at + deleted :])
+    where = ""
     try:
-        loaded = load_thresholds(path)
-    except ThresholdsError:
-        return
-    assert set(loaded.thresholds.skus).isdisjoint(loaded.broken)
-    assert not loaded.broken or loaded.problems
-
-
-@given(published=st.floats(0.5, 1.0), margin_pct=st.integers(0, 20))
-def test_the_bound_is_the_published_value_less_its_margin_or_more_where_less_is_better(
-    published: float, margin_pct: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    values = f"device_utilization: {{8: {published:.4f}}}, peak_memory_gib: {{8: {published:.4f}}}"
-    edits = ["row", f"{values}, of: r, published: paper, margin: {margin_pct} %"]
-    found = load_thresholds(edited(tmp_path_factory.mktemp("margins"), edits)[0]).thresholds.skus["new"].requirements
-    bounds = {one.metric: one.bound for one in found}
-    assert bounds["device_utilization"] == pytest.approx(round(published, 4) * (1 - margin_pct / 100), rel=1e-5)
-    assert bounds["peak_memory_gib"] == pytest.approx(round(published, 4) * (1 + margin_pct / 100), rel=1e-5)
+        load_thresholds(path)
+    except ThresholdsError as error:
+        where = error.where
+    assert not where or re.match(r".*thresholds.yaml:[0-9]+$", where)

@@ -2,7 +2,7 @@
 
 EDITS | 21 | WORDS              edits (see `edited`), the line that is named, words of what was found and expected
 EDITS | base.yaml:21 | WORDS    a line of another file than the one that is read
-EDITS | warning 21 | WORDS      not refused, but a warning; or a remark
+EDITS | remark 21 | WORDS       not refused, but a remark
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput
-from pytest_ddpscale.thresholds.loading import first_of, load_thresholds
+from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.tables import assert_rows, each_block, missed
 from tests.thresholds.edited import edited, spelt
 
 TABLE = Path(__file__).with_name("refusals.txt")
 MOST_S = 5.0  # of CPU, also for files that would take for ever
 LONGEST = 1500
-OF_PYDANTIC = ("[whole]", "[parts]", "[checks]", "[values]", ".metrics")
+OF_PYDANTIC = ("[checks]", "[values]", ".metrics")
 
 
 @each_block(TABLE)
@@ -49,7 +49,5 @@ def _told(path: Path, asked: str | None) -> Iterator[tuple[str, BadInput]]:
     except BadInput as error:
         yield "", error
         return
-    if file.problems:
-        yield "", first_of(file.problems)
-    for kind, found in ("warning", file.warnings), ("remark", file.remarks):
-        yield from ((kind, one) for told in found.values() for one in told)
+    for remark in (one for sku in file.thresholds.skus for one in file.remarks(sku)):
+        yield "remark", BadInput(*remark.split(": ", 1))

@@ -45,9 +45,7 @@ def used(text: str) -> str:
 def load(directory: Path, text: str) -> ThresholdsFile:
     path = directory / "thresholds.yaml"
     path.write_text(text, encoding="utf-8")
-    file = load_thresholds(path)
-    assert file.problems == ()
-    return file
+    return load_thresholds(path)
 
 
 @rows("sku", ["", "a100-sxm4-80gb"])
@@ -95,13 +93,6 @@ def _named(data: object) -> object:
     return data if isinstance(data, (str, int, float)) or data is None else str(data)
 
 
-def test_a_file_that_extends_none_has_no_empty_sections(tmp_path: Path) -> None:
-    path = tmp_path / "thresholds.yaml"
-    path.write_text("schema_version: 2\nskus:\n", encoding="utf-8")
-    with pytest.raises(ThresholdsError, match="skus is None"):
-        load_thresholds(path)
-
-
 def overlay(below: Path, per_gpu: int = 768, workload: str = WORKLOAD) -> Overlay:
     section = {"batch": {workload: {"per_gpu": per_gpu}}, "requirements": [ROW]}
     sources = {"calibrated-2026-11-23": "3 nodes (n1 n2 n3): driver 580.1, 1 ≤ 2; “ours” #1"}
@@ -125,23 +116,6 @@ def test_the_packaged_file_is_extended_by_name_and_a_sites_file_by_its_path(tmp_
     assert sorted(extended) == ["../site.yaml", "./packaged", "packaged"]
     chain = load_thresholds(folder / "second.yaml")
     assert [layer.path.name for layer in chain.layers] == ["thresholds.yaml", "site.yaml", "second.yaml"]
-
-
-def test_the_new_file_has_the_cases_of_a_site_file_with_the_same_rows(tmp_path: Path) -> None:
-    site, new, edited = (tmp_path / f"{name}.yaml" for name in ("site", "new", "edited"))
-    site.write_text(SITE)
-    text = write_overlay(new, overlay(site))
-    assert new.read_text("utf-8") == text
-    content = yaml.safe_load(SITE)
-    content["sources"] = yaml.safe_load(text)["sources"]
-    content["skus"][SKU]["batch"][WORKLOAD]["per_gpu"] = 768
-    content["skus"][SKU]["requirements"] = [ROW]
-    edited.write_text(yaml.safe_dump(content))
-    assert requirements(new) == requirements(edited)
-    assert requirements(new) != requirements(site)
-    found, expected = (load_thresholds(path).thresholds.skus[SKU].workloads for path in (new, edited))
-    assert found == expected
-    assert (found[WORKLOAD].batch_size, found[WORKLOAD].global_batch_size) == (768, 4096)
 
 
 def test_the_file_says_what_wrote_it_and_has_the_sources_of_its_rows(tmp_path: Path) -> None:

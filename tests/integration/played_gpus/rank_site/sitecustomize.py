@@ -20,7 +20,7 @@ def play_gpu(link: str) -> None:
     from pathlib import Path
     from typing import Any
 
-    from pytest_ddpscale.sku.detection import visible_gpus
+    from pytest_ddpscale.node.survey import visible_gpus
     from pytest_ddpscale.worker import device, transport
     from pytest_ddpscale.worker import rank as gang
 
@@ -29,7 +29,7 @@ def play_gpu(link: str) -> None:
 
         def __init__(self, local_rank: int) -> None:
             super().__init__()
-            gpu = visible_gpus(silent=[])[local_rank]
+            gpu = visible_gpus()[local_rank]
             self.id, self.name = gpu.uuid, gpu.name
 
         def time_steps(self, *steps: Any) -> device.Timing:
