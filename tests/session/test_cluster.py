@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.container import Container
-from pytest_ddpscale.launch.launcher import Cluster, Launch, launcher_for
+from pytest_ddpscale.launch.launcher import Cluster, Container, Launch, launcher_for
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.session.measure import launch_on
