@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+# A name with a number in its first label, or an IPv4 address: what precedes the number, it, and what follows.
+_NUMBERED = re.compile(r"((?:\d+\.){3}|[A-Za-z_][\w-]*?)(\d{1,9})([A-Za-z_-]*(?:\.[A-Za-z][\w.-]*)?)", re.ASCII)
+_MOST_SPANS = 8  # in one pair of brackets
 
 
 def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count: int | None = None) -> str:
@@ -11,6 +15,35 @@ def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count:
     shown = names[:most]
     others = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {others} more" if shown and others > 0 else "")
+
+
+def folded(nodes: Collection[str]) -> dict[str, int]:
+    """Nodes as pdsh and Slurm write them, ``gpu[01-16,18]``, each set with the number of its nodes; in order."""
+    sets: dict[tuple[str, str, int], list[list[str]]] = {}
+    names = sorted({*nodes}, key=lambda name: (by_number(name), name))
+    parts = {name: part.groups() if (part := _NUMBERED.fullmatch(name)) else (name, "", "") for name in names}
+    padded = {(before, after, len(number)) for before, number, after in parts.values() if number[:1] == "0" != number}
+    for before, number, after in parts.values():
+        width = len(number) if (before, after, len(number)) in padded or not number else -1
+        spans = sets.setdefault((before, after, width), [])
+        if spans and int(number) == int(spans[-1][-1]) + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    found: dict[str, int] = {}
+    for (before, after, _), spans in sets.items():
+        for first in range(0, len(spans), _MOST_SPANS):
+            some = spans[first : first + _MOST_SPANS]
+            inside = ",".join("-".join(dict.fromkeys((span[0], span[-1]))) for span in some)
+            count = sum(map(len, some))
+            found[f"{before}{f'[{inside}]' if count > 1 else inside}{after}"] = count
+    return found
+
+
+def first_nodes(nodes: Collection[str], most: int = 3) -> str:
+    """The first `most` sets of nodes, and the number of other nodes: ``gpu[01-16], login and 9 more``."""
+    sets = folded(nodes)
+    return first_few([*sets], most, count=min(len(sets), most) + sum([*sets.values()][most:]))
 
 
 def by_number(name: str) -> list[tuple[int, str]]:
