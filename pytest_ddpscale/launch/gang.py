@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -28,7 +28,7 @@ from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop,
 from pytest_ddpscale.run.rank_folder import TRACES
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
-from pytest_ddpscale.util.listing import first_few, first_nodes, folded
+from pytest_ddpscale.util.listing import alike, first_few, first_nodes, folded
 from pytest_ddpscale.util.masking import masked_arguments
 
 POLL_S = 0.2
@@ -255,7 +255,7 @@ class Gang:
         if now_s - self._trouble_s < COLLECT_S and channel.poll() is None:
             return ""
         why = {one.host: self._launcher.why_not_up(one.host, one.exit_code, one.lines) for one in failed}
-        return first_few(_alike(why), separator="; ")
+        return first_few(alike(why), separator="; ")
 
     def _odd_version(self) -> str:
         """An error if agents have another version; empty if none has."""
@@ -268,7 +268,7 @@ class Gang:
     def _no_loopback(self) -> str:
         """An error if ranks could not connect within a node; empty if they could."""
         found = {host: f"{host} ({why})" for host, why in self._roll.loopback_problems.items()}
-        who = first_few(_alike(found))
+        who = first_few(alike(found))
         return f"127.0.0.1 cannot be reached on {who}: bring up loopback with `ip link set lo up`" if found else ""
 
     def _survey(self, channel: Channel) -> str:
@@ -425,14 +425,6 @@ class Gang:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
                 file.write(news.data)
-
-
-def _alike(said: Mapping[str, str]) -> list[str]:
-    """What is said of each host, beginning with its name; once for hosts of which the same is said."""
-    alike: dict[str, list[str]] = {}
-    for host, why in said.items():
-        alike.setdefault(why.replace(host, "\0"), []).append(host)
-    return [why.replace("\0", first_nodes(hosts), 1).replace("\0", hosts[0]) for why, hosts in alike.items()]
 
 
 _TROUBLE = "trouble"

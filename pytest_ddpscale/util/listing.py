@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 # A name with a number in its first label, or an IPv4 address: what precedes the number, it, and what follows.
 _NUMBERED = re.compile(r"((?:\d+\.){3}|[A-Za-z_][\w-]*?)(\d{1,9})([A-Za-z_-]*(?:\.[A-Za-z][\w.-]*)?)", re.ASCII)
@@ -18,7 +18,7 @@ def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count:
 
 
 def folded(nodes: Collection[str]) -> dict[str, int]:
-    """Nodes as pdsh and Slurm write them, ``gpu[01-16,18]``, each set with the number of its nodes; in order."""
+    """Nodes as pdsh writes them, ``gpu[01-16,18]``, each set with the number of its nodes; in order."""
     sets: dict[tuple[str, str, int], list[list[str]]] = {}
     names = sorted({*nodes}, key=lambda name: (by_number(name), name))
     parts = {name: part.groups() if (part := _NUMBERED.fullmatch(name)) else (name, "", "") for name in names}
@@ -44,6 +44,14 @@ def first_nodes(nodes: Collection[str], most: int = 3) -> str:
     """The first `most` sets of nodes, and the number of other nodes: ``gpu[01-16], login and 9 more``."""
     sets = folded(nodes)
     return first_few([*sets], most, count=min(len(sets), most) + sum([*sets.values()][most:]))
+
+
+def alike(said: Mapping[str, str]) -> list[str]:
+    """What is said of each node, beginning with its name; once for nodes of which the same is said."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in said.items():
+        nodes.setdefault(text.replace(node, "\0"), []).append(node)
+    return [text.replace("\0", first_nodes(of), 1).replace("\0", of[0]) for text, of in nodes.items()]
 
 
 def by_number(name: str) -> list[tuple[int, str]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch import slurm as slurm_module
 from pytest_ddpscale.launch.launcher import AgentProcess, Container, Launch
 from pytest_ddpscale.launch.slurm import allocated_hosts, reason_of
@@ -168,19 +167,6 @@ def test_its_nodes_are_those_of_the_job() -> None:
     assert allocated_hosts({"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n1"}) == ("n1",)
     environ = {"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n[1-2],m07"}
     assert allocated_hosts(environ) == ("n1", "n2", "m07")
-    components = {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "c[1-2]"}
-    with pytest.raises(OptionError, match=r"^Slurm job 5: .* n1 and c\[1-2\];.* Submit one component as a job\.$"):
-        allocated_hosts(environ | components)
-
-
-def test_what_srun_would_refuse_is_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, monkeypatch, "srun", "")
-    environ = {"SLURM_MEM_PER_NODE": "4096", "SLURM_MEM_PER_CPU": "8"}
-    expected = r"^SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE: are set.* Unset all but one\.$"
-    with pytest.raises(OptionError, match=expected):
-        slurm(environ).cluster(plans_only=False)
-    for environment, options in (({"SLURM_MEM_PER_CPU": "8"}, {}), (environ, {"slurm_args": "--mem=0"})):
-        assert slurm(environment, **options).cluster(plans_only=False).nodes == 1
 
 
 def test_slurm_is_asked_about_the_job_around_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

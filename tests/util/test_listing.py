@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpscale.launch.hosts import expanded
-from pytest_ddpscale.util.listing import first_few, first_nodes, folded
+from pytest_ddpscale.util.listing import alike, first_few, first_nodes, folded
 from tests.rows import rows
 
 
@@ -47,6 +47,15 @@ def test_not_all_of_them_have_to_be_made() -> None:
 )
 def test_nodes_are_told_as_sets(nodes: str, expected: str) -> None:
     assert first_nodes(nodes.split()) == expected
+
+
+def test_the_same_is_said_once() -> None:
+    refused = "{0}: connect to host {0} port 22: Connection refused (try `ssh {0} true`)"
+    said = {node: refused.format(node) for node in ("n1", "n2", "n12")} | {"n3": "n3: no route"}
+    assert alike(said) == [
+        "n[1-2,12]: connect to host n1 port 22: Connection refused (try `ssh n1 true`)",
+        "n3: no route",
+    ]
 
 
 NODES = st.from_regex(r"[an](1|0|00)?-?[0-9]{0,3}(b|\.x1)?", fullmatch=True)
