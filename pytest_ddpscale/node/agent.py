@@ -188,11 +188,12 @@ class NodeAgent:
         ranks = LocalRanks(folder, task.ranks_per_node, self._node, self._host)
         records = open_records(folder)
         given = os.environ | task.environment
+        family = f"{task.gang_id}/{self._node}"  # by which torchrun and its ranks on this node are found
         environment = (
             interfaces(task.nodes, endpoint, given)
             | given
             | {
-                GANG_VARIABLE: self._family(task),
+                GANG_VARIABLE: family,
                 STATUS_VARIABLE: str(folder),
                 "DDPSCALE_NODE_INDEX": str(self._node),
                 "DDPSCALE_NODES": str(task.nodes),
@@ -214,7 +215,7 @@ class NodeAgent:
         try:
             was_ended = self._watch(task, process, ranks, records, logs)
         finally:
-            stop_gang([process], self._family(task), GRACE_S)
+            stop_gang([process], family, GRACE_S)
         self._pass_records_on(records)
         os.close(records)
         for news in ranks.news():
@@ -265,10 +266,6 @@ class NodeAgent:
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or said stop without a failure."""
         return not self._is_input_open or any(not one.failed for one in self._orders if isinstance(one, Stop))
-
-    def _family(self, task: Task) -> str:
-        """The name by which torchrun and its ranks on this node are found."""
-        return f"{task.gang_id}/{self._node}"
 
     def _watch(
         self, task: Task, process: subprocess.Popen[bytes], ranks: LocalRanks, records: int, logs: LogRelay

@@ -221,8 +221,7 @@ def driver_place(uuid: str) -> DriverPlace:
 
 
 _LIBRARY_FOLDERS = (
-    *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")),
-    f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib",
+    *os.environ.get("LD_LIBRARY_PATH", "").split(":"), f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64",
 )  # fmt: skip
 _NAMES = ("uuid", "name", "pci_bus_id", "pci_device_id")
 _READINGS = (
