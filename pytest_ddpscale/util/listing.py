@@ -19,24 +19,22 @@ def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count:
 
 def folded(nodes: Collection[str]) -> dict[str, int]:
     """Nodes as pdsh writes them, ``gpu[01-16,18]``, each set with the number of its nodes; in order."""
-    sets: dict[tuple[str, str, int], list[list[str]]] = {}
-    names = sorted({*nodes}, key=lambda name: (by_number(name), name))
-    parts = {name: part.groups() if (part := _NUMBERED.fullmatch(name)) else (name, "", "") for name in names}
-    padded = {(before, after, len(number)) for before, number, after in parts.values() if number[:1] == "0" != number}
-    for before, number, after in parts.values():
-        width = len(number) if (before, after, len(number)) in padded or not number else -1
-        spans = sets.setdefault((before, after, width), [])
-        if spans and int(number) == int(spans[-1][-1]) + 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
+    sets: dict[tuple[str, str | None], list[list[str]]] = {}
+    for name in sorted({*nodes}, key=lambda name: (by_number(name), name)):
+        part = _NUMBERED.fullmatch(name)
+        before, number, after = part.groups() if part else (name, "", None)
+        spans = sets.setdefault((before, after), [[]])
+        last = spans[-1][-1:]
+        if last and number != str(int(last[0]) + 1).zfill(len(last[0])):
+            spans.append([])
+        spans[-1].append(number)
     found: dict[str, int] = {}
-    for (before, after, _), spans in sets.items():
+    for (before, after), spans in sets.items():
         for first in range(0, len(spans), _MOST_SPANS):
             some = spans[first : first + _MOST_SPANS]
             inside = ",".join("-".join(dict.fromkeys((span[0], span[-1]))) for span in some)
             count = sum(map(len, some))
-            found[f"{before}{f'[{inside}]' if count > 1 else inside}{after}"] = count
+            found[f"{before}{f'[{inside}]' if count > 1 else inside}{after or ''}"] = count
     return found
 
 
