@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_ddpscale.compare.compared_run import ComparedRun
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import first_few, first_nodes
 
 # Ordered by their effect on speed.
 _SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "process_group", "kernel", "python", "pytest_ddpscale")
@@ -56,7 +56,7 @@ def _how_measured(run: ComparedRun) -> str:
 
 def _nodes(run: ComparedRun) -> str:
     hosts = run.hosts
-    return f"{len(hosts) or run.evidence.plan.nodes}: {first_few(hosts)}" if hosts else str(run.evidence.plan.nodes)
+    return f"{len(hosts) or run.evidence.plan.nodes}: {first_nodes(hosts)}" if hosts else str(run.evidence.plan.nodes)
 
 
 def _version(run: ComparedRun, name: str) -> str:
@@ -72,7 +72,7 @@ def _topology(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:
     texts = [{host: one.topology for host, one in run.evidence.surveys.items() if one.topology} for run in (a, b)]
     others = [host for host in sorted(set(texts[0]) & set(texts[1])) if texts[0][host] != texts[1][host]]
     if others:
-        yield "topology", f"nvidia-smi topo -m of {first_few(others)}", "differs there"
+        yield "topology", f"nvidia-smi topo -m of {first_nodes(others)}", "differs there"
 
 
 def _of_studies(a: ComparedRun, b: ComparedRun) -> Iterator[tuple[str, str, str]]:

@@ -16,7 +16,6 @@ from pytest_ddpscale.launch.gang_failure import (
     describe,
     describe_killed,
     describe_standstill,
-    oom_kills,
     rank_ends,
 )
 from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
@@ -29,7 +28,7 @@ from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop,
 from pytest_ddpscale.run.rank_folder import TRACES
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import alike, first_few, first_nodes, folded
 from pytest_ddpscale.util.masking import masked_arguments
 
 POLL_S = 0.2
@@ -47,7 +46,6 @@ STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # Time for the first node to look up another, since name servers may be slow.
 MEET_S = 30.0
-MOST_NAMED = 3  # nodes that did not come up, each listed with its reason
 
 
 class Gang:
@@ -112,7 +110,7 @@ class Gang:
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         lost = lost or tuple(one.host for one in cut_off)
         if not given_up and len(lost) > 1 and set(lost) >= self._serving:
-            lost, why = (), f"all of {first_few(lost, MOST_NAMED)} fell silent at once: {_OUR_LINK}"
+            lost, why = (), f"all of {first_nodes(lost)} fell silent at once: {_OUR_LINK}"
         elif lost or why == _LOST:
             how = f"silent for {self._limits.silence_s:g} s"
             if given_up:
@@ -135,7 +133,7 @@ class Gang:
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
             exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
-            rank_ends=rank_ends(roll), oom_kills=oom_kills(roll),
+            rank_ends=rank_ends(roll), oom_kills=sum(said.oom_kills for said in roll.farewells),
             gpu_errors=gpu_errors(roll) or (() if lost or not blames_nobody(roll) else lost_connections(roll)),
         )  # fmt: skip
 
@@ -158,9 +156,9 @@ class Gang:
         return {node.host for node in self._roll.nodes.values() if node.exit is None}
 
     def _node_is_lost(self, hosts: tuple[str, ...], how: str) -> str:
-        names, were = ", ".join(hosts), "was" if len(hosts) == 1 else "were"
-        service = f", its link, {self._launcher.service}" if self._launcher.service else ", its link"
-        return f"{names} {were} {how}: the node{service} or its agent is down"
+        names, were = ", ".join(folded(hosts)), "was" if len(hosts) == 1 else "were"
+        suspects = ", ".join(filter(None, ("the node", "its link", self._launcher.service)))
+        return f"{names} {were} {how}: {suspects} or its agent is down"
 
     def _await_step_end(self, lost: tuple[str, ...]) -> str:
         """Wait for nodes whose agents did not send `Exit`. Returns which processes may be left there.
@@ -256,21 +254,21 @@ class Gang:
         self._trouble_s = self._trouble_s or now_s
         if now_s - self._trouble_s < COLLECT_S and channel.poll() is None:
             return ""
-        why = [self._launcher.why_not_up(one.host, one.exit_code, one.lines) for one in failed]
-        return first_few(why, MOST_NAMED, separator="; ")
+        why = {one.host: self._launcher.why_not_up(one.host, one.exit_code, one.lines) for one in failed}
+        return first_few(alike(why), separator="; ")
 
     def _odd_version(self) -> str:
         """An error if agents have another version; empty if none has."""
         for version, hosts in self._roll.versions.items():
             if version != __version__:
-                runs = f"{', '.join(hosts[:5])} runs pytest-ddpscale {version}"
+                runs = f"{first_nodes(hosts)} runs pytest-ddpscale {version}"
                 return f"{runs}, but this session runs {__version__}: install the same version"
         return ""
 
     def _no_loopback(self) -> str:
         """An error if ranks could not connect within a node; empty if they could."""
-        found = [f"{host} ({why})" for host, why in self._roll.loopback_problems.items()]
-        who = first_few(found, MOST_NAMED)
+        found = {host: f"{host} ({why})" for host, why in self._roll.loopback_problems.items()}
+        who = first_few(alike(found))
         return f"127.0.0.1 cannot be reached on {who}: bring up loopback with `ip link set lo up`" if found else ""
 
     def _survey(self, channel: Channel) -> str:
@@ -325,7 +323,7 @@ class Gang:
         if len(there) >= self._task.nodes or time.monotonic() - self._heard_s < limit_s:
             return ""
         missing = [host for host in self._launch.hosts if host not in there]
-        who = f": {', '.join(missing[:5])} did not" if missing else ""
+        who = f": {first_nodes(missing)} did not" if missing else ""
         return f"{len(there)} of {self._task.nodes} nodes came up within {limit_s:g} s{who}"
 
     def _watch(self, channel: Channel) -> str | None:

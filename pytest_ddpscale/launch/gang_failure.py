@@ -61,7 +61,7 @@ def blames_nobody(roll: GangState) -> bool:
 
 def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
     """Ranks that torchrun saw fail or that were gone before its report, without those that it ended itself."""
-    ended = {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
+    ended = _ended(roll)
     found: dict[tuple[int, int], RankEnd] = {}
     for _, one, rank in roll.exits:
         if (rank.node, one.pid) not in ended:
@@ -73,9 +73,9 @@ def rank_ends(roll: GangState) -> tuple[RankEnd, ...]:
     return tuple(found.values())
 
 
-def oom_kills(roll: GangState) -> int:
-    """Number of OOM kills on the gang's nodes."""
-    return sum(said.oom_kills for said in roll.farewells)
+def _ended(roll: GangState) -> set[tuple[int, int]]:
+    """Node and pid of ranks that torchrun ended itself."""
+    return {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
 
 
 def describe_killed(launcher: str, exit_code: int) -> str:
@@ -179,7 +179,7 @@ def _killed(roll: GangState, *, aborted: bool = False) -> str:
 def _left_early(roll: GangState) -> str:
     """Describe a rank that ended with work left, and that torchrun neither saw fail nor ended."""
     failed = {(rank.node, rank.local_rank) for _, _, rank in roll.exits}
-    ended = {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
+    ended = _ended(roll)
     for rank in roll.gone:
         if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
             return f"{rank.name} left early, with exit code 0, in {_place(rank)}{_quoted(roll, rank)}"

@@ -1,4 +1,4 @@
-"""The launcher interface and registry.
+"""The launcher interface and registry, and containers for ranks.
 
 A launcher is one class. It starts an agent on each node, and reports which nodes there are, how long a scheduler's
 queue lasts, which nodes are lost and why a gang ended. Agents communicate over standard input and output, so anything
@@ -8,18 +8,23 @@ that carries these two streams can be a launcher.
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.container import NO_CONTAINER, Container
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
+from pytest_ddpscale.util.masking import masked_text
 
 THIS_MACHINES = "torchrun"
+_APPTAINER_SOURCES = ("docker://", "oras://", "library://", "shub://")
+# This interpreter's path does not exist inside an image.
+_PYTHON_INSIDE = "python3"
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,24 @@ class Cluster:
         """The cluster without the unfit nodes; None if none are left, or if a scheduler chooses the nodes."""
         others = tuple(host for host in self.hosts if host not in unfit)
         return replace(self, nodes=len(others), hosts=others) if 0 < len(others) < len(self.hosts) else None
+
+
+@dataclass(frozen=True)
+class Container:
+    """How to run a command in a container.
+
+    Attributes:
+        arguments: arguments for a launcher that starts images itself.
+        command: command prefix that enters the container.
+        python: the interpreter inside; empty for the one outside.
+    """
+
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    python: str = ""
+
+
+NO_CONTAINER = Container()
 
 
 @dataclass(frozen=True)
@@ -81,8 +104,7 @@ class Launch:
                 ``--host-from=VARIABLE`` to read them from the environment there.
             python: the interpreter, unless there is a container.
         """
-        inside = self.container.python or python
-        return [*self.container.command, inside, "-m", "pytest_ddpscale.node", *which]
+        return [*self.container.command, self.container.python or python, "-m", "pytest_ddpscale.node", *which]
 
 
 @dataclass(frozen=True)
@@ -194,6 +216,11 @@ class Launcher(ABC):
         return ""
 
 
+def is_among(hosts: Collection[str], here: str) -> bool:
+    """Whether the machine of this name is one of the hosts, comparing short names."""
+    return here.partition(".")[0] in {host.partition(".")[0] for host in hosts}
+
+
 def launchers() -> dict[str, type[Launcher]]:
     """All launchers by name."""
     for module in LAUNCHERS.values():
@@ -230,3 +257,45 @@ def why_signalled(settings: Settings, environ: Mapping[str, str]) -> str:
         environ: this process's environment.
     """
     return next(filter(None, (one(settings, environ).why_signalled() for one in launchers().values())), "")
+
+
+def container_of(
+    image: str | None, device_type: DeviceType, image_arguments: Callable[[str], tuple[str, ...] | None]
+) -> Container:
+    """The container of an image.
+
+    ``IMAGE.sif``, a directory and ``docker://…`` go to Apptainer (or Singularity), anything else to Pyxis (Enroot),
+    such as ``nvcr.io#nvidia/pytorch:25.01-py3`` or ``image.sqsh``. ``apptainer:IMAGE`` and ``pyxis:IMAGE`` choose
+    explicitly.
+
+    Args:
+        image_arguments: the launcher's arguments for a Pyxis image; returns None if it has none.
+
+    Raises:
+        OptionError: no image is named, neither apptainer nor singularity is on PATH, or the launcher does not support
+            Pyxis.
+    """
+    if image is None:
+        return NO_CONTAINER
+    runtime, colon, rest = image.partition(":")
+    if colon and runtime in ("apptainer", "pyxis"):
+        if not rest:
+            raise OptionError("--ddp-container", f"found no image in {image!r}", f"{runtime}:IMAGE")
+        image, is_apptainer = rest, runtime == "apptainer"
+    else:
+        is_apptainer = image.endswith(".sif") or image.startswith(_APPTAINER_SOURCES) or Path(image).is_dir()
+    if is_apptainer:
+        gpus = ("--nv",) if device_type == "cuda" else ()
+        if (found := shutil.which("apptainer") or shutil.which("singularity")) is None:
+            raise OptionError(
+                "--ddp-container", "neither apptainer nor singularity is on PATH", "one of them",
+                "Load its module, or use an image for Pyxis: pyxis:IMAGE.",
+            )  # fmt: skip
+        return Container((), (Path(found).name, "exec", *gpus, image), _PYTHON_INSIDE)
+    arguments = image_arguments(image)
+    if arguments is None:
+        raise OptionError(
+            "--ddp-container", f"{masked_text(image)} is an image for Pyxis, which this launcher does not support",
+            "an image for Apptainer", "Use Apptainer: a .sif file, or apptainer:IMAGE.",
+        )  # fmt: skip
+    return Container(arguments, (), _PYTHON_INSIDE)

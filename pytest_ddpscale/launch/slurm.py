@@ -15,7 +15,8 @@ from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
+from pytest_ddpscale.launch.hosts import expanded
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, is_among
 from pytest_ddpscale.settings import AUTO, Settings
 
 _SRUN = (
@@ -26,8 +27,6 @@ _SRUN = (
     "--wait=0",
     "--no-kill",  # the same if Slurm gives up a node; the job needs this option too
 )
-# A step that is still ending on a broken node must not delay the next one.
-_WITHIN_AN_ALLOCATION = ("--overlap",)
 # Requests whole nodes for a job. For a step it would mean as many cores as tasks: one for all ranks of a node.
 _FOR_AN_ALLOCATION = re.compile(r"--exclusive(=|$)")
 # With one task per node, the task's number is the node's index. Draining a node needs slurmd's name for it.
@@ -50,7 +49,6 @@ _WITHHELD = frozenset(
         "SLURM_MEM_BIND_PREFER", "SLURM_MEM_BIND_SORT", "SLURM_MEM_BIND_VERBOSE",
     }
 )  # fmt: skip
-_QUIET = frozenset({"-Q", "--quiet"})
 _HAS_NODES = "has been allocated resources"
 _OF_THE_QUEUE = re.compile(f"queued and waiting|step creation|{_HAS_NODES}")
 _PATIENCE_S = 10.0
@@ -65,6 +63,18 @@ _REASONS = {
     "PREEMPTION": "the job was preempted",
     "JOB REQUEUE": "the job was requeued",
     "": "the job was cancelled",
+}
+# What `scontrol show job` says of a job that is being ended; the first that fits counts.
+_STATES = {
+    r"JobState=PREEMPTED|PreemptTime=\d": _REASONS["PREEMPTION"],
+    # Slurm 22.05 shows a requeued job as pending while it still runs, also after preemption.
+    r"JobState=(?:PENDING|\w*REQUEUE)": _REASONS["JOB REQUEUE"],
+    r"JobState=TIMEOUT|Reason=TimeLimit": _REASONS["TIME LIMIT"],
+    r"JobState=NODE_FAIL|Reason=NodeDown": "a node of the job failed",
+    r"JobState=OUT_OF_MEMORY|Reason=OutOfMemory": "the job ran out of memory",
+    r"JobState=DEADLINE|Reason=DeadLine": "the job reached its deadline",
+    # After scancel a job is COMPLETING while its processes end, and its EndTime is the time of cancellation.
+    r"JobState=(?:CANCELLED|COMPLETING)": _REASONS[""],
 }
 # A signal this close to the job's end announces the time limit: `#SBATCH --signal=B:TERM@120`.
 _NEAR_THE_END = timedelta(minutes=5)
@@ -88,7 +98,7 @@ class SlurmLauncher(Launcher, called="slurm"):
             hosts = allocated_hosts(environ)
         except OptionError:
             return True  # `cluster` raises the error again
-        return bool(hosts) and ((settings.nodes != 1 and len(hosts) > 1) or not _is_one_of(hosts, environ))
+        return bool(hosts) and ((settings.nodes != 1 and len(hosts) > 1) or not is_among(hosts, _here(environ)))
 
     @classmethod
     def passes(cls, variable: str) -> bool | None:
@@ -99,8 +109,8 @@ class SlurmLauncher(Launcher, called="slurm"):
         """The first nodes of the surrounding allocation, or the requested number of nodes of a new job.
 
         Raises:
-            OptionError: more nodes are requested than allocated, srun is missing, or Slurm does not name the job's
-                nodes.
+            OptionError: more nodes are requested than allocated, the job is heterogeneous, srun is missing or would
+                refuse its environment.
         """
         settings = self.settings
         hosts: tuple[str, ...] = ()
@@ -119,18 +129,23 @@ class SlurmLauncher(Launcher, called="slurm"):
                 "--ddp-launcher", "srun is not on PATH", "Slurm's commands",
                 f"On one machine leave --ddp-nodes and --ddp-slurm-args out ({AUTO} is torchrun there).",
             )  # fmt: skip
+        memory = [name for name in sorted(self.environ) if name.startswith("SLURM_MEM_PER_")]
+        if memory[1:] and not any(one.startswith("--mem") for one in settings.slurm_args):
+            found = "are set, which srun refuses as mutually exclusive"
+            raise OptionError(" and ".join(memory), found, "one of them", "Unset all but one.")
         if not hosts and settings.is_isolated:
             raise OptionError(
                 "--ddp-profile", "each study would be its own Slurm job, possibly on other nodes", "one allocation",
                 "Start pytest with sbatch or within salloc.",
             )  # fmt: skip
-        return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not _is_one_of(hosts, self.environ))
+        return Cluster(nodes, hosts[:nodes], self.name, is_elsewhere=not is_among(hosts, _here(self.environ)))
 
     def processes(self, launch: Launch) -> list[AgentProcess]:
         """``srun --job-name=… --nodes=N --ntasks=N … python -m pytest_ddpscale.node …``."""
         where, own = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}"], list(self.settings.slurm_args)
         if launch.hosts:
-            where += [*_WITHIN_AN_ALLOCATION, f"--nodelist={','.join(launch.hosts)}"]
+            # A step that is still ending on a broken node must not delay the next one: --overlap.
+            where += ["--overlap", f"--nodelist={','.join(launch.hosts)}"]
             own = [argument for argument in own if not _FOR_AN_ALLOCATION.match(argument)]
         elif launch.device_type == "cuda" and not any(map(_ASKS_FOR_GPUS.match, own)):
             own.insert(0, f"--gpus-per-node={self.settings.gpus_per_node}")
@@ -143,7 +158,7 @@ class SlurmLauncher(Launcher, called="slurm"):
 
     def queue_state(self, lines: Sequence[str]) -> str:
         """srun's state while it waits for nodes: ``job 17 queued and waiting for resources``."""
-        if _QUIET.intersection(self.settings.slurm_args):
+        if {"-Q", "--quiet"}.intersection(self.settings.slurm_args):
             return "srun --quiet does not say whether Slurm has allocated nodes"
         said = [line for line in lines if _OF_THE_QUEUE.search(line)]
         return said[-1].removeprefix("srun: ") if said and _HAS_NODES not in said[-1] else ""
@@ -161,8 +176,12 @@ class SlurmLauncher(Launcher, called="slurm"):
 
     def given_up(self, lines: Sequence[str]) -> tuple[str, ...]:
         """Nodes that Slurm gave up during a step: ``srun: error: Node failure on n3``."""
-        found = [match[1] for line in lines if (match := _NODE_FAILURE.search(line))]
-        return tuple(dict.fromkeys(host for hosts in found for host in _expanded(hosts)))
+        found: dict[str, None] = {}
+        for line in lines:
+            if match := _NODE_FAILURE.search(line):
+                with suppress(OptionError):
+                    found |= dict.fromkeys(expanded("srun", match[1]))
+        return tuple(found)
 
     def left_behind(self, launch: Launch) -> str:
         """The step or job, until squeue no longer lists its name."""
@@ -181,53 +200,30 @@ def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the nodes of the surrounding allocation (sbatch, salloc), in Slurm's order; empty outside of one.
 
     Raises:
-        OptionError: Slurm's commands do not give the names.
+        OptionError: the job is heterogeneous.
     """
     job_id, hosts = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job_id or not hosts:
         return ()
-    found = _expanded(hosts)
-    if not found:
-        raise OptionError(
-            f"Slurm job {job_id}", f"`scontrol show hostnames {hosts}` does not answer", "the names of its nodes",
-            "Make Slurm's commands work here, or measure this node only with --ddp-launcher=torchrun.",
-        )  # fmt: skip
-    return found
+    components = [environ[name] for name in sorted(environ) if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")]
+    if components[1:]:
+        found = f"it is heterogeneous, with the components {' and '.join(components)}"
+        raise OptionError(f"Slurm job {job_id}", found, "nodes that are alike", "Submit one component as a job.")
+    return expanded("SLURM_JOB_NODELIST", hosts)
 
 
 def reason_of(described: str, now: datetime) -> str:
     """Why a job is being ended, from a line of ``scontrol show job -o``; empty if it is not."""
-    fields = dict(part.partition("=")[::2] for part in described.split() if "=" in part)
-    if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
-        return _REASONS["PREEMPTION"]
-    # Slurm 22.05 shows a requeued job as pending while it still runs, also after preemption.
-    if fields.get("JobState") == "PENDING" or "REQUEUE" in fields.get("JobState", ""):
-        return _REASONS["JOB REQUEUE"]
-    at_its_limit = f"{_REASONS['TIME LIMIT']} of {fields.get('TimeLimit', '?')}"
-    if fields.get("JobState") == "TIMEOUT" or fields.get("Reason") == "TimeLimit":
-        return at_its_limit
-    # After scancel a job is COMPLETING while its processes end, and its EndTime is the time of cancellation.
-    if fields.get("JobState") in ("CANCELLED", "COMPLETING"):
-        return _REASONS[""]
-    try:
-        is_near = datetime.fromisoformat(fields.get("EndTime", "")) - now < _NEAR_THE_END
-    except ValueError:
-        return ""
-    return at_its_limit if is_near else ""
+    limit, end = (re.search(rf"(?<!\S){name}=(\S+)", described) for name in ("TimeLimit", "EndTime"))
+    why = next((why for state, why in _STATES.items() if re.search(rf"(?<!\S)(?:{state})", described)), "")
+    with suppress(ValueError):
+        if not why and end and datetime.fromisoformat(end[1]) - now < _NEAR_THE_END:
+            why = _REASONS["TIME LIMIT"]
+    return f"{why} of {limit[1]}" if limit and why == _REASONS["TIME LIMIT"] else why
 
 
-def _is_one_of(hosts: tuple[str, ...], environ: Mapping[str, str]) -> bool:
-    """Whether this machine is one of the hosts, comparing short names too."""
-    here = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return here in hosts or here.partition(".")[0] in {host.partition(".")[0] for host in hosts}
-
-
-def _expanded(hosts: str) -> tuple[str, ...]:
-    """The names in Slurm's shorthand, ``n[1-3]``; empty if scontrol does not answer."""
-    if not re.search(r"[\[,]", hosts):
-        return (hosts,)  # a single name needs no expansion
-    found = _asked("scontrol", "show", "hostnames", hosts)
-    return tuple(found.split()) if found else ()
+def _here(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _asked(*command: str) -> str | None:

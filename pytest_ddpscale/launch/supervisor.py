@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -45,6 +44,7 @@ from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.util.listing import folded
 
 Admit = Callable[[Sequence[Survey]], str]
 # Target rate of messages from all nodes together, as long as beats stay well within SILENCE_S.
@@ -123,7 +123,7 @@ class Supervisor:
             with interrupted_by_termination():
                 if plan.survey and not pending:  # only survey the nodes, without launching ranks
                     self._has_nothing_to_run = True
-                    end, _ = self._launched(plan, [])
+                    end = self._launched(plan, [])
                     if not end.refused:
                         self._end([SURVEY], "interrupted" if end.interrupted else "error", end.interrupted or end.why)
                 while pending:
@@ -143,13 +143,11 @@ class Supervisor:
     def _run_gang(self, plan: Plan, studies: list[str]) -> set[str]:
         """Run one gang. Returns the studies it settled, measured or not; none if it is to be tried again."""
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
-            self._end(studies, "budget", "")
-            return set(studies)
+            return self._end(studies, "budget", "")
         if unfit := [study for study in studies if self._lost and not plan.fits_nodes(study)]:
-            lost = f"{', '.join(sorted(self._lost))} was lost before"
-            self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {lost}")
-            return set(unfit)
-        end, log = self._launched(plan, studies)
+            lost = ", ".join(folded(self._lost))
+            return self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {lost} was lost before")
+        end = self._launched(plan, studies)
         if end.refused:
             raise NotAdmitted(end.refused)
         self._lost.update(end.lost_hosts)
@@ -158,7 +156,6 @@ class Supervisor:
         self._has_begun = self._has_begun or bool(begun)
         if end.exit_code == 0 and ended.issuperset(studies):
             return ended
-        self._keep_reports(end, log.with_suffix(""))
         self._run.cut_torn_line()
         records: list[AnyRecord] = [*end.post_mortems]
         if end.lost_hosts:
@@ -171,16 +168,15 @@ class Supervisor:
             errors = tuple(
                 msgspec.structs.replace(one, peers=_working_together(plan, layout, one) - 1) for one in end.gpu_errors
             )
-            number = _gang_number(log)
-            records.append(GpuErrors(gang=number, ranks=layout.world_size, errors=errors, studies=tuple(blamed)))
+            records.append(
+                GpuErrors(gang=self._last_gang, ranks=layout.world_size, errors=errors, studies=tuple(blamed))
+            )
         self._run.append_records(records)
         if end.interrupted:
-            self._end(left, "interrupted", end.interrupted)
-            return set(studies)
+            return ended | self._end(left, "interrupted", end.interrupted)
         if end.left:  # another gang would share the GPUs with the leftover processes
             head, line_end, details = end.why.partition("\n")
-            self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
-            return set(studies)
+            return ended | self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
         # A gang that ended before its first study is tried again: once if an earlier one got further, and once if a
         # GPU's error ended it, as a second tells the GPU.
         has_errors = any(not one.peer for one in end.gpu_errors)
@@ -189,24 +185,14 @@ class Supervisor:
         if again and not begun:
             self._retried.add(again)
             return set()
-        self._end(blamed, "error", end.why or _ENDED_EARLY)
-        return ended | set(blamed)
+        return ended | self._end(blamed, "error", end.why or _ENDED_EARLY)
 
-    def _launched(self, plan: Plan, studies: Sequence[str]) -> tuple[GangEnd, Path]:
-        """Run a gang; return how it ended, and its log."""
+    def _launched(self, plan: Plan, studies: Sequence[str]) -> GangEnd:
+        """Run a gang; return how it ended."""
         # Numbers continue after those of earlier supervisors of this run, whose logs are kept, but may be gone.
-        self._last_gang = 1 + max((self._last_gang, *map(_gang_number, self._run.logs.glob("gang-*.log"))))
+        kept = [int(log.stem.removeprefix("gang-")) for log in self._run.logs.glob("gang-*.log")]
+        self._last_gang = 1 + max(self._last_gang, *kept, -1)
         log = self._run.logs / f"gang-{self._last_gang}.log"
-        self._studies.clear()
-        began_unix_s = time.time()
-        gang = self._gang(plan, studies, log)
-        end = gang.run()
-        if any(isinstance(one, StudyEnd) for one in self._studies) and plan.training_run(studies[0]) is not None:
-            seconds = gang.records_arrived_unix_s - began_unix_s
-            self._run.append_record(LaunchTime(study=studies[0], gang=_gang_number(log), seconds=seconds))
-        return end, log
-
-    def _gang(self, plan: Plan, studies: Sequence[str], log: Path) -> Gang:
         layout = plan.layout_of(studies[0]) if studies else plan.layout
         hosts = tuple(host for host in self._launch.hosts if host not in self._lost)[: layout.nodes]
         nodes = len(hosts) if self._lost and hosts else layout.nodes
@@ -218,7 +204,7 @@ class Supervisor:
         assignment = Assignment(
             plan=msgspec.Raw(strict_json(replace(plan, requirements=())).encode()),
             studies=tuple(studies),
-            gang=_gang_number(log),
+            gang=self._last_gang,
             timeout_s=self._limits.timeout_s,
             startup_timeout_s=self._limits.startup_timeout_s,
             steered=self._judge is not None,
@@ -238,7 +224,14 @@ class Supervisor:
             has_gpus=plan.device_type == "cuda",
             post_mortem=plan.survey and plan.device_type == "cuda",
         )
-        return Gang(task, launch, self._limits, log, self)
+        gang = Gang(task, launch, self._limits, log, self)
+        self._studies.clear()
+        began_unix_s = time.time()
+        end = gang.run()
+        if any(isinstance(one, StudyEnd) for one in self._studies) and plan.training_run(studies[0]) is not None:
+            seconds = gang.records_arrived_unix_s - began_unix_s
+            self._run.append_record(LaunchTime(study=studies[0], gang=self._last_gang, seconds=seconds))
+        return end
 
     def admit(self, surveys: Sequence[Survey]) -> str:
         """See `GangOwner`; called once, before anything runs on the nodes."""
@@ -273,22 +266,19 @@ class Supervisor:
     def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
         """See `GangOwner`."""
         wanted = None
-        if not isinstance(record, Notice):
-            if isinstance(record, StudyStart | StudyEnd):
-                self._studies.append(record)
-            wanted = wanted_arms(self._judge, record) if self._judge is not None else None
+        if isinstance(record, StudyStart | StudyEnd):
+            self._studies.append(record)
+        if self._judge is not None and not isinstance(record, Notice):
+            self._judge.hear(record)
+            if isinstance(record, RoundEnd):
+                wanted = WantedArms(record.study, record.round, tuple(self._judge.needed_arms(record.study)))
         self._listener(record)
         return wanted
 
-    def _keep_reports(self, end: GangEnd, folder: Path) -> None:
-        """Write failure reports of ranks beside their logs."""
-        with suppress(OSError):  # on a full disk, the study's error still quotes the first report
-            folder.mkdir(exist_ok=True)
-            for report in end.failures:
-                (folder / f"rank-{report.rank}.error.json").write_bytes(msgspec.json.encode(report) + b"\n")
-
-    def _end(self, studies: Sequence[str], reason: EndReason, why: str) -> None:
+    def _end(self, studies: Sequence[str], reason: EndReason, why: str) -> set[str]:
+        """Settle studies without a measurement. Returns them."""
         self._write([StudyEnd(study=study, reason=reason, message=why) for study in studies])
+        return set(studies)
 
     def _write(self, records: Sequence[AnyRecord]) -> None:
         """Write the supervisor's own records and process them."""
@@ -302,10 +292,6 @@ class Supervisor:
         named = str(interrupt)
         told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
         return told or (f"{named} was received" if named else "Ctrl-C was pressed")
-
-
-def _gang_number(log: Path) -> int:
-    return int(log.stem.removeprefix("gang-"))
 
 
 def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str], str]:
@@ -333,14 +319,6 @@ def interrupted_by_termination() -> Iterator[None]:
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def wanted_arms(judge: Judge, record: AnyRecord) -> WantedArms | None:
-    """Judge a record; if it ends a round, return the answer for rank 0."""
-    judge.hear(record)
-    if not isinstance(record, RoundEnd):
-        return None
-    return WantedArms(record.study, record.round, tuple(judge.needed_arms(record.study)))
 
 
 def _working_together(plan: Plan, layout: Layout, failed: RankGpuError) -> int:

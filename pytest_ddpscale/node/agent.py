@@ -99,6 +99,7 @@ def survey_from(command: Command, host: str) -> Survey | None:
     return Survey(host, time.time(), f"the survey {problem}")
 
 
+_NO_INPUT = "nothing came on the agent's standard input: pass it on, as `kubectl exec -i` and `docker exec -i` do"
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
 LOGS_EVERY_S = 2.0
@@ -123,15 +124,16 @@ class NodeAgent:
     def __init__(self, node: int, host: str) -> None:
         self._node = node
         self._host = host
-        self._heard = time.monotonic()
+        self._heard = self._began = time.monotonic()
         self._orders: deque[Order] = deque()
-        self._selector = selectors.DefaultSelector()  # descriptors, each with its read function as data
+        # Descriptors, each with its read function as data. epoll, the default, refuses /dev/null.
+        self._selector = selectors.PollSelector()
         self._oom_kills = oom_kills()
 
     def run(self) -> int:
         """Serve until the ranks are done or the supervisor ends the gang. Returns the exit code."""
         # On a signal end ourselves and then torchrun in an orderly way; a scheduler signals all processes at once.
-        signal.signal(signal.SIGTERM, _exit_on_signal)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._read_orders)
         self._say(Up, version=__version__, addresses=outward_addresses(), loopback_problem=loopback_problem())
         task = self._await_order(Task)
@@ -155,8 +157,9 @@ class NodeAgent:
             return self._serve(task, endpoint, self._folder)
 
     def _leave(self) -> int:
-        self._say(Exit)
-        return 0
+        was_told = self._heard > self._began
+        self._say(Exit, code=int(not was_told))
+        return 0 if was_told else sys.exit(_NO_INPUT)
 
     def _endpoint(self, gang_id: str, address: str) -> str:
         """The address and reserved port where rank 0 will host the store."""
@@ -184,11 +187,35 @@ class NodeAgent:
         logs = LogRelay(folder / LOGS)
         ranks = LocalRanks(folder, task.ranks_per_node, self._node, self._host)
         records = open_records(folder)
-        process = self._start_torchrun(task, endpoint, folder)
+        given = os.environ | task.environment
+        family = f"{task.gang_id}/{self._node}"  # by which torchrun and its ranks on this node are found
+        environment = (
+            interfaces(task.nodes, endpoint, given)
+            | given
+            | {
+                GANG_VARIABLE: family,
+                STATUS_VARIABLE: str(folder),
+                "DDPSCALE_NODE_INDEX": str(self._node),
+                "DDPSCALE_NODES": str(task.nodes),
+                "DDPSCALE_HOST": self._host,
+                "DDPSCALE_STORE": endpoint,
+                # Otherwise torchrun also hosts a store that listens on all interfaces.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            }
+        )
+        process = subprocess.Popen(
+            torchrun_command(task.gang_id, task.ranks_per_node, folder / LOGS / "gang", folder / "rendezvous"),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
         try:
             was_ended = self._watch(task, process, ranks, records, logs)
         finally:
-            stop_gang([process], self._family(task), GRACE_S)
+            stop_gang([process], family, GRACE_S)
         self._pass_records_on(records)
         os.close(records)
         for news in ranks.news():
@@ -198,7 +225,7 @@ class NodeAgent:
         exits = rank_exits(output)
         has_failed = was_ended or process.returncode != 0
         # NCCL's logs are in the agent's folder, or among the run's logs if the user set NCCL_DEBUG.
-        is_asked = "NCCL_DEBUG" in os.environ | task.environment
+        is_asked = "NCCL_DEBUG" in given
         local_ranks, first = range(task.ranks_per_node), self._node * task.ranks_per_node
         nccl_folder = folder / LOGS / "run" if is_asked else folder
         nccl_logs = [nccl_folder / f"nccl-rank-{first + local_rank}.log" for local_rank in local_ranks]
@@ -239,36 +266,6 @@ class NodeAgent:
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or said stop without a failure."""
         return not self._is_input_open or any(not one.failed for one in self._orders if isinstance(one, Stop))
-
-    def _family(self, task: Task) -> str:
-        """The name by which torchrun and its ranks on this node are found."""
-        return f"{task.gang_id}/{self._node}"
-
-    def _start_torchrun(self, task: Task, endpoint: str, folder: Path) -> subprocess.Popen[bytes]:
-        given = os.environ | task.environment
-        environment = (
-            interfaces(task.nodes, endpoint, given)
-            | given
-            | {
-                GANG_VARIABLE: self._family(task),
-                STATUS_VARIABLE: str(folder),
-                "DDPSCALE_NODE_INDEX": str(self._node),
-                "DDPSCALE_NODES": str(task.nodes),
-                "DDPSCALE_HOST": self._host,
-                "DDPSCALE_STORE": endpoint,
-                # Otherwise torchrun also hosts a store that listens on all interfaces.
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            }
-        )
-        return subprocess.Popen(
-            torchrun_command(task.gang_id, task.ranks_per_node, folder / LOGS / "gang", folder / "rendezvous"),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
 
     def _watch(
         self, task: Task, process: subprocess.Popen[bytes], ranks: LocalRanks, records: int, logs: LogRelay
@@ -389,7 +386,3 @@ def _own_folders() -> Iterator[Path]:
             (logs / whose).mkdir(parents=True)
         (folder / LOGS).symlink_to(logs)
         yield folder
-
-
-def _exit_on_signal(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)

@@ -168,18 +168,11 @@ class LogRelay:
 
     def _end(self, path: Path) -> Iterator[bytes]:
         sent = self._sent[path]
-        left = _size(path) - sent
+        left = path.stat().st_size - sent if path.exists() else 0
         if left > TAIL_BYTES:
             yield f"\n[{left - TAIL_BYTES} bytes omitted]\n".encode()
         if left > 0:
             yield _read(path, max(sent, sent + left - TAIL_BYTES), TAIL_BYTES)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _read(path: Path, start: int, most: int) -> bytes:

@@ -24,7 +24,7 @@ from pytest_ddpscale.run.records import Lost
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.run_record import ended
 from pytest_ddpscale.run.verdicts import Judgement, Verdict, open_judged, read_judged
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import first_few, folded
 from pytest_ddpscale.util.printable import one_line
 
 Use = Literal["drain", "accepted", "look", "none"]
@@ -134,16 +134,20 @@ def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:
 
 
 def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
-    """For people: host, what to do, why, and which run says so; once for a host that the same run rejects."""
+    """For people: host, what to do, why, and which run says so; once for a host that the same run rejects,
+    and for nodes of which the same is said."""
     drained = {(one.host, one.run) for one in findings if one.use == "drain"}
+    alike: dict[str, list[str]] = {}
     also = [one for one in findings if one.use == "look" and (one.host, one.run) in drained]
     for one in findings:
         if one.use == "look" and (one.host, one.run) in drained:
             continue
         evidence = [one.evidence, *(more.evidence for more in also if (more.host, more.run) == (one.host, one.run))]
-        host = "" if one.host == NOBODY else f"{one_line(one.host)}: "
-        where = one_line(str(one.run))
-        yield f"{host}{_WORDS[one.use]}: {one_line('; also '.join(evidence))} [{where}]"
+        said = f"{_WORDS[one.use]}: {one_line('; also '.join(evidence))} [{one_line(str(one.run))}]"
+        alike.setdefault(said, []).append(one.host)
+    for said, hosts in alike.items():
+        named = ", ".join(folded([one_line(host) for host in hosts if host != NOBODY]))
+        yield f"{named}: {said}" if named else said
 
 
 def tsv_lines(findings: Sequence[HostFinding]) -> Iterator[str]:

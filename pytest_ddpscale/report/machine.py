@@ -16,7 +16,7 @@ from pytest_ddpscale.run.run_record import ranks_by_host
 from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import Culprit, Judgement, Verdict
 from pytest_ddpscale.util.document import Block, Closed, Line, Listing, Note, Table, first_rows, table
-from pytest_ddpscale.util.listing import by_number, count_text, first_few
+from pytest_ddpscale.util.listing import by_number, count_text, first_few, first_nodes
 
 ALL_ROWS_UP_TO = 64
 _MOST_NAMED = 5
@@ -52,7 +52,7 @@ def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
         who = count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
         them = "them" if sound[1:] else "it"
         said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
-        yield Closed(said, [Line(first_few(sound, ALL_ROWS_UP_TO))]) if sound[1:] else Line(f"{said}.")
+        yield Closed(said, [Line(first_nodes(sound, ALL_ROWS_UP_TO))]) if sound[1:] else Line(f"{said}.")
     if coverage.unnamed_nodes:
         yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
     together = ", ".join(coverage.over_all_nodes)
@@ -99,7 +99,7 @@ def topologies(surveys: Iterable[Survey]) -> list[tuple[str, str]]:
         if survey.topology:
             hosts[survey.topology].append(survey.host)
     ordered = sorted(hosts.items(), key=lambda one: -len(one[1]))
-    return [(first_few(names, 8), matrix) for matrix, names in ordered[:_MOST_TOPOLOGIES]]
+    return [(first_nodes(names, 8), matrix) for matrix, names in ordered[:_MOST_TOPOLOGIES]]
 
 
 def hosts_table(evidence: Evidence) -> Table:

@@ -9,7 +9,7 @@ from pytest_ddpscale.report.causes import Cause, causes, warnings
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.run.run_json import WATERMARK, RunRecord
 from pytest_ddpscale.run.verdicts import CauseRecord, Judgement, NextStep
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import first_nodes
 from pytest_ddpscale.util.printable import one_line, shell_line
 
 _MOST_NAMED = 3  # requirements, metrics or workloads in one -k
@@ -67,7 +67,7 @@ def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) ->
     hosts = dict.fromkeys(one_line(host) for one in named for host in one.hosts)
     if not hosts:
         return NextStep(action)
-    where = first_few([*hosts], 2)
+    where = first_nodes(hosts, 2)
     told = {"ISOLATE": f"drain {where}; ", "CHECK": f"look at {where}: ", "MONITOR": f"watch {where}: "}
     action = f"{told[cause.category]}{action}"
     # From an imported run nothing follows for a node, nor from what only warns.

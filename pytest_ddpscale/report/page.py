@@ -68,7 +68,7 @@ from pytest_ddpscale.util.document import (
     holds,
     table,
 )
-from pytest_ddpscale.util.listing import by_number, count_text, first_few
+from pytest_ddpscale.util.listing import by_number, count_text, first_few, first_nodes
 from pytest_ddpscale.util.printable import shell_line
 
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
@@ -260,7 +260,7 @@ def _nodes_at_fault(judgement: Judgement) -> tuple[str, str, str, str, str]:
     found = [(word, hosts) for word, some in kinds if (hosts := _hosts(some))]
     word, named = found[0] if found else ("PASS" if judgement.accepts and is_whole else "INCONCLUSIVE", set[str]())
     suspected = set[str]() if named else _hosts(blocking, is_certain=False)
-    why = f"{len(suspected)} suspected: " * bool(suspected) + first_few(sorted(suspected or named, key=by_number))
+    why = f"{len(suspected)} suspected: " * bool(suspected) + first_nodes(suspected or named)
     of_all = f" of {coverage.node_count}" if coverage.node_count else ""
     return "Nodes at fault", f"{len(named)}{of_all}", why, "0", word
 
@@ -279,7 +279,7 @@ def facts(
     hosts = sorted(ranks, key=by_number)
     found = [
         ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
-        ("Nodes", f"{len(hosts)}: {first_few(hosts, 4)}" if hosts else ""),
+        ("Nodes", f"{len(hosts)}: {first_nodes(hosts, 4)}" if hosts else ""),
         ("Tested", machine.tested_text(judgement.coverage) if judgement.coverage else ""),
         ("Software", machine.software_line(versions)),
         ("When", _when(run, judgement)),

@@ -19,7 +19,7 @@ from pytest_ddpscale.run.records import GangRecord, StudyEnd, StudyStart, Traine
 from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.util import document
 from pytest_ddpscale.util.document import Bar, Line, bullets, table
-from pytest_ddpscale.util.listing import count_text
+from pytest_ddpscale.util.listing import alike, count_text
 
 REFRESH_S = 10
 LIVE = "live"  # the hole in the page
@@ -81,8 +81,8 @@ class Progress:
             case TrainedEpoch():
                 self._trained(record)
             case Unfit():
-                for host, why in record.nodes.items():
-                    self._say(f"{host} is unfit: {why}")
+                for said in alike({host: f"{host} is unfit: {why}" for host, why in record.nodes.items()}):
+                    self._say(said)
             case StudyEnd():
                 self._end(record)
             case Queued():

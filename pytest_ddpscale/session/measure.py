@@ -13,9 +13,8 @@ from uuid import uuid4
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError, SkuError
-from pytest_ddpscale.launch.container import container_of
 from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.launcher import Cluster, Launch, launchers
+from pytest_ddpscale.launch.launcher import Cluster, Launch, container_of, launchers
 from pytest_ddpscale.launch.limits import STARTUP_S, Limits
 from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
@@ -34,6 +33,7 @@ from pytest_ddpscale.session.sources import THIS_MACHINE, EvidenceSource, Machin
 from pytest_ddpscale.settings import LEAVE_OUT, MEASURE, Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, plan_of_cases
 from pytest_ddpscale.thresholds.waiver import today
+from pytest_ddpscale.util.listing import alike
 from pytest_ddpscale.util.masking import masked_arguments
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class MeasureSource(EvidenceSource):
             may_measure = settings.unfit == MEASURE and not self.machine.lacks_gpus
             # Ranks that cannot run would only fail one study after another.
             refused = self.hopeless_of(plan, surveys) if may_measure else unfit
-            return "; ".join(f"{host}: {why}" for host, why in refused.items())
+            return "; ".join(alike({host: f"{host}: {why}" for host, why in refused.items()}))
 
         supervisor = Supervisor(
             self._launch_on_nodes(), self.measured_run, self._limits(plan), listener,

@@ -33,7 +33,7 @@ from pytest_ddpscale.settings import Settings
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for, device_type, training_cases
 from pytest_ddpscale.thresholds.changes import altered_parts, own_bounds, weaker_bounds
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.listing import alike, first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class EvidenceSource(ABC):
         seen = self.evidence
         limit = self.subject.thresholds.thresholds.skus[self.subject.sku].peers.computing
         of_devices = (*rank_notes(seen, limit, verdicts), *pace_notes(seen), *device_notes(seen)) if seen else ()
-        of_run = [f"{host} was left out: {why}" for host, why in record.left_out.items()]
+        of_run = alike({host: f"{host} was left out: {why}" for host, why in record.left_out.items()})
         unbound = dict[str, dict[str, None]]()  # ranks by reason
         for gang in gangs_by_number(records).values():
             for number, rank in enumerate(gang.ranks):

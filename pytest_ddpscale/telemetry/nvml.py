@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,6 +220,9 @@ def driver_place(uuid: str) -> DriverPlace:
     return DriverPlace(int(index), _text(pci.busId), f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
 
 
+_LIBRARY_FOLDERS = (
+    *os.environ.get("LD_LIBRARY_PATH", "").split(":"), f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64",
+)  # fmt: skip
 _NAMES = ("uuid", "name", "pci_bus_id", "pci_device_id")
 _READINGS = (
     "compute_capability", "compute_mode", "memory_bytes", "memory_used_bytes", "mig_enabled", "ecc_enabled",
@@ -243,7 +247,12 @@ def read_gpus(host: str, about_to: Callable[[int], None] = lambda index: None) -
     found = Survey(host, time.time(), versions=dict.fromkeys(("driver", "cuda_driver")))
     try:
         pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+    except pynvml.NVMLError_LibraryNotFound:
+        # The library is missing, or what is there is empty, damaged or of another architecture.
+        here = [str(path) for one in _LIBRARY_FOLDERS if (path := Path(one, "libnvidia-ml.so.1")).exists()]
+        problem = f"{here[0]} cannot be loaded: damaged, or of another architecture" if here else ""
+        return replace(found, has_driver=bool(here), driver_problem=problem)
+    except pynvml.NVMLError_DriverNotLoaded:
         return found
     except pynvml.NVMLError as error:
         return replace(found, has_driver=True, driver_problem=str(error))

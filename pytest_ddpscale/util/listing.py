@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+# A name with a number in its first label, or an IPv4 address: what precedes the number, it, and what follows.
+_NUMBERED = re.compile(r"((?:\d+\.){3}|[A-Za-z_][\w-]*?)(\d{1,9})([A-Za-z_-]*(?:\.[A-Za-z][\w.-]*)?)", re.ASCII)
+_MOST_SPANS = 8  # in one pair of brackets
 
 
 def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count: int | None = None) -> str:
@@ -11,6 +15,41 @@ def first_few(names: Sequence[str], most: int = 3, separator: str = ", ", count:
     shown = names[:most]
     others = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {others} more" if shown and others > 0 else "")
+
+
+def folded(nodes: Collection[str]) -> dict[str, int]:
+    """Nodes as pdsh writes them, ``gpu[01-16,18]``, each set with the number of its nodes; in order."""
+    sets: dict[tuple[str, str | None], list[list[str]]] = {}
+    for name in sorted({*nodes}, key=lambda name: (by_number(name), name)):
+        part = _NUMBERED.fullmatch(name)
+        before, number, after = part.groups() if part else (name, "", None)
+        spans = sets.setdefault((before, after), [[]])
+        last = spans[-1][-1:]
+        if last and number != str(int(last[0]) + 1).zfill(len(last[0])):
+            spans.append([])
+        spans[-1].append(number)
+    found: dict[str, int] = {}
+    for (before, after), spans in sets.items():
+        for first in range(0, len(spans), _MOST_SPANS):
+            some = spans[first : first + _MOST_SPANS]
+            inside = ",".join("-".join(dict.fromkeys((span[0], span[-1]))) for span in some)
+            count = sum(map(len, some))
+            found[f"{before}{f'[{inside}]' if count > 1 else inside}{after or ''}"] = count
+    return found
+
+
+def first_nodes(nodes: Collection[str], most: int = 3) -> str:
+    """The first `most` sets of nodes, and the number of other nodes: ``gpu[01-16], login and 9 more``."""
+    sets = folded(nodes)
+    return first_few([*sets], most, count=min(len(sets), most) + sum([*sets.values()][most:]))
+
+
+def alike(said: Mapping[str, str]) -> list[str]:
+    """What is said of each node, beginning with its name; once for nodes of which the same is said."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in said.items():
+        nodes.setdefault(text.replace(node, "\0"), []).append(node)
+    return [text.replace("\0", first_nodes(of), 1).replace("\0", of[0]) for text, of in nodes.items()]
 
 
 def by_number(name: str) -> list[tuple[int, str]]:

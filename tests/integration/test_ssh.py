@@ -112,7 +112,7 @@ def test_a_python_without_the_package_is_told(hosts: SshLab, tmp_path: Path) -> 
     python = f"{sys.base_prefix}/bin/python3"
     found = ended(hosts, tmp_path, hosts="n1,n2", remote_python=python)
     assert found.startswith(
-        f"error: n1: pytest-ddpscale is not installed for {python} there: install version {__version__}, or name"
+        f"error: n[1-2]: pytest-ddpscale is not installed for {python} there: install version {__version__}, or name"
     )
     assert ended(hosts, tmp_path / "2", hosts="n1", remote_python="/no/python").startswith(
         "error: n1: /no/python cannot be started there: name its Python with --ddp-remote-python"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.container import NO_CONTAINER, Container, container_of
+from pytest_ddpscale.launch.launcher import NO_CONTAINER, Container, container_of
 
 
 def on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pytest_ddpscale.launch.supervisor import wanted_arms
+from pytest_ddpscale.launch.launcher import Launch
+from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.run.rank_folder import WantedArms
-from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice
 from pytest_ddpscale.run.records import RoundEnd, StudyEnd, StudyStart, WarmUp
+from pytest_ddpscale.run.run_directory import RunDirectory
+from tests.builders.launches import slurm
 
 
 class JudgeAfter:
@@ -25,16 +31,22 @@ class JudgeAfter:
         return ["alone"] if len(mine) < self.enough else []
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run")
+
+
 @pytest.mark.parametrize(("enough", "arms"), [(2, ("alone",)), (1, ())])
-def test_the_end_of_a_round_is_answered(enough: int, arms: tuple[str, ...]) -> None:
+def test_the_end_of_a_round_is_answered(run: RunDirectory, enough: int, arms: tuple[str, ...]) -> None:
     judge = JudgeAfter(enough)
-    assert wanted_arms(judge, WarmUp(study="weak/r", arm="alone", first_block_s=1.0)) is None
-    answer = wanted_arms(judge, RoundEnd(study="weak/r", round=4, arms=()))
-    assert answer == WantedArms("weak/r", 4, arms)
-
-
-def test_other_records_are_heard_and_not_answered() -> None:
-    judge = JudgeAfter(0)
-    others: list[AnyRecord] = [StudyStart(study="weak/r", unix_s=1.0), StudyEnd("weak/r", "rounds")]
-    assert [wanted_arms(judge, record) for record in others] == [None] * 2
-    assert judge.heard == others
+    supervisor = Supervisor(Launch(slurm(), {}), run, Limits(), judge=judge)
+    records: list[AnyRecord | Notice] = [
+        StudyStart(study="weak/r", unix_s=1.0),
+        WarmUp(study="weak/r", arm="alone", first_block_s=1.0),
+        Idle(),
+        RoundEnd(study="weak/r", round=4, arms=()),
+        StudyEnd("weak/r", "rounds"),
+    ]
+    answers = [supervisor.hear(record) for record in records]
+    assert answers == [None, None, None, WantedArms("weak/r", 4, arms), None]
+    assert judge.heard == [record for record in records if not isinstance(record, Notice)]

@@ -64,9 +64,9 @@ def test_the_cluster_is_the_hosts_that_are_named(tmp_path: Path) -> None:
 
 def test_without_ssh_or_the_command_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OptionError, match=r"^--ddp-launcher: ssh is not on PATH; expected OpenSSH's client"):
+    with pytest.raises(OptionError, match=r"^--ddp-launcher=ssh: ssh is not on PATH; expected a program"):
         SshLauncher(settings(hosts="n1"), {}).cluster(plans_only=False)
-    with pytest.raises(OptionError, match=r"^--ddp-exec: kubectl is not on PATH"):
+    with pytest.raises(OptionError, match=r"^--ddp-launcher=exec: kubectl is not on PATH"):
         ExecLauncher(settings(hosts="n1", exec="kubectl exec -i {host} --"), {}).cluster(plans_only=False)
     SshLauncher(settings(hosts="n1"), {}).cluster(plans_only=True)
 
@@ -76,25 +76,24 @@ def commands(launcher: PerHostLauncher, *hosts: str) -> list[tuple[str, list[str
 
 
 def test_ssh_starts_an_agent_on_each_host_by_one_word_for_its_shell() -> None:
-    first, second = commands(SshLauncher(settings(), {}), "n1", "n2")
+    first, second = commands(SshLauncher(settings(hosts="n1,ops@n2"), {}), "n1", "n2")
     host, command = second
     assert (first[0], host) == ("n1", "n2")
     assert command[:4] == ["ssh", "-T", "-x", "-a"]
     assert command[4:-3:2] == ["-o"] * 5
     assert {"BatchMode=yes", "ConnectTimeout=15", "ControlPath=none"} <= set(command)
-    assert command[-3:-1] == ["--", "n2"]
+    assert command[-3:-1] == ["--", "ops@n2"]
     assert shlex.split(command[-1]) == ["exec", *AGENT, "--node=1", "--host=n2"]
 
 
 def test_the_python_of_the_hosts_may_be_another_one() -> None:
-    [(_, command)] = commands(SshLauncher(settings(remote_python="/opt/my python/bin/python3"), {}), "n1")
+    [(_, command)] = commands(SshLauncher(settings(hosts="n1", remote_python="/opt/my python/bin/python3"), {}), "n1")
     assert shlex.split(command[-1])[1] == "/opt/my python/bin/python3"
 
 
 def test_a_command_of_the_users_is_started_for_each_host_without_a_shell() -> None:
-    launcher = ExecLauncher(
-        settings(exec="kubectl exec -n 'my jobs' -i pod/{host} -c {host}-c --", remote_python="p"), {}
-    )
+    command = "kubectl exec -n 'my jobs' -i pod/{host} -c {host}-c --"
+    launcher = ExecLauncher(settings(hosts="w-0", exec=command, remote_python="p"), {})
     assert commands(launcher, "w-0") == [
         ("w-0", ["kubectl", "exec", "-n", "my jobs", "-i", "pod/w-0", "-c", "w-0-c", "--", "p", *AGENT[1:], "--node=0",
                  "--host=w-0"]),
@@ -127,7 +126,7 @@ def test_a_command_that_names_no_host_is_refused(command: str) -> None:
     ],
 )  # fmt: skip
 def test_why_an_agent_did_not_come_up_is_one_sentence(code: int, lines: list[str], expected: str) -> None:
-    assert SshLauncher(settings(), {}).why_not_up("n2", code, lines) == expected
+    assert SshLauncher(settings(hosts="n2"), {}).why_not_up("n2", code, lines) == expected
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a character device", "a directory"])

@@ -6,8 +6,12 @@ The gangs are scripted: each writes the records it is told to, and ends as it is
 from __future__ import annotations
 
 import json
+import re
 import signal
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Task
+from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
@@ -30,6 +34,7 @@ from pytest_ddpscale.run.records import GpuErrors, RankGpuError, StudyEnd, Study
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.builders.json_types import read_as
 from tests.builders.launches import slurm
+from tests.tables import assert_approved, each_block
 
 ON_A_NODE, TOO = (
     Study("weak", Workload(name, ImageFamily("resnet18"), "fp32", 4), (Arm("ddp", 2, 4),), 5, 1.0, 1.0)
@@ -124,61 +129,45 @@ def test_one_gang_is_enough_if_nothing_goes_wrong(stage: Stage) -> None:
     assert read_as(Plan, json.loads(bytes(task.assignment.plan))) == PLAN
 
 
-def test_the_study_in_which_it_died_is_an_error_and_the_next_goes_on(stage: Stage) -> None:
-    ends = stage.supervise(Act((IDS[0],), DIED, dies_in=IDS[1]), Act((IDS[2],)))
-    assert ends == {IDS[0]: ("rounds", ""), IDS[1]: ("error", DIED.why), IDS[2]: ("rounds", "")}
-    assert stage.studies(1) == [IDS[2]]
-    assert stage.tasks[0].gang_id != stage.tasks[1].gang_id
-    assert stage.started[1][2] == stage.run.logs / "gang-1.log"
+TABLE = Path(__file__).with_name("relaunches.txt")
 
 
-def test_one_that_died_before_any_study_is_not_tried_for_every_study(stage: Stage) -> None:
-    assert stage.supervise(Act((), DIED)) == dict.fromkeys(IDS, ("error", DIED.why))
+def acted(text: str) -> Act:
+    """``weak/r weak/v dies=strong/r lost=n2: why``: studies a gang measures, and how it ends."""
+    does, _, why = text.partition(": ")
+    studies, given = [word for word in does.split() if "=" not in word], dict(re.findall(r"(\w+)=(\S*)", does))
+    if "signal" in given:
+        return Act(tuple(studies), KeyboardInterrupt(given["signal"]), given.get("dies"))
+    errors: tuple[RankGpuError, ...] = ()
+    if "gpu" in given or "peer" in given:
+        study, _, arm = given.get("gpu", "").partition(",")
+        place = Place("n2", 1, "GPU-7")
+        errors = (RankGpuError(place, "unknown error", False, study or None, arm or None, peer=given.get("peer", "")),)
+    lost, interrupted = tuple(filter(None, [given.get("lost")])), "the job was preempted" * ("preempted" in given)
+    end = GangEnd(None if why else 0, why, interrupted, lost, gpu_errors=errors)
+    return Act(tuple(studies), end, given.get("dies"))
 
 
-def test_once_a_gang_has_measured_one_that_cannot_start_has_another_try(stage: Stage) -> None:
-    """A port or a device may not be free again at once."""
-    first = Act((), DIED, dies_in=IDS[0])
-    ends = stage.supervise(first, Act((), GangEnd(1, "no port")), Act(tuple(IDS[1:])))
-    assert ends == {IDS[0]: ("error", DIED.why), IDS[1]: ("rounds", ""), IDS[2]: ("rounds", "")}
-
-
-def test_and_no_more_than_one(stage: Stage) -> None:
-    first = Act((), DIED, dies_in=IDS[0])
-    ends = stage.supervise(first, Act((), GangEnd(1, "no port")), Act((), GangEnd(1, "still no port")))
-    assert [ends[study] for study in IDS[1:]] == [("error", "still no port")] * 2
-
-
-def test_a_lost_node_is_left_out_and_what_needs_it_is_an_error(stage: Stage) -> None:
-    lost = GangEnd(None, "n2 was silent for 30 s", lost_hosts=("n2",))
-    ends = stage.supervise(Act((), lost, dies_in=IDS[0]), Act((IDS[2],)))
-    assert ends == {
-        IDS[0]: ("error", lost.why),
-        IDS[1]: ("error", "needs all 3 nodes, but n2 was lost before"),
-        IDS[2]: ("rounds", ""),
-    }
-    task, launch, _ = stage.started[1]
-    assert (task.nodes, launch.nodes, launch.hosts) == (2, 2, ("n1", "n3"))
-
-
-def test_what_slurm_ends_is_interrupted_and_no_gang_follows(stage: Stage) -> None:
-    end = replace(gpu_error(IDS[1]), interrupted="the job was preempted")
-    ends = stage.supervise(Act((IDS[0],), end, dies_in=IDS[1]))
-    assert ends == {IDS[0]: ("rounds", "")} | dict.fromkeys(IDS[1:], ("interrupted", "the job was preempted"))
-    assert not any(isinstance(one, GpuErrors) for one in stage.run.read_records())
-
-
-@pytest.mark.parametrize(
-    ("interrupt", "why"),
-    [(KeyboardInterrupt(), "Ctrl-C was pressed"), (KeyboardInterrupt("SIGTERM"), "SIGTERM was received")],
-)
-def test_what_a_person_ends_is_interrupted_too(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, interrupt: KeyboardInterrupt, why: str
-) -> None:
+@each_block(TABLE)
+def test_another_gang_goes_on(block: str, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case of relaunches.txt: what each gang does, one after the other."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(KeyboardInterrupt):
-        stage.supervise(Act((IDS[0],), interrupt, dies_in=IDS[1]))
-    assert stage.ends == {IDS[0]: ("rounds", "")} | dict.fromkeys(IDS[1:], ("interrupted", why))
+
+    def told(case: str) -> Iterator[str]:
+        stage.run, stage.started = RunDirectory.create(tmp_path / str(zlib.crc32(case.encode()))), []
+        with suppress(KeyboardInterrupt):
+            stage.supervise(*map(acted, case.split(" > ")))
+        assert len({task.gang_id for task in stage.tasks}) == len(stage.started)
+        for task, launch, log in stage.started:
+            assert task.nodes == launch.nodes
+            yield f"{log.name}: {' '.join(task.assignment.studies)} on {' '.join(launch.hosts)}, {task.nodes} nodes"
+        yield from (f"{study} {reason}{why and ': '}{why}" for study, (reason, why) in stage.ends.items())
+        for one in stage.run.read_records():
+            if isinstance(one, GpuErrors):
+                peers = [(error.place.uuid, error.peers) for error in one.errors]
+                yield f"gang {one.gang} of {one.ranks} ranks, in {' '.join(one.studies)}: {peers}"
+
+    assert_approved(TABLE, block, told)
 
 
 def test_a_signal_is_explained_by_slurm_if_it_can(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +175,6 @@ def test_a_signal_is_explained_by_slurm_if_it_can(stage: Stage, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         stage.supervise(Act((), KeyboardInterrupt(signal.SIGTERM.name)))
     assert set(stage.ends.values()) == {("interrupted", "the job reached its time limit of 1:00")}
-
-
-def test_reports_of_ranks_are_kept_beside_their_logs(stage: Stage) -> None:
-    report = Failed(node=1, host="n2", local_rank=1, rank=3, type="ValueError")
-    end = GangEnd(None, "rank 3 failed", failures=(report, Failed(node=0, host="n1", local_rank=0)))
-    stage.supervise(Act((), end))
-    folder = stage.run.logs / "gang-0"
-    found = json.loads((folder / "rank-3.error.json").read_text())
-    assert (found["rank"], found["host"], found["type"]) == (3, "n2", "ValueError")
-    assert (folder / "rank--1.error.json").exists()
 
 
 def test_a_torn_record_is_cut_before_others_follow(stage: Stage) -> None:
@@ -240,34 +219,3 @@ def test_a_gang_that_dies_while_it_profiles_costs_the_profile_and_nothing_else(s
     supervisor.measure(PLAN)
     assert stage.ends == dict.fromkeys(IDS, ("rounds", ""))
     assert [task.assignment.profile_steps for task in stage.tasks] == [2, 2, 2]
-
-
-def gpu_error(study: str | None, arm: str | None = None) -> GangEnd:
-    place, error = Place("n2", 1, "GPU-7"), "CUDA error: unspecified launch failure"
-    ended = RankGpuError(place=place, error=error, study=study, arm=arm)
-    return GangEnd(None, "rank 3 on n2, GPU 7 (GPU-7), failed", gpu_errors=(ended,))
-
-
-def test_an_error_of_a_gpu_is_recorded_with_the_number_of_its_peers(stage: Stage) -> None:
-    stage.supervise(
-        Act((), gpu_error("weak/r", "ddp@2"), dies_in="weak/r"),
-        Act((), gpu_error("strong/r", "ddp@6"), dies_in="strong/r"),
-        Act(("weak/v",)),
-    )
-    found = [one for one in stage.run.read_records() if isinstance(one, GpuErrors)]
-    assert [(one.gang, one.ranks, one.studies) for one in found] == [(0, 6, ("weak/r",)), (1, 6, ("strong/r",))]
-    assert [(error.place.uuid, error.peers) for one in found for error in one.errors] == [("GPU-7", 5), ("GPU-7", 5)]
-
-
-def test_a_gang_that_a_link_ends_before_its_first_study_is_not_tried_again(stage: Stage) -> None:
-    lost = RankGpuError(Place("n1", 0), "n2 did not answer", peer="10.0.0.2")
-    stage.supervise(Act((), GangEnd(None, "n2 did not answer", gpu_errors=(lost,))))
-    assert len(stage.started) == 1
-
-
-def test_a_gang_that_a_gpu_ends_before_its_first_study_is_tried_once_more(stage: Stage) -> None:
-    ends = stage.supervise(Act((), gpu_error(None)), Act((), gpu_error(None)))
-    assert {reason for reason, _ in ends.values()} == {"error"}
-    assert len(stage.started) == 2
-    found = [one for one in stage.run.read_records() if isinstance(one, GpuErrors)]
-    assert [error.peers for one in found for error in one.errors] == [5, 5]

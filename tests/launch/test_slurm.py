@@ -3,99 +3,43 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from pytest_ddpscale.launch import slurm as slurm_module
-from pytest_ddpscale.launch.container import Container
-from pytest_ddpscale.launch.launcher import AgentProcess, Launch
-from pytest_ddpscale.launch.slurm import SlurmLauncher, allocated_hosts, reason_of
+from pytest_ddpscale.launch.launcher import AgentProcess, Container, Launch
+from pytest_ddpscale.launch.slurm import allocated_hosts, reason_of
 from tests.builders.launches import slurm
+from tests.tables import assert_approved, each_block
 
-SRUN = [
-    "srun", "--job-name=ddpscale-g1", "--ntasks-per-node=1", "--export=ALL", "--cpu-bind=none", "--kill-on-bad-exit=0",
-    "--wait=0", "--no-kill",
-]  # fmt: skip
-AGENT = ["-m", "pytest_ddpscale.node", "--node-from=SLURM_PROCID", "--host-from=SLURMD_NODENAME"]
+TABLE = Path(__file__).with_name("slurm.txt")
+GANG = "abcd" * 4
 
 
-def command(launcher: SlurmLauncher, *hosts: str, nodes: int = 2, **changes: object) -> list[str]:
-    """What starts a gang's agents, all of them."""
-    [process] = launcher.processes(Launch(launcher, {}, hosts, nodes=nodes, **{"gang_id": "g1", **changes}))  # type: ignore[arg-type]
-    assert process == AgentProcess(process.command, host="")
-    return process.command
+@each_block(TABLE)
+def test_how_srun_starts_the_agents_of_a_gang(block: str) -> None:
+    """A case of slurm.txt: hosts of an allocation, or how many nodes; device, image and the user's arguments."""
 
+    def told(case: str) -> Iterator[str]:
+        hosts, device, image, *own = shlex.split(case)
+        launcher = slurm(slurm_args=shlex.join(own), gpus_per_node="8") if own else slurm(gpus_per_node="8")
+        nodes = int(hosts) if hosts.isdigit() else len(hosts.split(","))
+        container = Container(launcher.image_arguments(image), (), "python3") if image.endswith("sqsh") else Container()
+        container = Container((), ("apptainer", "exec", image), "python3") if image.endswith("sif") else container
+        allocated = () if hosts.isdigit() else tuple(hosts.split(","))
+        launch = Launch(launcher, {}, allocated, "cuda" if device == "cuda" else "cpu", container, nodes, GANG)
+        [process] = launcher.processes(launch)
+        assert process == AgentProcess(process.command, host="")
+        yield shlex.join(process.command).replace(sys.executable, "PYTHON")
 
-def test_inside_an_allocation_one_agent_on_each_of_its_nodes() -> None:
-    assert command(slurm(), "n1", "n2", "n7", nodes=3) == [
-        *SRUN, "--nodes=3", "--ntasks=3", "--overlap", "--nodelist=n1,n2,n7", sys.executable, *AGENT,
-    ]  # fmt: skip
-
-
-def test_elsewhere_slurm_chooses_the_nodes() -> None:
-    assert command(slurm()) == [*SRUN, "--nodes=2", "--ntasks=2", sys.executable, *AGENT]
-
-
-def test_the_users_arguments_come_last_so_that_they_win() -> None:
-    launcher = slurm(slurm_args="--partition=gpu --exclusive --cpu-bind=cores")
-    assert command(launcher) == [
-        *SRUN, "--nodes=2", "--ntasks=2", "--partition=gpu", "--exclusive", "--cpu-bind=cores", sys.executable, *AGENT,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("exclusive", ["--exclusive", "--exclusive=user"])
-def test_whole_nodes_are_asked_for_with_an_allocation_and_not_within_it(exclusive: str) -> None:
-    """srun refuses --exclusive beside --overlap, and of a step it means as many cores as tasks."""
-    launcher = slurm(slurm_args=f"--partition=gpu {exclusive}")
-    assert exclusive in command(launcher)
-    assert "--overlap" not in command(launcher)
-    within = command(launcher, "n1", "n2")
-    assert "--overlap" in within
-    assert "--partition=gpu" in within
-    assert exclusive not in within
-
-
-def test_a_job_to_be_made_has_gpus_unless_the_user_names_them() -> None:
-    for asked, arguments in [
-        ("--partition=gpu", ["--gpus-per-node=8", "--partition=gpu"]),
-        ("--gpu-bind=none", ["--gpus-per-node=8", "--gpu-bind=none"]),
-        ("--gres-flags=x", ["--gpus-per-node=8", "--gres-flags=x"]),
-        ("--gpus=16", ["--gpus=16"]),
-        ("-G 16", ["-G", "16"]),
-        ("-G8", ["-G8"]),
-        ("--gres=gpu:8", ["--gres=gpu:8"]),
-        ("--tres-per-task=gres/gpu:8", ["--tres-per-task=gres/gpu:8"]),
-    ]:
-        launcher = slurm(slurm_args=asked, gpus_per_node="8")
-        start = [*SRUN, "--nodes=2", "--ntasks=2"]
-        assert command(launcher, device_type="cuda") == [*start, *arguments, sys.executable, *AGENT]
-        assert "--gpus-per-node=8" not in command(launcher, device_type="cpu")
-        assert "--gpus-per-node=8" not in command(launcher, "n1", "n2", device_type="cuda")
-
-
-def test_each_gang_has_a_job_or_step_name_of_its_own() -> None:
-    one, other = (command(slurm(), gang_id=name * 16) for name in ("ab", "cd"))
-    assert (one[1], other[1]) == ("--job-name=ddpscale-abababab", "--job-name=ddpscale-cdcdcdcd")
-
-
-def test_pyxis_is_told_to_srun_and_the_images_interpreter_is_used() -> None:
-    container = Container(slurm().image_arguments("image.sqsh"), (), "python3")
-    assert command(slurm(slurm_args="--partition=gpu"), "n1", "n2", container=container) == [
-        *SRUN, "--nodes=2", "--ntasks=2", "--overlap", "--nodelist=n1,n2", "--container-image=image.sqsh",
-        "--partition=gpu", "python3", *AGENT,
-    ]  # fmt: skip
-
-
-def test_apptainer_is_started_by_srun() -> None:
-    container = Container((), ("apptainer", "exec", "image.sif"), "python3")
-    assert command(slurm(), nodes=1, container=container) == [
-        *SRUN, "--nodes=1", "--ntasks=1", "apptainer", "exec", "image.sif", "python3", *AGENT,
-    ]  # fmt: skip
+    assert_approved(TABLE, block, told)
 
 
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
@@ -143,6 +87,10 @@ def test_the_reason_for_a_signal() -> None:
         (job("REQUEUE_HOLD Reason=None"), "the job was requeued"),
         (job("PREEMPTED Reason=None", "2026-11-21T19:37:40"), "the job was preempted"),
         (job(preempted="2026-11-21T19:37:49"), "the job was preempted"),
+        (job("NODE_FAIL Reason=NodeDown"), "a node of the job failed"),
+        (job("COMPLETING Reason=NodeDown", "2026-11-21T19:37:49"), "a node of the job failed"),
+        (job("OUT_OF_MEMORY Reason=OutOfMemory"), "the job ran out of memory"),
+        (job("DEADLINE Reason=DeadLine"), "the job reached its deadline"),
         ("", ""),
         ("slurm_load_jobs error: Invalid job id specified", ""),
     ]:  # fmt: skip
@@ -181,13 +129,12 @@ def test_what_ends_by_itself_was_not_ended_by_slurm() -> None:
         assert slurm().why_ended(lines) == ""
 
 
-def test_nodes_that_slurm_gave_up_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_slurm_gave_up_are_named_once() -> None:
     lines = ["srun: error: Node failure on n3", "Node failure on n9", "srun: error: Node failure on n3"]
     assert slurm().given_up(lines) == ("n3",)
     assert slurm().given_up(["srun: error: n1: task 0: Killed"]) == ()
-    scontrol(tmp_path, monkeypatch, '[ "$3" = "n[4-5]" ] && printf "n4\\nn5\\n"')
     assert slurm().given_up([*lines, "srun: error: Node failure on n[4-5]"]) == ("n3", "n4", "n5")
-    assert slurm().given_up(["srun: error: Node failure on n[4-6]"]) == (), "nobody can tell"
+    assert slurm().given_up(["srun: error: Node failure on n["]) == (), "nobody can tell"
 
 
 def test_what_srun_says_of_its_wait() -> None:
@@ -216,10 +163,7 @@ def test_outside_of_a_job_there_is_no_allocation() -> None:
         assert allocated_hosts(environ) == ()
 
 
-def test_one_node_needs_no_help_and_several_are_named_by_scontrol(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scontrol(tmp_path, monkeypatch, '[ "$3" = "n[1-2],m07" ] && printf "n1\\nn2\\nm07\\n"')
+def test_its_nodes_are_those_of_the_job() -> None:
     assert allocated_hosts({"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n1"}) == ("n1",)
     environ = {"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n[1-2],m07"}
     assert allocated_hosts(environ) == ("n1", "n2", "m07")

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.container import Container
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Container, Launch
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher, launch_here
 from tests.builders.launches import settings
 

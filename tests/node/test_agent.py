@@ -127,7 +127,6 @@ def test_who_is_not_known_by_name_is_met_at_an_address_of_its_own(start: Run) ->
 @pytest.mark.parametrize(
     "orders",
     [
-        b"",  # the supervisor, or srun, is gone
         LET_GO,
         encode_order(Stay()) + LET_GO,
         encode_order(task()) + LET_GO,
@@ -140,6 +139,19 @@ def test_it_ends_in_order_when_nobody_wants_it_any_more(start: Run, orders: byte
     next_message(process)
     assert rest(process, orders) == [Exit(node=0, host=socket.gethostname())]
     assert process.returncode == 0
+
+
+@rows("stdin", [subprocess.PIPE, subprocess.DEVNULL])
+def test_an_input_that_was_not_passed_on_is_told(stdin: int) -> None:
+    """As of `kubectl exec` without -i."""
+    command = [sys.executable, "-m", "pytest_ddpscale.node"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe) as process:
+        output, errors = process.communicate(timeout=60)
+    _, ended = map(decode_news, output.splitlines())
+    assert isinstance(ended, Exit)
+    assert (ended.code, process.returncode) == (1, 1)
+    assert errors.startswith(b"nothing came on the agent's standard input: pass it on, as `kubectl exec -i`")
 
 
 def test_an_order_may_come_in_pieces(start: Run) -> None:

@@ -130,6 +130,18 @@ def test_a_driver_that_does_not_work_leaves_the_rest_of_the_survey(node: PlayedM
     assert set(found.free_bytes) == {"shared_memory", "temporary"}
 
 
+def test_a_drivers_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    library.touch()
+    command = [sys.executable, "-m", "pytest_ddpscale.node.survey", "--host=n7", "--post-mortem"]
+    done = subprocess.run(
+        command, env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, timeout=60, check=True
+    )
+    found = decode(msgspec.json.Decoder(Survey), done.stdout.splitlines()[-1])
+    problem = f"{library} cannot be loaded: damaged, or of another architecture"
+    assert (found.has_driver, found.driver_problem, found.problem) == (True, problem, "")
+
+
 def outcome(command: Command) -> Survey:
     """What comes of it."""
     deadline_s = time.monotonic() + 30

@@ -188,11 +188,11 @@ def test_a_large_machine_stays_readable() -> None:
     paths = tuple(PathCoverage(0, other, 20.0 + other, 1) for other in range(1, 100))
     judgement, evidence = replace(JUDGEMENT, coverage=Coverage(nodes, paths=paths)), replace(EVIDENCE, gangs=[gang])
     ticket = ticket_of(judgement, RUN, evidence)
-    assert "800 × B200\n- Nodes: 100: n0, n1, n2, n3 and 96 more" in ticket
+    assert "800 × B200\n- Nodes: 100: n[0-99]" in ticket
     assert "GPU-11" not in ticket
     page = page_text(page_of(judgement, RUN, evidence))
     assert re.findall(r"(\d+) more: (\S+) lists all", page) == [("36", "measurements.jsonl")]
-    assert re.search(r"n6[0-9] and \d+ more\n", page)
+    assert "\nn[0-99]\n" in page
 
 
 def test_hosts_have_clock_and_temperature_of_each_gpu_at_the_end_of_a_stretch() -> None:

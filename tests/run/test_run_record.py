@@ -181,8 +181,8 @@ MANY = " ".join(f"node{number:04}:0" for number in range(500))
         (
             [f"{MANY} = weak/r", f"{MANY.partition(' ')[2]} = strong/r"],
             hosts_differ(
-                "strong/r on node0001, node0002, node0003 and 496 more",
-                "weak/r on node0000, node0001, node0002 and 497 more",
+                "strong/r on node[0001-0499]",
+                "weak/r on node[0000-0499]",
             ),
         ),
         (

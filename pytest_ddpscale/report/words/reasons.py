@@ -19,7 +19,7 @@ from pytest_ddpscale.run.reason import Reason
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import count_text, first_few
+from pytest_ddpscale.util.listing import count_text, first_few, first_nodes
 
 Entry: TypeAlias = str | Callable[..., str]
 
@@ -39,10 +39,13 @@ def _said(arg: Any) -> Any:
 
 
 class Listed(list[Any]):
-    """Arguments of which a sentence lists the first few; a format is the separator of all, ``; …`` of the first few."""
+    """Arguments of which a sentence lists the first few; a format is the separator of all, ``; …`` of the first few;
+    with ``nodes`` their names are folded."""
 
     def __format__(self, spec: str) -> str:
         names = [*map(str, self)]
+        if spec == "nodes":
+            return first_nodes(names)
         if spec.endswith("…"):
             return first_few(names, separator=spec[:-1])
         return spec.join(names) if spec else first_few(names)
@@ -96,8 +99,10 @@ def _node_alone(metric: str, value: float, unit: str, others: int, median: float
 
 
 def _nodes_missing(there: Listed, planned: int, absent: Listed, whys: Listed) -> str:
-    told = there, planned, absent, Listed(sorted({*whys}))
-    return "measured on {0:#} of {1} nodes{0:? (@)}{2:?; missing: @}{3:?: @}".format(*map(_Words, told))
+    who = f" ({there:nodes})" if there else ""
+    missing = f"; missing: {absent:nodes}" if absent else ""
+    why = f": {Listed(sorted({*whys}))}" if whys else ""
+    return f"measured on {len(there)} of {planned} nodes{who}{missing}{why}"
 
 
 def _misses(requirement: str, failed: int, of: int, noun: str, value: float, kind: str, others: float | None) -> str:
@@ -213,7 +218,7 @@ SENTENCES: Mapping[str, Entry] = {
     "implausible": "implausible",
     "by-variable": "{} set ({}), so this says nothing of the hardware",
     "variable": lambda text, hosts, what, effect, why: (
-        f"{text}{f' on {hosts}' if hosts else ''}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
+        f"{text}{f' on {hosts:nodes}' if hosts else ''}: {what}{f'; on purpose: {why}' if why else _VARIABLES[effect]}"
     ),
     "sustained": "the last {4:.0f} s of {5:.0f} s of {0} in one stretch reach {1:.1f%} of the pace of the rounds "
     "({2:.1f%} to {3:.1f%}){7:? on @, the slowest node}{6:?: the paces of this workload are judged times that}",
@@ -423,11 +428,11 @@ SENTENCES: Mapping[str, Entry] = {
     "never-waives-between-nodes": "{}: not applied, a result between nodes cannot be waived",
     "unseen-loss": _unseen_loss,
     # run
-    "other-hosts": "studies were measured on different hosts: {} on {}, {} on {}",
+    "other-hosts": "studies were measured on different hosts: {} on {:nodes}, {} on {:nodes}",
     "other-devices": "studies were measured on different devices: {} and {} differ in {}",
     "studies-with-other-software": "studies were measured with different software: {} with {} {}, {} with {} {}",
     "ranks-with-other-software": "ranks were measured with different software: {} with {} {}, {} with {} {}",
-    "other-nodes-surveyed": "measured on {}, but the surveyed nodes are {}",
+    "other-nodes-surveyed": "measured on {:nodes}, but the surveyed nodes are {:nodes}",
     "sessions": "measured in several sessions: resumed {:, }",
     "measured-again": "measured again when resumed (earlier attempts: superseded.jsonl): {}",
     "other-thresholds": "judged by another thresholds file than at the start, whose bounds decided when studies ended",
