@@ -6,6 +6,7 @@ and decides nothing itself. Hosts of ISOLATE causes are drained, the others that
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -136,15 +137,17 @@ def settled(findings: Sequence[HostFinding]) -> list[HostFinding]:
 def text_lines(findings: Sequence[HostFinding]) -> Iterator[str]:
     """For people: host, what to do, why, and which run says so; once for a host that the same run rejects,
     and for nodes of which the same is said."""
-    drained = {(one.host, one.run) for one in findings if one.use == "drain"}
-    alike: dict[str, list[str]] = {}
-    also = [one for one in findings if one.use == "look" and (one.host, one.run) in drained]
-    for one in findings:
-        if one.use == "look" and (one.host, one.run) in drained:
-            continue
-        evidence = [one.evidence, *(more.evidence for more in also if (more.host, more.run) == (one.host, one.run))]
-        said = f"{_WORDS[one.use]}: {one_line('; also '.join(evidence))} [{one_line(str(one.run))}]"
-        alike.setdefault(said, []).append(one.host)
+    drained = {(one.host, one.run): [one.evidence] for one in findings if one.use == "drain"}
+    alike = defaultdict[str, list[str]](list)
+
+    def is_told(one: HostFinding) -> bool:
+        return one.use == "look" and (one.host, one.run) in drained
+
+    for one in filter(is_told, findings):
+        drained[one.host, one.run].append(one.evidence)
+    for one in itertools.filterfalse(is_told, findings):
+        evidence = "; also ".join(drained.get((one.host, one.run), [one.evidence]))
+        alike[f"{_WORDS[one.use]}: {one_line(evidence)} [{one_line(str(one.run))}]"].append(one.host)
     for said, hosts in alike.items():
         named = ", ".join(folded([one_line(host) for host in hosts if host != NOBODY]))
         yield f"{named}: {said}" if named else said

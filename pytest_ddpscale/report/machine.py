@@ -47,12 +47,10 @@ def machine_blocks(judgement: Judgement, evidence: Evidence) -> Iterator[Block]:
     shown = first_rows(table(_TITLES, rows, caption=_OF_NODES, style="nodes"), ALL_ROWS_UP_TO)
     notes = ([tested.get(host, _UNKNOWN)[0], *_remarks(named[host])] for host in troubled[:ALL_ROWS_UP_TO])
     yield replace(shown, below={number: Note(lines) for number, lines in enumerate(notes, 1)})
-    sound = sorted(known - named.keys(), key=by_number)
-    if sound:
-        who = count_text(len(sound), "other node" if named else "node") if named or sound[1:] else sound[0]
-        them = "them" if sound[1:] else "it"
-        said = f"{who}: {f'no failure names {them}' if missed else 'all requirements met'}"
-        yield Closed(said, [Line(first_nodes(sound, ALL_ROWS_UP_TO))]) if sound[1:] else Line(f"{said}.")
+    if sound := known - named.keys():
+        who = count_text(len(sound), "other node" if named else "node")
+        said = f"{who}: {'named by no failure' if missed else 'all requirements met'}"
+        yield Closed(said, [Line(first_nodes(sound, ALL_ROWS_UP_TO))])
     if coverage.unnamed_nodes:
         yield Line(f"{count_text(coverage.unnamed_nodes, 'further node')} never answered.")
     together = ", ".join(coverage.over_all_nodes)

@@ -64,7 +64,7 @@ def _look_or_drain(cause: Cause, judgement: Judgement, run: RunRecord | None) ->
         return NextStep("a simulation accepts no machine; --ddp-rehearse shows what a measured one would get")
     action = CAUSES[cause.id].action
     named = [one for one in cause.culprits if one.is_certain or cause.category != "ISOLATE"]
-    hosts = dict.fromkeys(one_line(host) for one in named for host in one.hosts)
+    hosts = {one_line(host) for one in named for host in one.hosts}
     if not hosts:
         return NextStep(action)
     where = first_nodes(hosts, 2)

@@ -68,7 +68,7 @@ from pytest_ddpscale.util.document import (
     holds,
     table,
 )
-from pytest_ddpscale.util.listing import by_number, count_text, first_few, first_nodes
+from pytest_ddpscale.util.listing import count_text, first_few, first_nodes
 from pytest_ddpscale.util.printable import shell_line
 
 _FIRST_FIGURES = ("heat-map", "pair-matrix", "weak-efficiency", "weak-throughput")
@@ -276,10 +276,9 @@ def facts(
     ranks = ranks_by_host(gangs)
     names = Counter(one.device_name or "device of unknown name" for host in ranks.values() for one in host)
     devices = ", ".join(f"{count} × {name}" for name, count in names.items())
-    hosts = sorted(ranks, key=by_number)
     found = [
         ("Tested as", f"{judgement.sku}{f': {devices}' if devices else ''}"),
-        ("Nodes", f"{len(hosts)}: {first_nodes(hosts, 4)}" if hosts else ""),
+        ("Nodes", f"{len(ranks)}: {first_nodes(ranks, 4)}" if ranks else ""),
         ("Tested", machine.tested_text(judgement.coverage) if judgement.coverage else ""),
         ("Software", machine.software_line(versions)),
         ("When", _when(run, judgement)),

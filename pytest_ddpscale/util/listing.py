@@ -48,7 +48,8 @@ def alike(said: Mapping[str, str]) -> list[str]:
     """What is said of each node, beginning with its name; once for nodes of which the same is said."""
     nodes: dict[str, list[str]] = {}
     for node, text in said.items():
-        nodes.setdefault(text.replace(node, "\0"), []).append(node)
+        # Whole names alone: node1 is not the beginning of node10.
+        nodes.setdefault(re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "\0", text), []).append(node)
     return [text.replace("\0", first_nodes(of), 1).replace("\0", of[0]) for text, of in nodes.items()]
 
 

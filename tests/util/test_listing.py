@@ -51,11 +51,15 @@ def test_nodes_are_told_as_sets(nodes: str, expected: str) -> None:
 
 def test_the_same_is_said_once() -> None:
     refused = "{0}: connect to host {0} port 22: Connection refused (try `ssh {0} true`)"
-    said = {node: refused.format(node) for node in ("n1", "n2", "n12")} | {"n3": "n3: no route"}
+    said = {node: refused.format(node) for node in ("n1", "n2", "n12")} | {
+        "n3": "n3: no route",
+        "n4": "n4: lacks n41",
+        "n5": "n5: lacks n51",
+    }
     assert alike(said) == [
         "n[1-2,12]: connect to host n1 port 22: Connection refused (try `ssh n1 true`)",
-        "n3: no route",
-    ]
+        "n3: no route", "n4: lacks n41", "n5: lacks n51",
+    ]  # fmt: skip
 
 
 NODES = st.from_regex(r"[an](1|0|00)?-?[0-9]{0,3}(b|\.x1)?", fullmatch=True)
