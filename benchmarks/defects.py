@@ -112,7 +112,7 @@ DEFECTS = (
         "return True",
         ("judge/test_outcomes.py", "judge/test_checks.py"),
         rule="waiver's end",
-        seen_by="oracle: lab-waived-more matmul_tflops[matmul-bf16] notes",
+        seen_by="judge/test_outcomes.py::test_a_run_comes_to",
     ),
     Defect(
         "waiver-between-nodes",

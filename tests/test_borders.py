@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "thresholds": {"families", "plan"},
     "run": {"families", "plan", "thresholds"},
     "telemetry": {"run"},
-    "sku": {"plan", "thresholds"},
+    "sku": {"plan", "run", "thresholds"},
     "node": {"run", "sku", "telemetry"},
     "launch": {"plan", "run", "node", "settings"},
     "worker": {"datasets", "families", "plan", "run", "telemetry"},
@@ -32,9 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": {"report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report"},
-    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch"},
+    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "session"},
     "datasets": {"families", "settings", "plan", "run"},
-    "simulate": {"settings", "plan", "run", "thresholds", "judge"},
+    "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},
 }
 TOP = {"session", "plugin", "cli", "suites"}
 LOOSE = {"cli", "settings", "errors", "removed"}
@@ -48,7 +48,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "matplotlib": {"report"},
     "PIL": {"datasets"},
     "psutil": {"node", "worker"},
-    "pynvml": {"sku", "telemetry"},
+    "pynvml": {"telemetry"},
 }
 
 

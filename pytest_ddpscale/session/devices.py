@@ -69,6 +69,8 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
             "Disable MIG (`nvidia-smi -mig 0`), or name GPUs by index or GPU-UUID.",
         )  # fmt: skip
     found, action = survey.problem, "Look for Xid messages with `dmesg`; drain the node and reboot it if it hangs."
+    if "cannot be loaded" in survey.driver_problem:  # as `telemetry.nvml` says of a library that is there
+        return GpusHere(why_none=survey.driver_problem, is_fault=True)
     if survey.driver_problem:
         found = f"the NVIDIA driver is loaded but does not answer ({survey.driver_problem})"
         action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
@@ -78,6 +80,8 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
     gpus = [gpu for gpu in usable(survey.gpus) if not _why_silent(gpu)]
     if gpus or silent:
         return GpusHere(gpus, silent)
+    if hidden == "NoDevFiles":
+        return GpusHere(why_none=f"the job was given no GPU (CUDA_VISIBLE_DEVICES={hidden}): ask for GPUs of each node")
     if survey.gpus:
         why = f"CUDA_VISIBLE_DEVICES={hidden} or a cgroup hides all {len(survey.gpus)} GPUs of this machine"
         return GpusHere(why_none=why)

@@ -42,7 +42,7 @@ def find_source(site: Site) -> EvidenceSource:
         thresholds = load_thresholds(path) if used is None else load_unchanged(used, path)
         subject = Subject(site, thresholds, measured_sku(thresholds, settings, earlier))
         return JudgeSource(subject, earlier)
-    thresholds = load_thresholds(thresholds_path(site))
+    thresholds = load_thresholds(thresholds_path(site), of_earlier_run=settings.resume is not None)
     if settings.resume is not None:
         begun = RunDirectory.open(settings.resume)
         if not begun.is_only_begun:

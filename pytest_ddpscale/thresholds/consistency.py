@@ -36,7 +36,7 @@ def contradictions(sku: Sku) -> Found:
     for one in sku.requirements:
         if sku.detect.device == "cpu" and one.check and one.check not in on_cpu:
             yield one, f"check {one.check!r} needs a GPU; expected some of {', '.join(on_cpu)}"
-        why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one) or _why_twice(sku, one)
+        why = _why_unmeasurable(sku, one) or _why_unreachable(sku, one)
         if why:
             yield one, why
 
@@ -114,16 +114,6 @@ def remarks(sku: Sku) -> Iterator[tuple[Requirement, str]]:
         elif sound and one.bound < sound * _LEAST_OF_SOUND:
             of_sound = f"is far below the {sound:g} of a sound machine, so it hardly ever fails"
             yield one, f"the bound {one.bound:g} of {one} {of_sound}"
-
-
-def _why_twice(sku: Sku, one: Requirement) -> str:
-    """Why a site's row asks what another asks in other words; empty if it does not."""
-    same = (sku.node.gpus if sku.node else None, "node")  # world sizes
-    if None in same or one.world_size not in same or not one.source.is_site or one.check:
-        return ""
-    alike = (twin for twin in sku.requirements if twin is not one and twin.world_size in same)
-    found = [twin for twin in alike if (*twin.key()[:2], *twin.key()[3:]) == (*one.key()[:2], *one.key()[3:])]
-    return "".join(f"{one} is also {twin.world_size} at {twin.where}: {same[0]} GPUs; expected one" for twin in found)
 
 
 def _why_unmeasurable(sku: Sku, requirement: Requirement) -> str:

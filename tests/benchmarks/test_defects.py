@@ -17,15 +17,15 @@ DEFECTS = {defect.id: defect for defect in TABLE.DEFECTS}
 ROOT = BENCHMARKS.parent
 REFUSED = "run/test_consistent.py::test_what_accidents_make_of_a_run_is_refused"
 ARMS = "worker/test_arms.py"
-GPU_CLOCK = "worker/test_device.py::TestGpus::test_start_their_clock_when_they_are_idle_and_stop_it_when_they_are_done"
+GPU_CLOCK = "worker/test_device.py::test_a_gpu_starts_its_clock_when_it_is_idle_and_stops_it_when_it_is_done"
+GANG_ENDS = "launch/test_gang.py::test_a_gang_ends_as_its_agents_say"
 # The test that has to fail, below tests/.
 WATCHED_BY = {
-    "exit-code-swallowed": "launch/test_gang.py::"
-    "test_a_launcher_that_ends_before_any_node_is_up_has_its_last_words_told",
+    "exit-code-swallowed": GANG_ENDS,
     "kill-not-sent": "node/test_processes.py::test_who_ignores_sigterm_is_gone",
     "environment-leaked": "launch/test_environment.py::test_what_would_change_torchrun_or_srun_in_silence_is_scrubbed",
     "node-order": "plan/test_layout.py::test_groups_are_of_the_arms_size_share_no_rank_and_lie_where_they_should",
-    "hang-not-ended": "launch/test_gang.py::test_before_the_first_record_the_limit_for_the_start_counts",
+    "hang-not-ended": GANG_ENDS,
     "torn-line": "run/test_run_directory.py::TestRecords::test_of_a_killed_run_keep_every_finished_one",
     "duplicates": REFUSED,
     "nan": "run/test_run_directory.py::test_what_no_run_is_read_from_is_refused",
@@ -33,9 +33,10 @@ WATCHED_BY = {
     "shared-gpu": REFUSED,
     "steps-contradict": REFUSED,
     "no-sync": GPU_CLOCK,
-    "steps-off-by-one": "worker/test_device.py::test_cpu_steps_are_timed_by_the_wall_clock",
-    "cold-start": f"{ARMS}::test_a_block_is_timed_once_the_arm_is_warm",
-    "no-checksum": f"{ARMS}::test_only_ddp_arms_have_a_checksum_of_their_parameters",
+    "steps-off-by-one": "worker/test_device.py::"
+    "test_a_cpu_times_steps_by_the_wall_clock_and_in_them_all_passes_of_the_model",
+    "cold-start": f"{ARMS}::test_a_block_times_each_step_of_a_warm_arm",
+    "no-checksum": f"{ARMS}::test_a_block_times_each_step_of_a_warm_arm",
     "event-order": GPU_CLOCK,
     "synced-no-sync": f"{ARMS}::test_replicas_agree_in_every_round_and_one_wrong_bit_shows",
     "same-images": f"{ARMS}::test_replicas_agree_in_every_round_and_one_wrong_bit_shows",

@@ -288,7 +288,11 @@ def aligned(rank: int) -> tuple[Any, ...]:
 
 
 def four_rounds(rank: int) -> tuple[Any, ...]:
-    """Checksums of ddp@2, of which a bit goes wrong on rank 1 in the second block, and of no_sync@2 after it."""
+    """Checksums of ddp@2, of which a bit goes wrong on rank 1 in the second block, and of no_sync@2, first too."""
+    fresh = arms_of(SILENT_2, rank=rank, ranks=2)
+    fresh.time_block(SILENT_2, 2)
+    silent = [checksum(fresh.model.parameters())]
+    fresh.close()
     device, arms = CpuDevice(), (*ONE_RANK, EACH_2, SILENT_2, DDP_2)
     study, sound = arms_of(*arms, device=device, rank=rank, ranks=2), device.time_steps
     victim = max(study.model.parameters(), key=torch.numel).detach().view(torch.int32)
@@ -303,7 +307,6 @@ def four_rounds(rank: int) -> tuple[Any, ...]:
         device.time_steps = time_steps  # type: ignore[method-assign, assignment]
         found.append(study.time_block(DDP_2, 2).parameters_checksum)
     device.time_steps = sound  # type: ignore[method-assign]
-    silent = []
     for _ in range(2):
         for arm in arms[:-1]:
             if rank < arm.world_size:
