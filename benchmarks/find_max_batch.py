@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' cgroup
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.find_batch.batch_search import MULTIPLE
-from pytest_ddpscale.find_batch.trial_study import questions_of, trial_plan, workload_of
+from pytest_ddpscale.find_batch.batch_trial import questions_of, trial_plan, workload_of
+from pytest_ddpscale.find_batch.find_max_batch import MULTIPLE
 from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.launch.torchrun import launch_here

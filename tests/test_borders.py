@@ -47,7 +47,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "yaml": {"thresholds"},
     "matplotlib": {"report"},
     "PIL": {"datasets"},
-    "psutil": {"node", "worker"},
+    "psutil": {"find_batch", "node", "worker"},
     "pynvml": {"telemetry"},
 }
 

@@ -1,8 +1,14 @@
-"""Trial of one batch: a gang of its own trains the study with it and reports its memory, or runs out of it."""
+"""Trial of one batch: a gang of its own trains the study with it and reports its memory, or runs out of it.
+
+The study is the one of the workload in a run of the SKU, with the tried batch.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import secrets
+import signal
 import statistics
 import uuid
 from collections.abc import Iterable, Sequence
@@ -11,25 +17,48 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 
-from pytest_ddpscale.errors import GangError
-from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit
-from pytest_ddpscale.find_batch.out_of_memory import why_out_of_memory
+from pytest_ddpscale.errors import GangError, OptionError
+from pytest_ddpscale.families import family_of, known_models
 from pytest_ddpscale.launch.gang import Gang
 from pytest_ddpscale.launch.gang_owner import GangEnd
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.node.protocol import Task
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.node.protocol import Failed, Task
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
+from pytest_ddpscale.plan.planner import Pace, Question, build_plan
+from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
 from pytest_ddpscale.run.records import RankMemory, StudyEnd, StudyMemory
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.thresholds.cases import cases_for, training_cases
+from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.thresholds.model import Sku
 
 # Inactive gangs are ended, because many hang when they run out of memory.
 LIMITS = Limits(inactivity_s=300.0, startup_s=600.0, total_s=3600.0)
+STEPS_PER_BLOCK = STEPS_BEFORE_TIMING + FEWEST_STEPS_PER_BLOCK
+_SHORTEST_BLOCK_S = 0.01  # so that a block has the fewest steps
+OWN_CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+_KILLED = -int(signal.SIGKILL)
+# Errors of torch's allocator and of Python, and messages in errors of other types where torch, cuDNN, cuBLAS and NCCL
+# allocate memory themselves.
+_TYPES = ("OutOfMemoryError", "MemoryError")
+_SAID = re.compile(
+    r"can't allocate memory|(?:CUDA|CUDA error:|CUDA driver error:|Triton Error \[CUDA\]:) out of memory"
+    r"|Cuda failure \d* ?'out of memory'|Failed to CUDA \w*alloc|_STATUS_ALLOC_FAILED"
+    r"|_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED"
+    # Of a convolution: no algorithm's workspace fits.
+    r"|(?:FIND was unable|GET was unable) to find an engine to execute this computation"
+)
 
 
 @dataclass(frozen=True)
@@ -56,35 +85,6 @@ class BatchTrial:
     def share(self) -> float | None:
         """Share of the total memory."""
         return self.peak_bytes / self.limit_bytes if self.peak_bytes and self.limit_bytes else None
-
-
-@dataclass(frozen=True)
-class MemoryBounds:
-    """Memory that ranks may use.
-
-    Attributes:
-        fraction: of the total memory.
-        together: memory that all ranks share; None if each has a device of its own.
-        cgroup: memory cgroup in which the kernel counts OOM kills; None without one.
-    """
-
-    fraction: float
-    together: MemoryLimit | None = None
-    cgroup: MemoryCgroup | None = None
-
-    @property
-    def oom_kills(self) -> int | None:
-        """Processes that the kernel has killed for lack of memory so far; None if unknown."""
-        return self.cgroup.oom_kills if self.cgroup else None
-
-    def peak(self, ranks: Sequence[RankMemory]) -> tuple[int, int | None]:
-        """Bytes used and total bytes, on the fullest device or of all ranks together."""
-        if self.together is not None or any(rank.total_bytes is None for rank in ranks):
-            # Ranks share the pages of libraries.
-            taken = sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks)
-            return taken, self.together.limit_bytes if self.together else None
-        fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
-        return fullest.own_bytes, fullest.total_bytes
 
 
 @dataclass
@@ -117,34 +117,109 @@ class _TrialOwner:
         return None
 
 
-def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path) -> BatchTrial:
+def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int) -> list[Question]:
+    """A run's questions on the workload's weak scaling on a node with `ranks` ranks, and one that trains all of them.
+
+    Every number of ranks that trains together has its own gradient buckets and NCCL buffers, for which the batch has to
+    leave memory. Strong scaling splits a batch of its own and does not use this one.
+    """
+    cases = training_cases(cases_for(file, sku, Layout(1, ranks)))
+    asked = [case.question for case in cases if case.workload == workload and not case.missing]
+    packed = [one for one in asked if one.metric.scaling == "weak" and one.placement == "packed"]
+    found = [one for one in packed if one.world_size <= ranks]
+    if not found and ranks == 1:
+        return [Question(THROUGHPUT_PER_GPU, workload, 1)]
+    if not found:  # what a requirement would ask: two, four … ranks, the most also without communication
+        sizes = [2**power for power in range(1, ranks.bit_length()) if 2**power < ranks]
+        found = [Question(WEAK_SCALING_EFFICIENCY, workload, size) for size in sizes]
+        found.append(Question(EXPOSED_COMMUNICATION, workload, ranks))
+    return [*found, Question(WEAK_SCALING_EFFICIENCY, workload, ranks)] if ranks > 1 else found
+
+
+def trial_plan(empty: Plan, questions: Iterable[Question], batch: int, steps: int) -> Plan:
+    """One study of all arms, each with at least `steps` steps.
+
+    Args:
+        empty: a plan without studies, of one node.
+        questions: of one workload.
+        batch: per GPU, in samples.
+        steps: of each arm, including warm-up.
+    """
+    rounds = max(1, math.ceil(steps / STEPS_PER_BLOCK) - 1)
+    pace = Pace(rounds, _SHORTEST_BLOCK_S, 0.0, rounds)
+    asked = [replace(one, workload=replace(one.workload, batch_size=batch)) for one in questions]
+    return build_plan(empty, asked, pace)
+
+
+def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
+    """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
+
+    Raises:
+        OptionError: no family has the model.
+    """
+    kind = family_of(model)
+    if kind is None:
+        raise OptionError("--model", f"found {model!r}", known_models())
+    alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
+    if alike is None:
+        alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
+    name = f"{model}-{precision}".replace("_", "-")
+    return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
+
+
+def host_memory() -> tuple[int, str]:
+    """Bytes that all ranks on this machine's CPU may use together, and which these are: free memory, or less by a limit
+    of their memory cgroup (version 2) or of one above it.
+    """
+    limits = [(psutil.virtual_memory().available, "that is free on this machine")]
+    path = OWN_CGROUP.read_text(encoding="utf-8").rpartition("::")[2].strip()
+    own = CGROUPS / path.lstrip("/")  # in a container the path may be the host's: then its mount counts
+    for folder in (own, *own.parents):
+        limit = folder / "memory.max"
+        if limit.exists() and (bytes_ := limit.read_text(encoding="ascii").strip()).isdecimal():
+            limits.append((int(bytes_), f"of the memory cgroup {folder}"))
+    return min(limits)
+
+
+def peak_memory(ranks: Sequence[RankMemory], host_bytes: int | None) -> tuple[int, int | None]:
+    """Bytes used and total bytes: of all ranks together in `host_bytes`, or on the fullest of their devices."""
+    if host_bytes is not None or any(rank.total_bytes is None for rank in ranks):
+        # Ranks share the pages of libraries.
+        return sum(rank.own_bytes for rank in ranks) + max(rank.shared_bytes for rank in ranks), host_bytes
+    fullest = max(ranks, key=lambda rank: rank.own_bytes / (rank.total_bytes or 1))
+    return fullest.own_bytes, fullest.total_bytes
+
+
+def try_batch(plan: Plan, launch: Launch, fraction: float, host_bytes: int | None, log: Path) -> BatchTrial:
     """Train the one study of a plan in fresh processes.
 
     Args:
         plan: of `trial_plan`.
         launch: starts gangs on this machine.
-        bounds: memory that ranks may use.
+        fraction: of the memory that may be used.
+        host_bytes: memory that all ranks share; None if each has a device of its own.
         log: of the gang; the folder of that name without suffix gets its ranks' logs.
 
     Raises:
         GangError: the gang ended for another reason than memory, or was interrupted.
     """
     [study] = plan.studies
-    heard = _TrialOwner()
-    kills_before = bounds.oom_kills
+    heard, batch = _TrialOwner(), study.workload.batch_size
     launch = replace(launch, gang_id=uuid.uuid4().hex)
-    end = Gang(_task(plan, launch.gang_id, LIMITS), launch, LIMITS, log, heard).run()
-    kills_after = bounds.oom_kills
-    kills = None if kills_before is None or kills_after is None else kills_after - kills_before
-    batch = study.workload.batch_size
+    end = Gang(_task(plan, launch.gang_id), launch, LIMITS, log, heard).run()
     has_trained = end.exit_code == 0 and any(one.reason == "rounds" for one in heard.ends)
-    if not has_trained or heard.memory is None:
-        return BatchTrial(batch, fits=False, why_not=_why_not(end, kills, study))
-    peak, limit = bounds.peak(heard.memory.ranks)
-    trial = BatchTrial(batch, True, "", peak, limit, throughput(heard.blocks, study))
-    if trial.share is not None and trial.share > bounds.fraction:
-        return replace(trial, fits=False, why_not=f"more than {percent(bounds.fraction)} of the memory")
-    return trial
+    if has_trained and heard.memory is not None:
+        trial = BatchTrial(
+            batch, True, "", *peak_memory(heard.memory.ranks, host_bytes), throughput(heard.blocks, study)
+        )
+        if trial.share is None or trial.share <= fraction:
+            return trial
+        return replace(trial, fits=False, why_not=f"more than {percent(fraction)} of the memory")
+    if not end.interrupted and (why := why_out_of_memory(end)):
+        return BatchTrial(batch, fits=False, why_not=why)
+    found = end.interrupted or end.why or "the gang ended early for an unknown reason"
+    where = f"{study.workload.name} with {batch} {study.workload.family.samples} per rank"
+    raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
 
 
 def throughput(blocks: Sequence[Block], study: Study) -> float | None:
@@ -155,28 +230,26 @@ def throughput(blocks: Sequence[Block], study: Study) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def _why_not(end: GangEnd, kills: int | None, study: Study) -> str:
-    why = "" if end.interrupted else why_out_of_memory(end, kills)
-    if why:
-        return why
-    found = end.interrupted or end.why or "the gang ended early for an unknown reason"
-    where = f"{study.workload.name} with {study.workload.batch_size} {study.workload.family.samples} per rank"
-    raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
+def why_out_of_memory(end: GangEnd) -> str:
+    """The sign of a lack of memory, in words; empty if the gang ended otherwise.
+
+    One rank is enough, because all others end with it. A killed rank counts as out of memory even if the kernel did not
+    report it, because services that watch memory also kill.
+    """
+    for failure in end.failures:
+        if is_out_of_memory(failure):
+            return f"{failure.type} on rank {failure.rank} in {failure.phase}"
+    for rank in end.rank_ends:
+        if end.oom_kills and rank.exit_code in (_KILLED, None):
+            return f"the kernel ended {rank.name} for lack of memory"
+        if rank.exit_code == _KILLED:
+            return f"{rank.name} was killed by SIGKILL"
+    return ""
 
 
-def _task(plan: Plan, gang_id: str, limits: Limits) -> Task:
-    assignment = Assignment(
-        plan=msgspec.Raw(strict_json(plan).encode()),
-        studies=plan.study_ids,
-        timeout_s=limits.timeout_s,
-        startup_timeout_s=limits.startup_timeout_s,
-        tries_memory=True,
-        secret=secrets.token_hex(),
-    )
-    return Task(
-        gang_id=gang_id, nodes=1, ranks_per_node=plan.layout.ranks_per_node, assignment=assignment,
-        has_gpus=plan.device_type == "cuda", beat_s=1.0,
-    )  # fmt: skip
+def is_out_of_memory(failure: Failed) -> bool:
+    """Whether a rank's own error reports a lack of memory."""
+    return failure.type in _TYPES or _SAID.search(failure.message) is not None
 
 
 def percent(share: float) -> str:
@@ -184,7 +257,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def fastest(trials: Iterable[BatchTrial]) -> BatchTrial | None:
-    """The fitting batch with the highest throughput; None if none fits."""
-    fitting = [trial for trial in trials if trial.fits and trial.samples_per_s is not None]
-    return max(fitting, key=lambda trial: trial.samples_per_s or 0.0, default=None)
+def _task(plan: Plan, gang_id: str) -> Task:
+    assignment = Assignment(
+        plan=msgspec.Raw(strict_json(plan).encode()),
+        studies=plan.study_ids,
+        timeout_s=LIMITS.timeout_s,
+        startup_timeout_s=LIMITS.startup_timeout_s,
+        tries_memory=True,
+        secret=secrets.token_hex(),
+    )
+    return Task(
+        gang_id=gang_id, nodes=1, ranks_per_node=plan.layout.ranks_per_node, assignment=assignment,
+        has_gpus=plan.device_type == "cuda", beat_s=1.0,
+    )  # fmt: skip

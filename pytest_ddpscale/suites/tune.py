@@ -106,7 +106,7 @@ def _study(one: Candidate, nodes: SuiteNodes, workload: Workload, pace: Pace) ->
 
 def _workload(arguments: argparse.Namespace, nodes: SuiteNodes) -> Workload:
     """The workload to tune. Raises OptionError."""
-    from pytest_ddpscale.find_batch.trial_study import workload_of
+    from pytest_ddpscale.find_batch.batch_trial import workload_of
 
     sku = nodes.subject.thresholds.thresholds.skus[nodes.subject.sku]
     pixels = read_value("--image-size", arguments.image_size, count_up_to(10**4)) if arguments.image_size else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pytest_ddpscale.removed import REMOVED
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
+T = TypeVar("T")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -21,6 +22,18 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process."""
         self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help.\n")
+
+
+def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The `type` of an argument: `parse`, whose ValueError says what it expected, as `settings` has them."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
+
+    return read
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
