@@ -1,38 +1,31 @@
-"""Writes a folder of images atomically: under a temporary name until all images exist."""
+"""Writes a folder of images atomically: under a temporary name until all images exist.
+
+A network can learn to classify them: each class has its own waves, each image its own noise.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, DatasetRecord
-from pytest_ddpscale.datasets.image_pattern import class_pattern, image_of
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.workload import Split
 from pytest_ddpscale.run.record_lines import line_of
-from pytest_ddpscale.util.orphans import die_with_parent
 
+Pixels = npt.NDArray[np.uint8]
+Job = tuple[str, int, range]  # some images of one class of a split: split, label, and their numbers
 QUALITY = 90  # of JPEG
-_AT_ONCE = 500  # images that one process writes before it reports
-
-
-@dataclass(frozen=True)
-class ImageChunk:
-    """Some images of one class, the unit of work; `first` counts within its split and class."""
-
-    split: Split
-    label: int
-    first: int
-    count: int
+_AT_ONCE = 500  # images of a job
+_WAVES = 3
+_NOISE = 40  # of 255: no two images are identical, and no single pixel reveals the class
+_SHIFT = 8  # pixels: no pixel position reveals the class
 
 
 def write_dataset(folder: Path, record: DatasetRecord, show: Callable[[int, int], None]) -> int:
@@ -57,66 +50,65 @@ def write_dataset(folder: Path, record: DatasetRecord, show: Callable[[int, int]
     except FileExistsError:
         found = f"{incomplete} exists: another run is writing it, or was killed while writing"
         raise OptionError("FOLDER", found, "no such folder", "Delete it if no run is writing it.") from None
-    try:
-        size = _write_images(incomplete, record, show)
-        (incomplete / DATASET_FILE).write_bytes(line_of(record))
-        incomplete.rename(folder)
-    except BaseException:
-        shutil.rmtree(incomplete, ignore_errors=True)
-        raise
-    return size
-
-
-def _write_images(root: Path, record: DatasetRecord, show: Callable[[int, int], None]) -> int:
-    chunks, total = list(chunks_of(record)), sum(record.images.values())
-    for split in record.images:
-        for label in range(record.classes):
-            (root / split / class_name(label)).mkdir(parents=True)
-    size = written = 0
-    with ProcessPoolExecutor(_processes(), mp_context=get_context("spawn"), initializer=_begin) as pool:
-        jobs = {pool.submit(write_chunk, root, chunk, record.image_size, record.seed): chunk for chunk in chunks}
+    jobs, size, written = list(jobs_of(record)), 0, 0
+    # Threads, as Pillow and NumPy let go of the interpreter's lock.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         try:
-            for done in as_completed(jobs):
-                size += done.result()
-                written += jobs[done].count
-                show(written, total)
+            for job, bytes_ in zip(
+                jobs, pool.map(lambda job: write_images(incomplete, job, record), jobs), strict=True
+            ):
+                size, written = size + bytes_, written + len(job[2])
+                show(written, sum(record.images.values()))
+            (incomplete / DATASET_FILE).write_bytes(line_of(record))
+            incomplete.rename(folder)
         except BaseException:
             pool.shutdown(cancel_futures=True)
+            shutil.rmtree(incomplete, ignore_errors=True)
             raise
     return size
 
 
-def _begin() -> None:
-    """Set up a worker process: ignore Ctrl-C, which the main process handles, and end with the main process."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _processes() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def chunks_of(record: DatasetRecord) -> Iterator[ImageChunk]:
-    """All chunks. If images do not divide evenly, the first classes get one more each."""
-    splits: dict[str, Split] = {"train": "train", "val": "val"}
-    for name, images in record.images.items():
+def jobs_of(record: DatasetRecord) -> Iterator[Job]:
+    """All images. If they do not divide evenly, the first classes get one more each."""
+    for split, images in record.images.items():
         for label in range(record.classes):
             of_class = images // record.classes + (label < images % record.classes)
             for first in range(0, of_class, _AT_ONCE):
-                yield ImageChunk(splits[name], label, first, min(_AT_ONCE, of_class - first))
+                yield split, label, range(first, min(first + _AT_ONCE, of_class))
 
 
-def write_chunk(root: Path, chunk: ImageChunk, image_size: int, seed: int) -> int:
-    """Write the images of a chunk. Returns their size in bytes. Raises OSError."""
-    pattern, size = class_pattern(chunk.label, image_size, seed), 0
-    for number in range(chunk.first, chunk.first + chunk.count):
-        chance = np.random.default_rng((seed, chunk.label, number, chunk.split == "val"))
-        path = root / chunk.split / class_name(chunk.label) / f"{number:06d}.jpg"
+def write_images(root: Path, job: Job, record: DatasetRecord) -> int:
+    """Write some images of a class. Returns their size in bytes. Raises OSError."""
+    split, label, numbers = job
+    folder, size = root / split / f"class-{label:06d}", 0  # alphabetical order is label order
+    folder.mkdir(parents=True, exist_ok=True)
+    pattern = class_pattern(label, record.image_size, record.seed)
+    for number in numbers:
+        chance = np.random.default_rng((record.seed, label, number, split == "val"))
+        path = folder / f"{number:06d}.jpg"
         Image.fromarray(image_of(pattern, chance)).save(path, quality=QUALITY)
         size += path.stat().st_size
     return size
 
 
-def class_name(label: int) -> str:
-    """Name of a class's folder; alphabetical order is label order."""
-    return f"class-{label:06d}"
+def class_pattern(label: int, image_size: int, seed: int) -> Pixels:
+    """The pattern shared by images of a class: waves of random direction, length and colour, (size, size, 3)."""
+    chance = np.random.default_rng((seed, label))
+    down, right = np.mgrid[:image_size, :image_size] / image_size
+    pattern = np.full((image_size, image_size, 3), 127.5)
+    for _ in range(_WAVES):
+        angle, phase = chance.uniform(0, 2 * np.pi, 2)
+        length = chance.uniform(2, 12)  # waves over the image
+        wave = np.sin(2 * np.pi * length * (right * np.cos(angle) + down * np.sin(angle)) + phase)
+        pattern += wave[..., np.newaxis] * chance.uniform(-40, 40, 3)
+    pixels: Pixels = pattern.clip(0, 255).astype(np.uint8)
+    return pixels
+
+
+def image_of(pattern: Pixels, chance: np.random.Generator) -> Pixels:
+    """One image of a class: its pattern, shifted by a few pixels, plus noise, (size, size, 3)."""
+    down, right = chance.integers(-_SHIFT, _SHIFT + 1, 2)
+    moved = np.roll(pattern, (down, right), (0, 1)).astype(np.int16)
+    noise = chance.integers(-_NOISE, _NOISE + 1, pattern.shape, np.int16)
+    pixels: Pixels = np.clip(moved + noise, 0, 255).astype(np.uint8)
+    return pixels
