@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -73,12 +73,6 @@ class PaikRank(Struct, frozen=True):
     peak_mem_gb: _Positive
     gpu_sampling: PaikSampling | None
 
-    @property
-    def utilization(self) -> float | None:
-        """Utilization as a share, 0 … 1; None if it was not sampled."""
-        percent = self.gpu_sampling.gpu_activity_pct.mean if self.gpu_sampling else None
-        return None if percent is None else percent / 100
-
 
 class PaikResult(Struct, frozen=True, kw_only=True):
     """One result file, at `path`: one workload at one world size."""
@@ -124,11 +118,6 @@ class PaikResult(Struct, frozen=True, kw_only=True):
             compile=self.compile,
         )
 
-    @property
-    def arm(self) -> Arm:
-        """The arm that the file measured."""
-        return Arm("ddp", self.world_size, self.batch_size_per_gpu)
-
 
 _DECODER = Decoder(PaikResult)
 
@@ -150,37 +139,32 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
     Nothing is written before all files are validated.
     """
     files = _read_files(source)
-    name = _sku_name(files, sku, thresholds)
-    workloads = thresholds.skus[name].workloads
-    grouped = _grouped(files)
-    names = _workload_names(list(grouped), workloads)
-    studies = [
-        Study(
+    sku = _sku_name(files, sku, thresholds)
+    known, grouped = thresholds.skus[sku].workloads, _grouped(files)
+    names = _workload_names(list(grouped), known)
+    studies: list[Study] = []
+    records: list[GangRecord | Block] = []
+    notes = list(_NOTES)
+    for ours, group in grouped.items():
+        study = Study(
             scaling=group[0].scaling_mode,
             workload=dataclasses.replace(ours, name=names[ours]),
-            arms=tuple(file.arm for file in group),
+            arms=tuple(Arm("ddp", file.world_size, file.batch_size_per_gpu) for file in group),
             rounds=1,
             block_s=max(file.bench_sec_target for file in group),
             warmup_s=max(file.warmup_sec_target for file in group),
         )
-        for ours, group in grouped.items()
-    ]
-    plan = Plan(sku=name, device_type="cuda", studies=tuple(studies))
-    pairs = [(study, file) for study, group in zip(studies, grouped.values(), strict=True) for file in group]
-    gangs = [_gang(file, number) for number, (_, file) in enumerate(pairs)]
-    blocks = [_block(study.id, file, number) for number, (study, file) in enumerate(pairs)]
-    records = [record for both in zip(gangs, blocks, strict=True) for record in both]
-    notes = [
-        f"{study.id}: measured with {setting} {ours}; the thresholds have {theirs}"
-        for study in studies
-        if (known := workloads.get(study.workload.name))
-        for setting, ours, theirs in _differences(study.workload, known)
-    ]
+        studies.append(study)
+        for file, arm in zip(group, study.arms, strict=True):
+            gang = len(records) // 2
+            records += [_gang(file, gang), _block(study.id, arm.name, file, gang)]
+        for setting, (of_ours, theirs) in _differences(ours, known.get(names[ours], ours)).items():
+            notes.append(f"{study.id}: measured with {setting} {of_ours}; the thresholds have {theirs}")
     run = RunDirectory.create(out)
-    run.write_json(run.plan_json, plan)
+    run.write_json(run.plan_json, Plan(sku=sku, device_type="cuda", studies=tuple(studies)))
     run.append_records(records)
     # Last, because run.json marks a directory as a run.
-    run.write_json(run.run_json, _run(name, source, files, gangs, notes))
+    run.write_json(run.run_json, _run(sku, files, notes))
     return run
 
 
@@ -207,33 +191,25 @@ def _read_files(directory: Path) -> list[PaikResult]:
 
 def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:
     """The SKU that all files come from. Files of two SKUs are refused."""
-    patterns = {name: sku.detect.name for name, sku in thresholds.skus.items()}
-
-    def skus_of(file: PaikResult) -> list[str]:
-        return [name for name, pattern in patterns.items() if pattern and is_named(file.device_name, pattern)]
-
-    first, *others = files
-    found = skus_of(first)
-    for other in others:
-        # Driver versions name the same GPU differently; its SKU matches all the names.
-        if other.device_name != first.device_name and not set(found) & set(skus_of(other)):
-            raise ResultFileError(
-                other.path, f"is of {other.device_name!r}, while {first.path} is of {first.device_name!r}",
-                "results of one GPU model", "Keep the results of each GPU model in a directory of its own.",
-            )  # fmt: skip
-    if asked is None and len(found) == 1:
-        return found[0]
-    if asked is None:
+    by_device = {file.device_name: file for file in reversed(files)}
+    # Driver versions name the same GPU differently; its SKU matches all the names.
+    patterns = {name: sku.detect.name for name, sku in thresholds.skus.items() if sku.detect.name}
+    found = [name for name, pattern in patterns.items() if all(is_named(device, pattern) for device in by_device)]
+    first, *others = reversed(by_device.values())
+    if others and not found:
+        raise ResultFileError(
+            others[0].path, f"is of {others[0].device_name!r}, while {first.path} is of {first.device_name!r}",
+            "results of one GPU model", "Keep the results of each GPU model in a directory of its own.",
+        )  # fmt: skip
+    if asked is None and len(found) != 1:
         which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
         raise SkuError(
             first.path, f"device {first.device_name!r} is {which}",
             f"exactly one of {', '.join(found or thresholds.skus)}", "Name the SKU with --gpu-sku SKU.",
         )  # fmt: skip
-    name = thresholds.canonical_name(asked)
+    name = found[0] if asked is None else thresholds.canonical_name(asked)
     if name is None:
-        raise SkuError(
-            "--gpu-sku", f"the thresholds have no SKU {asked!r}", f"one of {', '.join(thresholds.skus)}", "Correct it."
-        )
+        raise SkuError("--gpu-sku", f"the thresholds have no SKU {asked!r}", f"one of {', '.join(thresholds.skus)}")
     if found and name not in found:
         raise SkuError(
             "--gpu-sku", f"names {name}, but {first.path} is of {first.device_name!r}, which is {' or '.join(found)}",
@@ -260,51 +236,43 @@ def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
     return {key: list(group) for key, group in groupby(ordered, key=lambda file: file.workload)}
 
 
-def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, object]]:
-    """Name and both values of each setting in which a workload of the thresholds with the same job differs."""
+def _differences(ours: Workload, theirs: Workload) -> dict[str, tuple[object, object]]:
+    """Both values of each setting that two workloads with the same job may differ in."""
     batch = "global_batch_size" if ours.global_batch_size else "batch_size"
     both = ours.differences(theirs)
-    return [(name, *both[name]) for name in (batch, "memory_format", "compile") if name in both]
+    return {name: both[name] for name in (batch, "memory_format", "compile") if name in both}
 
 
-def _is_same_job(ours: Workload, theirs: Workload) -> bool:
-    """Whether workloads differ at most in batch, memory format and compile."""
-    return not {"model", "precision", "image_size"} & ours.differences(theirs).keys()
-
-
-def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) -> dict[Workload, str]:
+def _workload_names(studied: list[Workload], known: Mapping[str, Workload]) -> dict[Workload, str]:
     """A name for each study's workload, unique within weak and within strong scaling.
 
     A workload that the thresholds describe has their name. One that differs in batch, memory format or compile only
-    has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``.
+    has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``, and a number if
+    that is not enough.
     """
-    names: dict[Workload, str] = {}
+    alike = {
+        ours: [
+            name
+            for name, theirs in known.items()
+            if not {"model", "precision", "image_size"} & ours.differences(theirs).keys()
+        ]
+        for ours in studied
+    }
+    names = {ours: name for ours in studied for name in alike[ours] if not _differences(ours, known[name])}
     for ours in studied:
-        for name, theirs in workloads.items():
-            if _is_same_job(ours, theirs) and not _differences(ours, theirs):
-                names[ours] = name
-    for ours in studied:
-        if ours not in names:
-            names[ours] = _free_name(ours, studied, names, workloads)
+        if ours in names:
+            continue
+        job = ours.family.model, ours.precision
+        name = next(iter(alike[ours]), f"{job[0].replace('_', '-')}-{job[1]}")
+        same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
+        # A name that the thresholds use for another workload would be judged as that workload.
+        taken = {names.get(one) for one in same_scaling} | {*known}.difference(alike[ours][:1])
+        rivals = [one for one in same_scaling if (one.family.model, one.precision) == job]
+        with_batch = f"{name}-bs{ours.batch_size}"
+        further = (f"{with_batch}-{number}" for number in range(2, len(studied) + 2))
+        candidates = ([name] if len(rivals) == 1 else [], [with_batch], further)
+        names[ours] = next(one for one in chain(*candidates) if one not in taken)
     return names
-
-
-def _free_name(
-    ours: Workload, studied: list[Workload], names: Mapping[Workload, str], workloads: Mapping[str, Workload]
-) -> str:
-    alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
-    name = alike or f"{ours.family.model.replace('_', '-')}-{ours.precision}"
-    same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
-    # A name that the thresholds use for another workload would be judged as that workload.
-    taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
-    rivals = [one for one in same_scaling if (one.family.model, one.precision) == (ours.family.model, ours.precision)]
-    # Distinguishes workloads with the same model and precision, most important first.
-    details = (
-        f"bs{ours.batch_size}", f"{ours.family.image_size}px", ours.family.memory_format.replace("_", "-"),
-        "compiled" if ours.compile else "eager",
-    )  # fmt: skip
-    candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]
-    return next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
 
 
 def _gang(file: PaikResult, number: int) -> GangRecord:
@@ -318,19 +286,20 @@ def _gang(file: PaikResult, number: int) -> GangRecord:
     return GangRecord(gang=number, ranks=tuple(ranks))
 
 
-def _block(study_id: str, file: PaikResult, number: int) -> Block:
+def _block(study_id: str, arm: str, file: PaikResult, gang: int) -> Block:
     ranks = file.per_rank
+    percents = [one.gpu_sampling.gpu_activity_pct.mean if one.gpu_sampling else None for one in ranks]
     readings: dict[str, list[Value]] = {
         "step_stdev_s": [one.stdev_step_sec if one.n_steps > 1 else None for one in ranks],
-        "utilization": [one.utilization for one in ranks],
+        "utilization": [None if percent is None else percent / 100 for percent in percents],
         "peak_memory_bytes": [round(one.peak_mem_gb * 2**30) for one in ranks],
         "single_sample": [True for _ in ranks],
     }
     return Block(
         study=study_id,
-        arm=file.arm.name,
+        arm=arm,
         round=0,
-        gang=number,
+        gang=gang,
         ranks=tuple(one.rank for one in ranks),
         count=column(one.n_steps for one in ranks),
         work=float(file.batch_size_per_gpu),
@@ -341,9 +310,7 @@ def _block(study_id: str, file: PaikResult, number: int) -> Block:
     )
 
 
-def _run(
-    sku: str, source: Path, files: list[PaikResult], gangs: Iterable[GangRecord], notes: Iterable[str]
-) -> RunRecord:
+def _run(sku: str, files: list[PaikResult], notes: list[str]) -> RunRecord:
     """The content of run.json."""
     versions = {
         "torch": ", ".join(sorted({file.torch_version for file in files})),
@@ -353,10 +320,5 @@ def _run(
         f"the results come from several versions of {name}: {text}" for name, text in versions.items() if ", " in text
     ]
     return RunRecord(
-        sku=sku,
-        status="imported",
-        source=TOOL,
-        started_at=now_iso(),
-        versions=versions,
-        notes=(*_NOTES, *notes, *several),
+        sku=sku, status="imported", source=TOOL, started_at=now_iso(), versions=versions, notes=tuple(notes)
     )
