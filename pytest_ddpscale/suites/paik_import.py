@@ -316,9 +316,9 @@ def _run(sku: str, files: list[PaikResult], notes: list[str]) -> RunRecord:
         "torch": ", ".join(sorted({file.torch_version for file in files})),
         "cuda": ", ".join(sorted({file.cuda_version or "unknown" for file in files})),
     }
-    several = [
-        f"the results come from several versions of {name}: {text}" for name, text in versions.items() if ", " in text
-    ]
+    for name, text in versions.items():
+        if ", " in text:
+            notes.append(f"the results come from several versions of {name}: {text}")
     return RunRecord(
         sku=sku, status="imported", source=TOOL, started_at=now_iso(), versions=versions, notes=tuple(notes)
     )
