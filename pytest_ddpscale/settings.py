@@ -410,13 +410,9 @@ def settings_from(
         if found.text:
             raise OptionError(found.where, "was removed", instead)
     given = {attribute: _find(option, options, ini, environ) for attribute, option in OPTIONS.items()}
-    _refuse_two_runs(given)
     values = {attribute: one.read(OPTIONS[attribute]) for attribute, one in given.items() if one.text}
     settings = Settings(**values, sku_was_given=bool(given["gpu_sku"].text))
-    _refuse_measuring_beside_judging(given)
-    _refuse_rehearsal_of_nothing(given)
-    _refuse_blocks_beyond_inactivity(settings, given)
-    _refuse_double_notes(settings, given)
+    _refuse_conflicts(settings, given)
     return _with_notes_of_ini(settings, ini)
 
 
@@ -434,45 +430,30 @@ def _find(option: Option, options: Mapping[str, Any], ini: Mapping[str, str], en
     return _Given(ini.get(option.name, ""), f"ini option {option.name}")
 
 
-def _refuse_two_runs(given: Mapping[str, _Given]) -> None:
-    """A resumed run is measured, in its own directory."""
-    resume = given["resume"]
-    other = next((given[name] for name in ("judge", "run_dir") if given[name].text), None)
-    if resume.text and other is not None:
-        found = f"found {resume.text!r} together with {other.where}={other.text}"
-        raise OptionError(resume.where, found, f"one of {resume.where} and {other.where}")
+def _refuse_conflicts(settings: Settings, given: Mapping[str, _Given]) -> None:
+    """Refuse options that contradict each other. Raises OptionError.
 
-
-def _refuse_measuring_beside_judging(given: Mapping[str, _Given]) -> None:
-    """Only on the command line: a site's ini file and environment serve measuring and judging runs alike."""
-    judge = given["judge"]
-    of_measuring = [given[name] for name, option in OPTIONS.items() if option.about == "measuring"]
-    typed = next((one for one in of_measuring if one.where.startswith("--")), None)
-    if judge.text and typed is not None:
-        found = f"found {typed.text!r} together with {judge.where}={judge.text}, which measures nothing"
-        raise OptionError(typed.where, found, f"one of {typed.where} and {judge.where}")
-
-
-def _refuse_rehearsal_of_nothing(given: Mapping[str, _Given]) -> None:
-    """Only on the command line: a site's ini file serves sessions that measure, too."""
-    rehearse = given["rehearse"]
-    if rehearse.text and rehearse.where.startswith("--") and not given["judge"].text:
+    Beside --ddp-judge, and --ddp-rehearse without it, only on the command line: a site's ini file and environment
+    serve measuring and judging runs alike.
+    """
+    typed = [name for name, one in given.items() if one.text and one.where.startswith("--")]
+    judge, rehearse, limit_s = given["judge"], given["rehearse"], settings.inactivity_limit_s
+    pairs = [("resume", "judge"), ("resume", "run_dir")]  # a resumed run is measured, in its own directory
+    pairs += [(name, "judge") for name in typed if OPTIONS[name].about == "measuring"]
+    for one, other in ((given[name], given[beside]) for name, beside in pairs):
+        if one.text and other.text:
+            which = ", which measures nothing" if other is judge else ""
+            found = f"found {one.text!r} together with {other.where}={other.text}{which}"
+            raise OptionError(one.where, found, f"one of {one.where} and {other.where}")
+    if "rehearse" in typed and not judge.text:
         raise OptionError(rehearse.where, "found without --ddp-judge", "--ddp-judge=RUN_DIR of a simulated run")
-
-
-def _refuse_blocks_beyond_inactivity(settings: Settings, given: Mapping[str, _Given]) -> None:
-    limit_s = settings.inactivity_limit_s
     for name in ("block_s", "warm_up_s"):
         if (getattr(settings, name) or 0.0) > limit_s / 2:
             expected = f"at most half of the {limit_s:g} s after which inactive ranks are ended"
             raise _refused(given[name].where, given[name].text, expected)
-
-
-def _refuse_double_notes(settings: Settings, given: Mapping[str, _Given]) -> None:
     keys = [key for key, _ in settings.note]
-    double = next((key for key in keys if keys.count(key) > 1), None)
-    if double is not None:
-        raise OptionError(given["note"].where, f"found {double} twice", "each key once")
+    if double := [key for key in keys if keys.count(key) > 1]:
+        raise OptionError(given["note"].where, f"found {double[0]} twice", "each key once")
 
 
 def _with_notes_of_ini(settings: Settings, ini: Mapping[str, str]) -> Settings:

@@ -306,13 +306,13 @@ def test_names_may_have_blanks_and_commas_around_them() -> None:
     assert read({"ddp_pass_env": " A , ,B_*,"}).pass_env == ("A", "B_*")
 
 
-@pytest.mark.parametrize("other", ["ddp_judge", "ddp_run_dir"])
-def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str) -> None:
+@pytest.mark.parametrize(("other", "why"), [("ddp_judge", ", which measures nothing"), ("ddp_run_dir", "")])
+def test_a_run_is_resumed_in_its_own_directory_and_not_judged_only(other: str, why: str) -> None:
     with pytest.raises(OptionError) as raised:
         read({"ddp_resume": "runs/a", other: "runs/b"})
     flag = BY_NAME[other].flag
     assert str(raised.value) == (
-        f"--ddp-resume: found 'runs/a' together with {flag}=runs/b; expected one of --ddp-resume and {flag}."
+        f"--ddp-resume: found 'runs/a' together with {flag}=runs/b{why}; expected one of --ddp-resume and {flag}."
     )
 
 
