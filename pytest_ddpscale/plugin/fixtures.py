@@ -47,8 +47,7 @@ class Run:
         Empty if nothing could be measured.
 
         Raises:
-            OptionError: this SKU has no such metric or workload, there are more ranks than devices, or the plan does
-                not measure it.
+            OptionError: no requirement has that metric, workload and world size, or the plan does not measure it.
         """
         return self.session.samples(metric, workload, world_size, self.listener)
 

@@ -39,7 +39,7 @@ from pytest_ddpscale.run.verdicts import ACCEPTING, Blocker, Judgement, RunOutco
 from pytest_ddpscale.session.interim import Interim
 from pytest_ddpscale.session.past_runs import baseline_of, recent_runs
 from pytest_ddpscale.session.sources import EvidenceSource
-from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of
+from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase, json_of, training_cases
 from pytest_ddpscale.thresholds.waiver import today
 
 
@@ -95,15 +95,27 @@ class AcceptanceSession:
         """Per-round values of a metric, in its unit.
 
         Raises:
-            OptionError: unknown metric or workload, more ranks than devices, or the plan does not measure it.
+            OptionError: no requirement has that metric, workload and world size, or the plan does not measure it.
         """
-        question = self.source.question(metric, workload, world_size)
+        refusal = OptionError(
+            "run.samples", f"found {metric} of {workload} at world size {world_size}, which the plan does not measure",
+            "what a selected requirement needs",
+            "Add a requirement on it to the thresholds file: with `severity: warn` it rejects nothing.",
+        )  # fmt: skip
+        required = [(case, case.requirement) for case in training_cases(self.source.cases)]
+        named = [
+            case
+            for case, one in required
+            if (one.metric, one.workload, case.world_size) == (metric, workload, world_size)
+            if not (one.definition.takes_versus or one.definition.takes_peak)
+        ]
+        if not named:
+            raise refusal
+        question = named[0].question
         evidence = self.source.measured(self.interim.listening(listener))
         study = matching_study(evidence.plan, question)
         if study is None or not set(question.arms) <= set(study.arms):
-            found = f"found {metric} of {workload} at world size {world_size}, which the plan does not measure"
-            action = "Add a requirement on it to the thresholds file: with `severity: warn` it rejects nothing."
-            raise OptionError("run.samples", found, "what a selected requirement needs", action)
+            raise refusal
         return [float(value) for value in samples_of(question, evidence)]
 
     def conclude(self, *, interrupted: bool, spoiled: Sequence[Blocker], stopped: str = "") -> Judgement:

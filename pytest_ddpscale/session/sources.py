@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale.errors import OptionError, RunDirectoryError, WritingError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.reason import Reason, because
@@ -249,29 +248,6 @@ class EvidenceSource(ABC):
     @abstractmethod
     def measured(self, listener: Listener) -> Evidence:
         """The evidence, measured first if necessary."""
-
-    def question(self, metric: str, workload: str, world_size: int) -> Question:
-        """The question of a site's own test.
-
-        Raises:
-            OptionError: unknown metric or workload, or more ranks than devices.
-        """
-        askable = [
-            name
-            for name, definition in METRICS.items()
-            if definition.subject == "workload" and not (definition.takes_versus or definition.takes_peak)
-        ]
-        if metric not in askable:
-            raise OptionError("run.samples", f"found metric {metric!r}", f"one of {', '.join(askable)}")
-        workloads = self.subject.thresholds.thresholds.skus[self.subject.sku].workloads
-        if workload not in workloads:
-            raise OptionError("run.samples", f"found workload {workload!r}", f"one of {', '.join(workloads)}")
-        if self.machine.devices is not None and world_size > self.machine.devices:
-            raise OptionError("run.samples", f"found world size {world_size}", f"at most {self.machine.devices}")
-        asked = Question(METRICS[metric], workloads[workload], world_size)
-        with_ddp = replace(asked, one_gpu="ddp")
-        required = [case.question for case in training_cases(self.cases)]
-        return with_ddp if with_ddp in required and asked not in required else asked
 
     @property
     def expected_samples_per_s(self) -> dict[str, float]:

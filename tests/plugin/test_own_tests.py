@@ -53,8 +53,8 @@ def test_samples_of_what_does_not_exist_fail_with_a_sentence(site: Site) -> None
     site.measured()
     result = site.judge()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    for expected in ("found metric 'speed'", "found workload 'resnet'"):
-        assert f"run.samples: {expected}; expected one of " in output_of(result)
+    for found in ("speed of resnet152-fp16", "throughput_per_gpu of resnet"):
+        assert f"run.samples: found {found} at world size 8, which the plan does not measure;" in output_of(result)
 
 
 FIXTURES = """

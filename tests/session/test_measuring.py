@@ -71,12 +71,12 @@ class TestMeasuring:
         assert limits.total_s > 600.0, "and it contains the start"
 
     def test_a_question_that_makes_no_sense_is_refused(self, measuring: AcceptanceSession) -> None:
-        for question, complaint in {
-            ("speed", "r", 1): "found metric 'speed'; expected one of throughput_per_gpu",
-            ("generation_ratio", "r", 1): "found metric 'generation_ratio'; expected one of",
-            ("throughput_per_gpu", "s", 1): "found workload 's'; expected one of r",
-            ("throughput_per_gpu", "r", 3): "found world size 3; expected at most 2",
-            ("strong_scaling_speedup", "r", 2): "2, which the plan does not measure; .* Add a requirement on it",
-        }.items():
-            with pytest.raises(OptionError, match=complaint):
+        for question in [
+            ("speed", "r", 1),
+            ("generation_ratio", "r", 1),
+            ("throughput_per_gpu", "s", 1),
+            ("throughput_per_gpu", "r", 3),
+            ("strong_scaling_speedup", "r", 2),
+        ]:
+            with pytest.raises(OptionError, match=r"which the plan does not measure; .* Add a requirement on it"):
                 measuring.samples(*question, nothing)
