@@ -32,7 +32,7 @@ FLAG = re.compile(r"--(?:ddp-[a-z]+(?:-[a-z]+)*|gpu-sku|thresholds)(?![a-z-])")
 # A metric that a reader adds as the page says.
 INVENTED = "p99_step_time"
 # Its blocks of YAML are jobs.
-CI = DOCS / "how-to" / "ci.md"
+CI = DOCS / "cluster.md"
 
 
 @pytest.fixture(scope="module")
