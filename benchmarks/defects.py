@@ -21,7 +21,7 @@ class Defect:
         old: text that occurs in the file once.
         new: its replacement.
         tests: paths below ``tests`` that touch it.
-        rule: of the list in docs/testing.md that it breaks; empty if none.
+        rule: that it breaks, of those that judge/ and run/ decide by; empty if none.
         seen_by: what shows it: ``oracle: RUN FACT FIELD``, or a test below ``tests``.
     """
 

@@ -1,6 +1,6 @@
-"""Pages about metrics, options, causes and the keys of thresholds.yaml, written from their declarations.
+"""Pages about causes, metrics, options and the keys of thresholds.yaml, written from their declarations.
 
-`python -m docs_pages.declared` writes the first three into docs/; the last is only on the site.
+`python -m docs_pages.declared` writes the first into docs/; the others are written when the site is built.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _METRICS_HEAD = """\
 
 Every metric that a requirement can use. In formulas t is the throughput per GPU of an arm in one round, and k the
 number of ranks. A bound outside the range is refused, because every value would pass or fail it.
-`python -m docs_pages.declared` writes this page from `pytest_ddpscale/plan/metric_catalogue.py`. To add a metric:
-[how-to/metric.md](how-to/metric.md).
+To add a metric: [how-to/metric.md](how-to/metric.md).
 
 | metric | meaning | in one round | bound | range |
 | --- | --- | --- | --- | --- |
@@ -39,8 +38,7 @@ _OPTIONS_HEAD = """\
 # Options of `pytest`
 
 Each option is also an ini key; those that the job scripts in `slurm/` set are environment variables too. The command
-line wins over the environment, and the environment over the ini file. `python -m docs_pages.declared` writes this page
-from `pytest_ddpscale/settings.py`.
+line wins over the environment, and the environment over the ini file.
 
 | option | ini key, environment variable | |
 | --- | --- | --- |
@@ -172,6 +170,4 @@ def _limits(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    pages = {"metrics.md": metrics_page(), "options.md": options_page(), "how-to/rejected.md": rejected_page()}
-    for path, text in pages.items():
-        (DOCS / path).write_text(text, encoding="utf-8")
+    (DOCS / "how-to" / "rejected.md").write_text(rejected_page(), encoding="utf-8")

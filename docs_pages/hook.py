@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path, from wherever it is started
 
-from docs_pages.declared import keys_page  # noqa: E402
+from docs_pages.declared import keys_page, metrics_page, options_page  # noqa: E402
 
 # Files beside docs/, and what they are called on the site.
 BESIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
@@ -23,7 +23,8 @@ BESIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add those pages, and name every page of a folder that the navigation lists."""
     pages = {page: _seen_from_docs((ROOT / name).read_text(encoding="utf-8")) for name, page in BESIDE.items()}
-    for uri, text in {**pages, "thresholds-keys.md": keys_page()}.items():
+    declared = {"metrics.md": metrics_page(), "options.md": options_page(), "thresholds-keys.md": keys_page()}
+    for uri, text in {**pages, **declared}.items():
         files.append(File.generated(config, uri, content=text))
     config.nav = _expanded(config.nav or [], [file.src_uri for file in files.documentation_pages()])
     return files

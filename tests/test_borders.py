@@ -1,4 +1,4 @@
-"""The borders of docs/design.md, held by reading every import of the package."""
+"""The borders of CONTRIBUTING.md, held by reading every import of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of docs/slurm.md, executed as it stands there against a real Slurm."""
+"""Every command of docs/cluster.md and nightly.md for Slurm, executed as it stands there against a real one."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ ONLY_CHECKS = {"PYTEST_ADDOPTS": "-k node_check -p no:cacheprovider", "DDPSCALE_
 
 
 def documented() -> list[str]:
-    """The commands in the document, in order, each in one line and without its comment."""
-    blocks = re.findall(
-        r"^```bash\n(.*?)^```", (ROOT / "docs" / "slurm.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
+    """The commands in the documents, in order, each in one line and without its comment."""
+    text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("cluster.md", "nightly.md"))
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)  # those of other launchers are sh
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [line for line in (re.sub(r"\s+# .*", "", line).strip() for line in lines) if line]
 

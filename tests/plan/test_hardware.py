@@ -109,7 +109,7 @@ def test_an_architecture_that_nobody_knows_counts_for_nothing() -> None:
     assert has_kernels(["gfx942", "sm_90"], (9, 0))
 
 
-EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "torch-versions.md"
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "slurm-lab.md"
 
 
 @rows("version", ["2.9.0+cu128", "2.9.1", "2.11.0", "2.15.0+cu132", "2.15.1a0+git12"])
