@@ -133,7 +133,7 @@ def _layers(path: Path) -> tuple[Layer, ...]:
     """The files that a file extends, then itself."""
     layers = [read_layer(path)]
     while (target := layers[0].form.extends) is not None:
-        mark = layers[0].document.mark("extends")
+        mark = layers[0].document.place("extends")
         if len(layers) > DEEPEST_EXTENSION:
             raise mark.refusal(f"more than {DEEPEST_EXTENSION} files that extend each other", "fewer")
         below = read_layer(packaged(THRESHOLDS) if target == PACKAGED else mark.path.parent / target, mark)

@@ -67,7 +67,7 @@ class Strict(BaseModel):
     """A mapping of thresholds.yaml that allows only known keys."""
 
     # NaN compares as false with every bound, so it would pass each check.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class Detect(Strict):
