@@ -122,7 +122,6 @@ def _change_lines(file: ThresholdsFile) -> Iterator[str]:
         yield str(change)
         for one in change.bounds:
             yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
-        yield from (f"  {one.where}: has no effect: {one} is the same in the file below" for one in change.idle)
     others = len(file.thresholds.skus) - len(changes)
     yield f"{others} SKUs as in the file below\n" if changes else "changes nothing\n"
 

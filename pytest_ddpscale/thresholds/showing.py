@@ -16,27 +16,14 @@ from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
-from pytest_ddpscale.thresholds.site_file import site_example, site_row
-from pytest_ddpscale.util.document import (
-    Block,
-    Column,
-    Headline,
-    Line,
-    Listing,
-    Section,
-    Table,
-    bullets,
-    shortened,
-)
+from pytest_ddpscale.util.document import Block, Column, Line, Section, Table, bullets, shortened
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 WIDTH = 100
 LONGEST_SUBJECT = 30
 _SHORT_DIGEST = 12
 _ABSENT = "–"
-_PROVISIONAL = "Provisional: an estimate without a published value; cannot accept a cluster alone."
 _KINDS = ("published", "site", "provisional")
 
 
@@ -189,10 +176,8 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
 def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
     """The SKU and its files, then a table for each metric; `verbose` adds each row's line and full source."""
     sku, rows = asked.sku, [one for one, _ in asked.rows]
-    also = f" (also {', '.join(sku.aliases)})" if sku.aliases else ""
-    yield Headline(f"{asked.name}{also}: {sku.description}")
     yield from file_blocks(asked.file)
-    yield Line(_counts(asked))
+    yield counted(asked.file, [asked.name])
     if not rows:
         known = dict.fromkeys(one.metric for one in sku.requirements)
         yield Line(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
@@ -205,8 +190,9 @@ def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
     if verbose:
         yield Section("Workloads", [bullets(_workload_text(sku.workloads[name]) for name in used)])
     else:
-        yield Line("-v adds the full source and the line of each row; see also --format=json.")
-    yield from _ending(asked)
+        yield Line("* differs from the file below; -v adds whole sources and lines; see also --format=json.")
+    if any(one.provisional and not one.check for one in rows):
+        yield Line("Provisional: an estimate without a published value; cannot accept a cluster alone.")
 
 
 def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:
@@ -232,18 +218,6 @@ def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
     """The file and those that it extends, with short digests."""
     yield Line(f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)")
     yield from (Line(f"extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)") for path, digest in file.extended)
-
-
-def _counts(asked: Asked) -> str:
-    numbers = [one for one, _ in asked.rows if not one.check]
-    provisional = sum(one.provisional for one in numbers)
-    rejecting = sum(one.severity == "fail" for one, _ in asked.rows)
-    changed = sum(change is not None for _, change in asked.rows) + len(asked.removed)
-    checks = len(asked.rows) - len(numbers)
-    told = f"{len(numbers)} requirements, {provisional} of them provisional"
-    told += f", and {checks} node checks" if checks else ""
-    told += f"; {rejecting} reject, {len(asked.rows) - rejecting} only warn."
-    return f"{told} This file changes {changed} (marked *)." if changed else told
 
 
 def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]], sku: Sku, verbose: bool) -> Section:
@@ -290,21 +264,3 @@ def _workload_text(one: Workload) -> str:
     family = one.family
     what = ", ".join(filter(None, [family.trained, one.precision, family.form]))
     return f"{one.name}: {what}, {one.batch_size} {family.samples} per GPU{shared}"
-
-
-def _ending(asked: Asked) -> Iterator[Block]:
-    numbers = [one for one, _ in asked.rows if not one.check]
-    if any(one.provisional for one in numbers):
-        yield Line(_PROVISIONAL)
-    # A site most likely replaces a row without a published value.
-    numbers = [one for one in numbers if one.definition.only_bound is None and one.versus is None]
-    example = next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
-    if example is None:
-        return
-    if asked.file.path == packaged(THRESHOLDS):
-        yield Line(f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:")
-        yield Listing("\n".join(site_example(asked.name, example)))
-    else:
-        yield Line(f"To change one, write under `skus: {asked.name}: requirements:` of {asked.file.path}:")
-        yield Listing(f"- {site_row(example)}")
-    yield Line("Then: ddpscale thresholds check FILE")

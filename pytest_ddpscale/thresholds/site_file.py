@@ -18,7 +18,6 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError, ThresholdsError
 from pytest_ddpscale.thresholds.form import ROW_LISTS, SCHEMA_VERSION, SECTIONS, FileForm
 from pytest_ddpscale.thresholds.loading import DEEPEST_EXTENSION, PACKAGED, ThresholdsFile, load_thresholds
-from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.util.packaged import packaged
 
 _SOURCE = "site: 'who measured it, when, on which nodes, with which driver, NCCL and torch'"
@@ -44,8 +43,6 @@ skus:
   #     # a waiver: the row fails, and the run is accepted with waivers until that day
   #     - {{matmul_tflops: any, probe: matmul-bf16, severity: warn, until: 2027-03-01, who: NAME, why: 'ticket 4711'}}
 """
-_USUAL_MARGIN_PCT = 2.0
-_DIGITS = 4
 _WIDTH = 120  # of overlays
 
 
@@ -56,31 +53,6 @@ def site_file(sku: str) -> str:
         sku: name of the SKU in the examples; empty for none.
     """
     return _TEMPLATE.replace("SKU", sku) if sku else _TEMPLATE
-
-
-def site_row(one: Requirement) -> str:
-    """A row that replaces a requirement by a site's own value and margin with the same bound."""
-    margin = one.source.margin_pct or _USUAL_MARGIN_PCT
-    sign = 1 if one.definition.upper_bound else -1
-    value = float(f"{one.bound / (1 + sign * margin / 100):.{_DIGITS}g}")
-    told = {"of": one.workload, "probe": one.probe, "versus": one.versus or ""}
-    about = "".join(f", {key}: {value}" for key, value in told.items() if value)
-    about += ", placement: spread" if one.placement == "spread" else ""
-    about += ", baseline: ddp" if one.one_gpu == "ddp" else ""
-    return f"{{{one.metric}: {{{one.world_size}: {value:g}}}{about}, published: site, margin: {margin:g} %}}"
-
-
-def site_example(sku: str, one: Requirement) -> list[str]:
-    """A whole thresholds file that replaces one requirement of a SKU."""
-    return [
-        "schema_version: 2",
-        "extends: packaged",
-        f"sources: {{{_SOURCE}}}",
-        "skus:",
-        f"  {sku}:",
-        "    requirements:",
-        f"      - {site_row(one)}",
-    ]
 
 
 def json_schema_text() -> str:
