@@ -6,6 +6,7 @@ replaces that of the file it extends. A file's `change` applies to what is then 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -298,7 +299,7 @@ def _by_peers(
         if of_ranks and of_many and not metric.reads_own_pace:
             sizes.setdefault(one.workload, []).append(size)
     for workload, found in sizes.items():
-        largest = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
+        largest = max(found, key=lambda size: size if isinstance(size, int) else math.inf)
         asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
         asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
     for one in requirements:

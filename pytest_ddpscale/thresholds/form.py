@@ -450,11 +450,7 @@ class FileForm(Strict):
     margins: dict[Name, PerCent | NamedMargin] = Field(
         {}, description="From published values to bounds: by metric, or by a name that rows give."
     )
-    peers: Peers = Field(
-        {},
-        description="By how much a place may be slower than the median of its peers: GPUs of the run by their own "
-        "forward passes, nodes, copies within a GPU's memory, from and to the host, and between pairs; or `off`.",
-    )
+    peers: Peers = Field({}, description="By how much a place may be slower than the median of its peers; or `off`.")
     workloads: dict[Name, AnyWorkload] = Field({}, description="Training jobs, by name.")
     families: dict[Name, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
     skus: dict[Name, Annotated[SkuForm, BeforeValidator(_or_nothing)]] = Field(

@@ -12,7 +12,6 @@ from typing import Any
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
@@ -186,10 +185,7 @@ def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
         yield _section(metric, [*of_metric], sku, verbose)
     gone = bullets(f"{one}: {bound_text(one)}" for one in asked.removed)
     yield Section("Not required here, but in the file that this one extends", [gone])
-    used = dict.fromkeys(one.workload for one in rows if one.workload)
-    if verbose:
-        yield Section("Workloads", [bullets(_workload_text(sku.workloads[name]) for name in used)])
-    else:
+    if not verbose:
         yield Line("* differs from the file below; -v adds whole sources and lines; see also --format=json.")
     if any(one.provisional and not one.check for one in rows):
         yield Line("Provisional: an estimate without a published value; cannot accept a cluster alone.")
@@ -257,10 +253,3 @@ def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
     subject = shortened(f"{mark}{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
     ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
     return subject, ranks, value, margin, f"{'≤' if is_upper else '≥'} {one.bound:g}", one.severity
-
-
-def _workload_text(one: Workload) -> str:
-    shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
-    family = one.family
-    what = ", ".join(filter(None, [family.trained, one.precision, family.form]))
-    return f"{one.name}: {what}, {one.batch_size} {family.samples} per GPU{shared}"
