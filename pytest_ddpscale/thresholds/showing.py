@@ -21,7 +21,6 @@ from pytest_ddpscale.util.nearest import did_you_mean
 
 WIDTH = 100
 LONGEST_SUBJECT = 30
-_SHORT_DIGEST = 12
 _ABSENT = "–"
 _KINDS = ("published", "site", "provisional")
 
@@ -79,8 +78,7 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
         OptionError: unknown metric.
     """
     name, wanted = file.sku_name(sku), (metric or "").casefold().strip().replace(" ", "_").replace("-", "_")
-    alike = [one for one in METRICS if metric is None or (wanted and wanted in one)]
-    metrics = (wanted,) if wanted in METRICS else tuple(alike)
+    metrics = tuple(one for one in METRICS if metric is None or (wanted and wanted in one))
     if not metrics:
         hint = did_you_mean(wanted, METRICS).removeprefix("; ").capitalize()
         raise OptionError("--metric", f"there is no metric {metric!r}", f"one of {', '.join(METRICS)}", hint)
@@ -200,20 +198,18 @@ def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:
 
 def counted(file: ThresholdsFile, names: Collection[str] | None = None) -> Table:
     """SKUs of a file with the number of their requirements, by where the values are from."""
-    skus = listed_skus(file, names)
-    kinds = [kind for kind in _KINDS if kind != "site" or any(one["site"] for one in skus)]
-    head = ("SKU", "also", *(kind.replace("site", "site's") for kind in kinds), "checks")
     rows = [
-        (one["name"], ", ".join(one["aliases"]), *(str(one[kind]) for kind in (*kinds, "checks")), one["description"])
-        for one in skus
+        (one["name"], ", ".join(one["aliases"]), *(str(one[of]) for of in (*_KINDS, "checks")), one["description"])
+        for one in listed_skus(file, names)
     ]
+    head = "SKU", "also", "published", "site's", "provisional", "checks"
     return Table([*map(Column, head), Column("description", may_shrink=True)], rows)
 
 
 def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
     """The file and those that it extends, with short digests."""
-    yield Line(f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)")
-    yield from (Line(f"extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)") for path, digest in file.extended)
+    files = ("thresholds:", str(file.path), file.sha256), *(("extending", *below) for below in file.extended)
+    yield from (Line(f"{word} {path} (sha256 {digest[:12]}…)") for word, path, digest in files)
 
 
 def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]], sku: Sku, verbose: bool) -> Section:
