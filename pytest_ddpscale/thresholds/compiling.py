@@ -78,20 +78,19 @@ class Compiler:
         self.problems: list[ThresholdsError] = []
         self._layers, self._least_day = layers, least_day
         self._sites = {layer.path for layer in layers if not layer.path.samefile(packaged(THRESHOLDS))}
-        # Entries that rows name, each with the nearest file that has it.
-        self._named: dict[str, dict[str, tuple[Any, Layer]]] = {
-            section: {name: (one, layer) for layer in layers for name, one in getattr(layer.form, section).items()}
+        # Entries that rows name, each of the nearest file that has it.
+        self._named: dict[str, dict[str, Any]] = {
+            section: {name: one for layer in layers for name, one in getattr(layer.form, section).items()}
             for section in _NAMED
         }
-        for name, (margin, layer) in self._named["margins"].items():
-            with self._collecting(layer.document.place("margins", name)):
+        for name, margin in self._named["margins"].items():
+            with self._collecting(nearest_place(layers, "margins", name)):
                 if name in ROW_METRICS and isinstance(margin, NamedMargin):
                     raise ValueError("it is a mapping; expected per cent, such as `5 %`")
                 if name not in ROW_METRICS and (near := did_you_mean(name, ROW_METRICS, 0.8)):
                     raise ValueError(f"{name!r} is no metric{near}; if it is none, choose another name")
         self._families = {
-            name: self._expanded(rows, layer, "families", name)
-            for name, (rows, layer) in self._named["families"].items()
+            name: self._expanded(rows, layers, "families", name) for name, rows in self._named["families"].items()
         }
 
     def sku(self, name: str) -> Sku | None:
@@ -140,13 +139,13 @@ class Compiler:
         if name not in known:
             near = did_you_mean(name, known) or f"; expected one of {', '.join(known) or 'none'}"
             raise ValueError(f"there is no {name!r} under `{section}`{near}")
-        return known[name][0]
+        return known[name]
 
     def _reason(self, text: str | None) -> str | None:
         """The text of `because` or `provisional`, given directly or by name. Raises ValueError if misspelt."""
         known = self._named["reasons"]
         if text in known:
-            return str(known[text][0])
+            return str(known[text])
         if text and " " not in text and (near := did_you_mean(text, known)):
             raise ValueError(f"there is no {text!r} under `reasons`{near}")
         return text
@@ -170,7 +169,7 @@ class Compiler:
         later: list[tuple[Layer, list[tuple[Change, Mark]]]] = []
         for layer in layers:
             told = layer.form.skus[name]
-            own = self._expanded(told.requirements, layer, "skus", name, "requirements")
+            own = self._expanded(told.requirements, [layer], "skus", name, "requirements")
             # A family's rows come last; a file's rows take the places of those below.
             rows = {**rows, **own} if layer is not layers[0] else {**own, **rows, **own}
             changes = [(one, layer.document.place("skus", name, "change", i)) for i, one in enumerate(told.change)]
@@ -196,11 +195,11 @@ class Compiler:
         places = [nearest_place(self._layers, *at, "peers", limit) for at in (("skus", sku), ())]
         return next((one for one in places if one.at[-1:] == (limit,)), places[0]).where
 
-    def _expanded(self, rows: Iterable[CheckRow | Row], layer: Layer, *at: str) -> Rows:
+    def _expanded(self, rows: Iterable[CheckRow | Row], layers: Sequence[Layer], *at: str) -> Rows:
         """The requirements of rows, one per metric, subject and world size."""
         found: Rows = {}
         for i, row in enumerate(rows):
-            mark = layer.document.place(*at, i)
+            mark = nearest_place(layers, *at, i)
             with self._collecting(mark):
                 for one in self._requirements(row, mark):
                     twin = found.setdefault(one.key(), one)
@@ -221,12 +220,12 @@ class Compiler:
                 sign = 1 if definition.upper_bound else -1
                 bound = float(f"{value * (1 + sign * source.margin_pct / 100):.{_DIGITS}g}")
             kind = "workload" if row.of else "probe" if row.probe else definition.subject
+            named: dict[str, Any] = {} if kind == "node" else {kind: subject}
             yield Requirement(
                 metric,
                 value if bound is None else bound,
                 source,
-                workload=subject if kind == "workload" else "",
-                probe=subject if kind == "probe" else "",
+                **named,
                 world_size=size,
                 placement=row.placement,
                 versus=row.versus,
@@ -245,7 +244,7 @@ class Compiler:
         if row.bound is not None:
             return Source(value, None, reference, because, is_site)
         if not isinstance(margin, float):
-            margin = self._get("margins", margin) if margin else self._named["margins"].get(metric, [None])[0]
+            margin = self._get("margins", margin) if margin else self._named["margins"].get(metric)
         if isinstance(margin, NamedMargin):
             because, margin = because or margin.because, margin.metrics.get(metric)
         if margin is None:

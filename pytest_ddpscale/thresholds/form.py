@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BeforeValidator,
@@ -43,7 +43,6 @@ from pytest_ddpscale.thresholds.parts import (
     Words,
 )
 
-Form = TypeVar("Form", bound=Strict)
 SCHEMA_VERSION = 2
 # Node checks have their own rows.
 ROW_METRICS = tuple(name for name in METRICS if name != NODE_CHECK.name)
@@ -176,12 +175,18 @@ class _ByMetric(Strict):
     def _keeps_their_order(cls, data: Any, validated: Callable[[Any], Any]) -> Any:
         made = validated(data)
         made._metrics = {name: getattr(made, name) for name in data if name in METRICS}
+        for mistake in made._mistakes():
+            raise ValueError(mistake)
         return made
 
     @property
     def metrics(self) -> dict[str, Any]:
         """What it says of each metric, in the order of the file."""
         return self._metrics
+
+    def _mistakes(self) -> Iterator[str]:
+        if not self.metrics:
+            yield "has no metric; expected one as a key, such as throughput_per_gpu"
 
 
 if TYPE_CHECKING:
@@ -246,15 +251,10 @@ class Row(_Values):
         description="How the source trained its single GPU, and the run does: `alone`, or under `ddp`.",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Row:
-        return _refused_with(self, self._mistakes())
-
     def _mistakes(self) -> Iterator[str]:
+        yield from super()._mistakes()
         if (self.versus or "").startswith("run:"):
             yield f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}"
-        if not self.metrics:
-            yield "has no metric; expected one as a key, such as throughput_per_gpu: {8: 480.1}"
         if self.of and self.probe:
             yield "has both `of` and `probe`; expected one of them"
         agree = all(METRICS[metric].only_bound is not None for metric in self.metrics)
@@ -307,13 +307,6 @@ class Row(_Values):
                 yield metric, size, subject, value, at(self.bound, size), at(at(self.sound, size), subject)
 
 
-def _refused_with(form: Form, mistakes: Iterator[str]) -> Form:
-    """A form without mistakes. Raises ValueError with the first."""
-    for mistake in mistakes:
-        raise ValueError(mistake)
-    return form
-
-
 def at(told: Any, key: WorldSize) -> Any:
     """What is told of a world size or a name, in one number for all or in one for each."""
     return told[key] if isinstance(told, dict) else told
@@ -341,10 +334,6 @@ class Change(_Sizes):
     )
     who: Person = Field(description="The responsible person.")
     why: Words = Field(description="The reason.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Change:
-        return _refused_with(self, self._mistakes())
 
     @property
     def metric(self) -> str:
@@ -383,12 +372,6 @@ class NamedMargin(_Margins):
     """Margins with one reason: ``{busbw_gbps: 15 %, because: …}``."""
 
     because: Text
-
-    @model_validator(mode="after")
-    def _check(self) -> NamedMargin:
-        return _refused_with(
-            self, iter(() if self.metrics else ("has no metric; expected one, such as busbw_gbps: 5 %",))
-        )
 
 
 def _row_shape(row: Any) -> str:
