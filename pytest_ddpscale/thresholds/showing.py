@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
@@ -93,9 +93,7 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
 def source_text(requirement: Requirement) -> str:
     """Its source, or why it is provisional, in one line."""
     source = requirement.source
-    if requirement.check:
-        return NODE_CHECKS[requirement.check].meaning
-    told = (f"provisional: {source.reasoning}",) if requirement.provisional else (source.reference, source.reasoning)
+    told = (NODE_CHECKS[requirement.check].meaning,) if requirement.check else (source.reference, source.reasoning)
     return " ".join("; ".join(part for part in (*told, requirement.one_gpu_text) if part).split())
 
 
@@ -214,38 +212,31 @@ def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
 
 def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]], sku: Sku, verbose: bool) -> Section:
     """The rows of one metric, what they were, and lines and sources of rows that have these in common."""
-    definition, is_check = METRICS[metric], metric == NODE_CHECK.name
+    definition = METRICS[metric]
     units = dict.fromkeys("factor" if definition.unit == "x" else sku.unit_of(one) for one, _ in rows)
-    better = f" ({' or '.join(units)}, {'less' if definition.upper_bound else 'more'} is better)"
-    value = "value" if any(one.source.is_site for one, _ in rows) else "published"
-    head = ["check", ""] if is_check else ["of", "GPUs", value, "margin", "bound", ""]
-    source = [Column("source", may_shrink=True)] * (not verbose)
-    cells = [
-        (*_cells(*row), source_text(row[0]).removeprefix("provisional: "))[: len(head) + len(source)] for row in rows
-    ]
+    better = "less" if definition.upper_bound else "more"
+    columns = [*map(Column, ("of", "GPUs", "value", "margin", "bound", "")), Column("source", may_shrink=True)]
     notes = [f"{one} was: {bound_text(change.was)}" for one, change in rows if change]
     if verbose:
         for details, alike in groupby(rows, lambda row: f"{row[0].where}: {source_text(row[0])}"):
             names = dict.fromkeys(one.subject or "each node" for one, _ in alike)
             notes.append(f"{first_few([*names])}: {details}")
-    table = Table([*map(Column, head), *source], cells)
-    return Section(f"{metric}{'' if is_check else better}", [Line(definition.meaning), table, bullets(notes)])
+    table = Table(columns, [_cells(*row) for row in rows])
+    title = f"{metric} ({' or '.join(units)}, {better} is better)"
+    return Section(title, [Line(definition.meaning), table, bullets(notes)])
 
 
 def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
-    mark = "*" if change else ""
-    if one.check:
-        return f"{mark}{one.check}", one.severity
-    source, is_upper = one.source, one.definition.upper_bound
-    value, margin = "provisional" if one.provisional else _ABSENT, _ABSENT
-    if source.measured is not None:
-        site = "site's " if source.is_site else ""
-        value, margin = f"{site}{source.measured:g}", "stated"
-    if source.margin_pct is not None:
-        margin = f"{'+' if is_upper else '−'} {source.margin_pct:g} %"
+    source, measured, is_upper = one.source, one.source.measured, one.definition.upper_bound
     versus = f" vs {one.versus}" if one.versus else ""
-    if one.one_gpu == "ddp":
-        versus += ", ddp@1" if one.world_size == 1 else " vs ddp@1"
-    subject = shortened(f"{mark}{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
-    ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
-    return subject, ranks, value, margin, f"{'≤' if is_upper else '≥'} {one.bound:g}", one.severity
+    baseline = ", ddp@1" if one.one_gpu == "ddp" else ""
+    site = "site's " if source.is_site else ""
+    return (
+        shortened(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
+        f"{one.world_size}{' spread' if one.placement == 'spread' else ''}",
+        "provisional" if one.provisional and not one.check else _ABSENT if measured is None else f"{site}{measured:g}",
+        _ABSENT if source.margin_pct is None else f"{'+' if is_upper else '−'} {source.margin_pct:g} %",
+        "must pass" if one.check else f"{'≤' if is_upper else '≥'} {one.bound:g}",
+        one.severity,
+        source_text(one),
+    )
