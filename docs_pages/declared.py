@@ -14,7 +14,7 @@ from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.settings import OPTIONS, Option
-from pytest_ddpscale.thresholds.form import ROW_METRICS, Change, CheckRow, FileForm, Row, SkuForm
+from pytest_ddpscale.thresholds.form import Change, CheckRow, FileForm, Row, SkuForm
 from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, form_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -124,8 +124,6 @@ def _keys(model: type[Strict]) -> Iterator[str]:
     if model in _OF_METRICS:
         yield _row("`METRIC`", "mapping", "none", _OF_METRICS[model])
     for key, one in schema["properties"].items():
-        if key in ROW_METRICS and model in _OF_METRICS:
-            continue
         default = one.get("default")
         shown = f"`{default}`" if default not in (None, "", [], {}) else "none"
         required = key in schema.get("required", ())

@@ -88,7 +88,7 @@ class Compiler:
                 if name in ROW_METRICS and isinstance(margin, NamedMargin):
                     raise ValueError("it is a mapping; expected per cent, such as `5 %`")
                 if name not in ROW_METRICS and (near := did_you_mean(name, ROW_METRICS, 0.8)):
-                    raise ValueError(f"{name!r} is no metric{near}; if it is none, choose another name")
+                    raise ValueError(f"{name!r} is no metric{near} Correct it, or choose another name")
         self._families = {
             name: self._expanded(rows, layers, "families", name) for name, rows in self._named["families"].items()
         }
@@ -152,9 +152,9 @@ class Compiler:
 
     def _workload(self, name: str, batch: int | BatchForm) -> Workload:
         form = self._get("workloads", name)
-        size = BatchForm.model_validate({"per_gpu": batch}) if isinstance(batch, int) else batch
+        per_gpu, in_all = (batch, None) if isinstance(batch, int) else (batch.per_gpu, batch.in_all)
         data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
-        return Workload(name, form.family, form.precision, size.per_gpu, size.in_all, form.compile, data=data)
+        return Workload(name, form.family, form.precision, per_gpu, in_all, form.compile, data=data)
 
     def _rows(self, name: str, form: SkuForm, layers: Sequence[Layer], limits: PeerLimits) -> Rows:
         """All requirements: checks, the SKU's own rows, those of families that it does not replace, those by peers."""

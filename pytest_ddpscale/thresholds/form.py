@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    PrivateAttr,
     Tag,
     WithJsonSchema,
     create_model,
@@ -24,7 +23,7 @@ from typing_extensions import TypeAliasType
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.layout import WorldSize
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK, Metric
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
 from pytest_ddpscale.plan.variables import VARIABLES
@@ -67,17 +66,17 @@ def _known_world_size(value: Any) -> Any:
     raise PydanticCustomError("world_size", expected)
 
 
-def _margin_pct(value: Any) -> float:
+def _margin_pct(value: Any, *, or_what: str = "") -> float:
     matched = _PER_CENT.fullmatch(value) if isinstance(value, str) else None
     if matched is None:
         kind = "per_cent_type" if isinstance(value, dict) else "per_cent"  # which may be a margin with a name
-        raise PydanticCustomError(kind, "per cent from 0 to 99, such as `5 %`")
+        raise PydanticCustomError(kind, f"per cent from 0 to 99, such as `5 %`{or_what}")
     return float(matched[1])
 
 
 def _margin(value: Any) -> Any:
     is_name = value is None or (isinstance(value, str) and "%" not in value)
-    return value if is_name else _margin_pct(value)
+    return value if is_name else _margin_pct(value, or_what=", or a name under `margins`")
 
 
 def _by_size(told: Any) -> Any:
@@ -166,45 +165,36 @@ WorldSizes = TypeAliasType(
 
 
 class _ByMetric(Strict):
-    """A mapping with names of metrics as keys."""
+    """A mapping with names of metrics as keys.
 
-    _metrics: dict[str, Any] = PrivateAttr()
+    Attributes:
+        metrics: what it says of each metric, in the order of the file.
+    """
+
+    metrics: ClassVar[dict[str, Any]] = {}
 
     @model_validator(mode="wrap")
     @classmethod
     def _keeps_their_order(cls, data: Any, validated: Callable[[Any], Any]) -> Any:
         made = validated(data)
-        made._metrics = {name: getattr(made, name) for name in data if name in METRICS}
+        made.__dict__["metrics"] = {name: getattr(made, name) for name in data if name in METRICS}
         for mistake in made._mistakes():
             raise ValueError(mistake)
         return made
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """What it says of each metric, in the order of the file."""
-        return self._metrics
 
     def _mistakes(self) -> Iterator[str]:
         if not self.metrics:
             yield "has no metric; expected one as a key, such as throughput_per_gpu"
 
 
-if TYPE_CHECKING:
-
-    class _Values(_ByMetric): ...
-
-    class _Margins(_ByMetric): ...
-
-    class _Sizes(_ByMetric): ...
-
-else:
-
-    def _by_metric(form_of):
-        told = {one: (form_of(METRICS[one]), Field(None, description=METRICS[one].meaning)) for one in ROW_METRICS}
-        return create_model("_ByMetric", __base__=_ByMetric, **told)
-
-    _Values = _by_metric(lambda one: ValuesOrOne if one.maximum_world_size == 1 or one.subject == "node" else Values)
-    _Margins, _Sizes = _by_metric(lambda _: PerCent), _by_metric(lambda _: WorldSizes)
+def _with_metrics(form: type[_ByMetric], kind_of: Callable[[Metric], Any]) -> type[_ByMetric]:
+    """A form with a key for each metric."""
+    told: dict[str, Any] = {}
+    for name in ROW_METRICS:
+        told[name] = kind_of(METRICS[name]), Field(None, description=METRICS[name].meaning)
+    made: type[_ByMetric] = create_model(form.__name__, __base__=form, **told)
+    made.__doc__ = form.__doc__
+    return made
 
 
 class CheckRow(Strict):
@@ -219,7 +209,7 @@ class CheckRow(Strict):
         return dict.fromkeys([self.check] if isinstance(self.check, str) else self.check, self.severity)
 
 
-class Row(_Values):
+class Row(_ByMetric):
     """One row under `requirements`: metrics, each with its published values or its bounds by world size."""
 
     of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
@@ -312,7 +302,7 @@ def at(told: Any, key: WorldSize) -> Any:
     return told[key] if isinstance(told, dict) else told
 
 
-class Change(_Sizes):
+class Change(_ByMetric):
     """A change of rows below: ``{busbw_gbps: [8, all], probe: …, severity: off, who: …, why: …}``.
 
     A row is named by its metric with world sizes, or `any`, and its workload or probe; or by `check`. With `until` the
@@ -368,19 +358,31 @@ class Change(_Sizes):
         return (metric, subject, placement, versus) == named
 
 
-class NamedMargin(_Margins):
+class NamedMargin(_ByMetric):
     """Margins with one reason: ``{busbw_gbps: 15 %, because: …}``."""
 
     because: Text
 
 
 def _row_shape(row: Any) -> str:
-    return "[checks]" if isinstance(row, dict) and "check" in row else "[values]"
+    return "CheckRow" if isinstance(row, dict) and "check" in row else "Row"
 
 
-AnyRow = Annotated[
-    Annotated[CheckRow, Tag("[checks]")] | Annotated[Row, Tag("[values]")], Discriminator(_row_shape)
-]  # fmt: skip
+def _values_of(metric: Metric) -> Any:
+    return ValuesOrOne if metric.maximum_world_size == 1 or metric.subject == "node" else Values
+
+
+if TYPE_CHECKING:
+    AnyRow: TypeAlias = CheckRow | Row
+    AnyChange: TypeAlias = Change
+    AnyMargin: TypeAlias = float | NamedMargin
+else:
+    AnyRow = Annotated[
+        Annotated[CheckRow, Tag("CheckRow")] | Annotated[_with_metrics(Row, _values_of), Tag("Row")],
+        Discriminator(_row_shape),
+    ]
+    AnyChange = _with_metrics(Change, lambda _: WorldSizes)
+    AnyMargin = PerCent | _with_metrics(NamedMargin, lambda _: PerCent)
 
 
 class SkuForm(Strict):
@@ -408,7 +410,7 @@ class SkuForm(Strict):
     requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
-    change: list[Change] = Field(
+    change: list[AnyChange] = Field(
         [], max_length=MOST_REQUIREMENTS,
         description="Other severities and bounds of rows of families or of files below; waivers.",
     )  # fmt: skip
@@ -430,7 +432,7 @@ class FileForm(Strict):
     extends: str | None = Field(None, description="`packaged`, or the path of the file that this one changes.")
     sources: dict[Name, Text] = Field({}, description="Publications by name: who measured what, with what.")
     reasons: dict[Name, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
-    margins: dict[Name, PerCent | NamedMargin] = Field(
+    margins: dict[Name, AnyMargin] = Field(
         {}, description="From published values to bounds: by metric, or by a name that rows give."
     )
     peers: Peers = Field({}, description="By how much a place may be slower than the median of its peers; or `off`.")

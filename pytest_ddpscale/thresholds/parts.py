@@ -12,9 +12,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
-    WrapValidator,
+    Tag,
     create_model,
     model_validator,
 )
@@ -195,16 +196,19 @@ def form_of(family: type[Family]) -> type[WorkloadForm]:
     return made
 
 
-def _of_its_family(data: Any, _: Any) -> WorkloadForm:
-    """A workload in the form of its model's family; if no family has the model, of the first."""
+def _form_of_model(data: Any) -> str:
+    """The form of the family that has a workload's model; the first, which refuses it, if none has."""
     family = family_of(data.get("model")) if isinstance(data, dict) else None
-    return form_of(family or next(iter(FAMILIES.values()))).model_validate(data)
+    return form_of(family or next(iter(FAMILIES.values()))).__name__
 
 
 if TYPE_CHECKING:
     AnyWorkload: TypeAlias = WorkloadForm
 else:
-    AnyWorkload = Annotated[reduce(or_, map(form_of, FAMILIES.values())), WrapValidator(_of_its_family)]
+    AnyWorkload = Annotated[
+        reduce(or_, (Annotated[one, Tag(one.__name__)] for one in map(form_of, FAMILIES.values()))),
+        Discriminator(_form_of_model),
+    ]
 
 
 class BatchForm(Strict):

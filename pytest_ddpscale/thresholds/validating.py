@@ -136,7 +136,8 @@ def _keys(loc: tuple[Any, ...]) -> list[str]:
     forms: list[type[BaseModel]] = [FileForm]
     for part in loc:
         fields = [form.model_fields[part].annotation for form in forms if part in form.model_fields]
-        forms = [one for field in fields for one in _forms_in(field)] or forms
+        tagged = [form for form in forms if form.__name__ == part]
+        forms = [one for field in fields for one in _forms_in(field)] or tagged or forms
     return [field.alias or name for form in forms for name, field in form.model_fields.items()]
 
 
