@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
-Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
 # Parts of a SKU besides requirements that change how it is found, measured or judged.
 _OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node", "environment")
 
@@ -31,12 +29,12 @@ class BoundChange:
         return found
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """The differences, bound first; severity, provisional standing and baseline may differ too."""
         was, now = self.was, self.now
         if was is None or now is None:
             return ("added",) if was is None else ("removed",)
-        found: dict[Kind, bool] = {
+        found = {
             "raised": now.bound > was.bound,
             "lowered": now.bound < was.bound,
             "severity": was.severity != now.severity,
@@ -68,19 +66,17 @@ class SkuChange:
 
     Attributes:
         sku: its name.
-        is_new: whether the file below does not have it.
         bounds: changed requirements; empty if it is new.
-        parts: descriptions of other changes.
+        parts: ``new`` if the file below does not have it; descriptions of other changes.
     """
 
     sku: str
-    is_new: bool
     bounds: tuple[BoundChange, ...] = ()
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ("new",)
 
     def __str__(self) -> str:
         """``b200: new``, or what changed besides its bounds."""
-        return f"{self.sku}: {'new' if self.is_new else '; '.join(self.parts) or 'bounds only'}"
+        return f"{self.sku}: {'; '.join(self.parts) or 'bounds only'}"
 
 
 def bound_text(one: Requirement | None) -> str:
@@ -135,16 +131,16 @@ def all_changes(file: ThresholdsFile) -> list[SkuChange]:
     """A file's changes of each SKU; empty if it extends no other."""
     below = file.below
     if below is None:
-        return [SkuChange(name, is_new=True) for name in file.thresholds.skus if file.extended]
+        return [SkuChange(name) for name in file.thresholds.skus if file.extended]
     found: list[SkuChange] = []
     for name, after in file.thresholds.skus.items():
         before = below.thresholds.skus.get(name)
         if before is None:
-            found.append(SkuChange(name, is_new=True))
+            found.append(SkuChange(name))
             continue
         bounds, parts = tuple(_changes(before, after)), (*_parts(before, after), *_waivers(before, after))
         if bounds or parts:
-            found.append(SkuChange(name, False, bounds, parts))
+            found.append(SkuChange(name, bounds, parts))
     return found
 
 

@@ -358,11 +358,11 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
 def _selected(change: Change, rows: Rows) -> list[RequirementKey]:
     """Keys of the rows that a change names. Raises ValueError if one is not there."""
     alike = [key for key in rows if change.names(key)]
-    missing = [size for size in change.world_sizes if size not in [key[2] for key in alike]]
+    there = [key[2] for key in alike]
+    missing = [size for size in change.world_sizes if size not in there]
     if missing or not alike:
-        there = ", ".join(str(key[2]) for key in alike)
         others = ", ".join(sorted({f"{key[0]} of {key[1]}" for key in rows}))
-        expected = f"at world size {there}" if there else f"one of {others}"
+        expected = f"at world size {', '.join(map(str, there))}" if there else f"one of {others}"
         if change.metric in _BY_PEERS and not change.until:
             expected = "a row; or another limit under `peers`, or a waiver of it, with `until`"
         at = f" at world size {missing[0]}" if missing else ""

@@ -353,9 +353,8 @@ class Change(_ByMetric):
 
     def names(self, key: RequirementKey) -> bool:
         """Whether it names a requirement, at whatever world size."""
-        metric, subject, _, placement, versus = key
-        named = self.metric, self.of or self.probe or self.check, self.placement, self.versus
-        return (metric, subject, placement, versus) == named
+        subject = self.of or self.probe or self.check
+        return (*key[:2], *key[3:]) == (self.metric, subject, self.placement, self.versus)
 
 
 class NamedMargin(_ByMetric):
