@@ -12,10 +12,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
-    Tag,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -67,8 +66,14 @@ Name = Annotated[str, BeforeValidator(str)]
 class Strict(BaseModel):
     """A mapping of thresholds.yaml that allows only known keys."""
 
-    # NaN compares as false with every bound, so it would pass each check.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,  # NaN compares as false with every bound, so it would pass each check
+        defer_build=True,
+        protected_namespaces=(),  # model_flops_utilization is a metric
+    )
 
 
 class Detect(Strict):
@@ -196,19 +201,16 @@ def form_of(family: type[Family]) -> type[WorkloadForm]:
     return made
 
 
-def _form_of_model(data: Any) -> str:
-    """The form of the family that has a workload's model; the first, which refuses it, if none has."""
+def _of_its_family(data: Any, _: Any) -> WorkloadForm:
+    """A workload in the form of its model's family; if no family has the model, of the first."""
     family = family_of(data.get("model")) if isinstance(data, dict) else None
-    return form_of(family or next(iter(FAMILIES.values()))).__name__
+    return form_of(family or next(iter(FAMILIES.values()))).model_validate(data)
 
 
 if TYPE_CHECKING:
     AnyWorkload: TypeAlias = WorkloadForm
 else:
-    AnyWorkload = Annotated[
-        reduce(or_, (Annotated[one, Tag(one.__name__)] for one in map(form_of, FAMILIES.values()))),
-        Discriminator(_form_of_model),
-    ]
+    AnyWorkload = Annotated[reduce(or_, map(form_of, FAMILIES.values())), WrapValidator(_of_its_family)]
 
 
 class BatchForm(Strict):
