@@ -14,13 +14,7 @@ from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.report.words.cause_kinds import CAUSES
 from pytest_ddpscale.settings import OPTIONS, Option
-from pytest_ddpscale.thresholds.form import (
-    Change,
-    CheckRow,
-    FileForm,
-    Row,
-    SkuForm,
-)
+from pytest_ddpscale.thresholds.form import Change, CheckRow, FileForm, Row, SkuForm
 from pytest_ddpscale.thresholds.parts import BatchForm, Detect, Node, Peak, Strict, form_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -67,6 +61,11 @@ MAPPINGS: dict[str, tuple[type[Strict], str]] = {
     "Row": (Row, "a row under `skus.NAME.requirements` or `families.NAME`"),
     "Row of checks": (CheckRow, "a row of checks under `skus.NAME.requirements` or `families.NAME`"),
     "Change": (Change, "`skus.NAME.change`, in a file that extends another"),
+}
+# What stands under the key that is a metric's name.
+_OF_METRICS: dict[type[Strict], str] = {
+    Row: "A metric: its values by world size, `{8: 480.1}`; the value alone if one fits.",
+    Change: "A metric: its world sizes, `[8, all]`, or `any`.",
 }
 
 
@@ -120,14 +119,13 @@ def _option(option: Option) -> str:
 
 def _keys(model: type[Strict]) -> Iterator[str]:
     schema = model.model_json_schema(by_alias=True)
+    if model in _OF_METRICS:
+        yield _row("`METRIC`", "mapping", "none", _OF_METRICS[model])
     for key, one in schema["properties"].items():
-        if key == "world_sizes":  # written as the value of the metric's key
-            continue
-        name = "METRIC" if key in ("metrics", "metric") else key  # a metric's own name is the key
         default = one.get("default")
         shown = f"`{default}`" if default not in (None, "", [], {}) else "none"
         required = key in schema.get("required", ())
-        yield _row(f"`{name}`", _type_text(one), "required" if required else shown, one["description"])
+        yield _row(f"`{key}`", _type_text(one), "required" if required else shown, one["description"])
 
 
 def _row(*cells: str) -> str:
@@ -137,7 +135,7 @@ def _row(*cells: str) -> str:
 def _type_text(schema: dict[str, Any]) -> str:
     """A JSON schema in words: ``whole number, 1 … 64``, ``one of `fail`, `warn```."""
     if "$ref" in schema:
-        return "mapping"
+        return "text" if schema["$ref"].endswith("/PerCent") else "mapping"
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
     if options := schema.get("anyOf") or schema.get("oneOf"):

@@ -1,6 +1,6 @@
 """The catalogue of metrics: each is declared once, with all of its properties.
 
-The shape of thresholds.yaml and its schema, judge, blame, reports and docs/metrics.md derive from it. To add a metric,
+The shape of thresholds.yaml and its schema, judge, blame, reports and the page of metrics derive from it. To add a metric,
 see docs/how-to/metric.md.
 """
 
@@ -43,7 +43,7 @@ class Metric:
         unit: of values and bounds, one of `_PLAUSIBLE`. ``fraction`` is 0 … 1 and shown as per cent; ``x`` is a ratio.
         title: heading for reports.
         meaning: one sentence for a stakeholder.
-        formula: its value in one round, for docs/metrics.md; t is an arm's throughput per GPU and k the ranks.
+        formula: its value in one round, for the page of metrics; t is an arm's throughput per GPU and k the ranks.
         origin: publication of the formula; empty for a definition of this project.
         scaling: the kind of study that measures it.
         minimum_world_size: smallest world size for which it is defined.

@@ -40,8 +40,8 @@ class Pace:
 
 # GPU: a block holds at least two NVML utilization samples (1/6 s to 1 s apart), and ten seconds warm the GPU up. CPU:
 # blocks are long enough to average over scheduling noise. At most 32 rounds: with 16 a healthy node is often left
-# undecided (docs/decisions/plan.md).
-# Two minutes at full load show what heat costs (docs/decisions/plan.md).
+# undecided (docs/decisions.md).
+# Two minutes at full load show what heat costs (docs/decisions.md).
 PACES: dict[DeviceType, Pace] = {"cuda": Pace(32, 2.0, 10.0, sustained_s=120.0), "cpu": Pace(32, 0.75, 2.0)}
 # Block length of one probe in one round; short, since probes need no warm-up and there are many.
 PROBE_BLOCKS_S: dict[DeviceType, float] = {"cuda": 0.4, "cpu": 0.1}

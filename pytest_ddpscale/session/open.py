@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -144,11 +145,22 @@ def _usual_devices(thresholds: ThresholdsFile, sku: str) -> int:
 
 def load_unchanged(used: ThresholdsUsed, *copies: Path) -> ThresholdsFile:
     """The thresholds with which a run began, from their place or a copy. Raises ThresholdsError if they are nowhere."""
+    refused: ThresholdsError | None = None
     for path in (Path(used.path), *copies):
-        with suppress(ThresholdsError):
+        try:
             found = load_thresholds(path, of_earlier_run=True)
-            if found.digests == used.digests:
-                return found
+        except ThresholdsError as error:
+            with suppress(OSError):
+                is_same = used.digests.startswith(hashlib.sha256(path.read_bytes()).hexdigest())
+                refused = error if is_same else refused
+            continue
+        if found.digests == used.digests:
+            return found
+    if refused is not None:
+        raise ThresholdsError(
+            refused.where, f"the file is as it was when the run began, but is refused now: {refused.found}",
+            refused.expected, "Correct a copy, and name it with --thresholds.",
+        )  # fmt: skip
     raise ThresholdsError(
         used.path, "is gone or has changed since the run began", f"the same file (sha256 {used.digests})",
         "Restore it, or name the file to judge by with --thresholds.",

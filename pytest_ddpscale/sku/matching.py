@@ -23,7 +23,7 @@ def matching_skus(thresholds: Thresholds, gpu: SurveyedGpu) -> list[str]:
     return [
         name
         for name, sku in thresholds.skus.items()
-        if sku.detect.device == "cuda" and not _compare(sku.detect, gpu)[1]
+        if sku.detect.device == "cuda" and all(holds for holds, _ in _compare(sku.detect, gpu).values())
     ]
 
 
@@ -58,7 +58,7 @@ def resolve_sku(
     matching = {model: matching_skus(file.thresholds, same[0]) for model, same in models.items()}
     others = [same for model, same in models.items() if (name not in matching[model] if name else not matching[model])]
     if others and name:
-        told, known = _said(*_compare(skus[name].detect, others[0][0])), matching_skus(file.thresholds, others[0][0])
+        told, known = _said(_compare(skus[name].detect, others[0][0])), matching_skus(file.thresholds, others[0][0])
         action = f"If they are {name}, correct `detect` at {file.where('skus', name, 'detect')}."
         if known:
             action = f"Use --gpu-sku={known[0]}, or run where the GPUs are {name}."
@@ -84,24 +84,24 @@ def _memory_gib(gpu: SurveyedGpu) -> float:
     return (gpu.memory_bytes or 0) / _BYTES_PER_GIB
 
 
-def _compare(detect: Detect, gpu: SurveyedGpu) -> tuple[dict[str, str], dict[str, str]]:
-    """The keys of a `detect` that match a GPU, and those that do not, each with a description."""
-    told: tuple[dict[str, str], dict[str, str]] = {}, {}
+def _compare(detect: Detect, gpu: SurveyedGpu) -> dict[str, tuple[bool, str]]:
+    """Whether each key of a `detect` matches a GPU, with a description."""
+    told: dict[str, tuple[bool, str]] = {}
     if detect.name is not None:
         holds = is_named(gpu.name, detect.name)
-        told[not holds]["name"] = f"name {gpu.name!r} {'matches' if holds else f'does not match {detect.name!r}'}"
+        told["name"] = holds, f"name {gpu.name!r} {'matches' if holds else f'does not match {detect.name!r}'}"
     if detect.pci_device_ids:
         holds, listed = gpu.pci_device_id in detect.pci_device_ids, " or ".join(detect.pci_device_ids)
-        told[not holds]["id"] = f"PCI device id {gpu.pci_device_id} {'matches' if holds else f'is not {listed}'}"
+        told["id"] = holds, f"PCI device id {gpu.pci_device_id} {'matches' if holds else f'is not {listed}'}"
     if detect.memory_gib is not None:
         holds = abs(_memory_gib(gpu) - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
         contrast = f"is not within {percent(MEMORY_TOLERANCE)} of {detect.memory_gib:g} GiB"
-        told[not holds]["memory"] = f"memory {_memory_gib(gpu):.1f} GiB {'matches' if holds else contrast}"
+        told["memory"] = holds, f"memory {_memory_gib(gpu):.1f} GiB {'matches' if holds else contrast}"
     return told
 
 
-def _said(agrees: dict[str, str], differs: dict[str, str]) -> str:
-    return ", ".join([*agrees.values(), *differs.values()])
+def _said(compared: dict[str, tuple[bool, str]]) -> str:
+    return ", ".join(text for _, text in sorted(compared.values(), key=lambda one: not one[0]))
 
 
 Model: TypeAlias = list[SurveyedGpu]  # identical GPUs; never empty
@@ -123,8 +123,8 @@ def _unknown(file: ThresholdsFile, models: list[Model]) -> SkuError:
     gpu = models[0][0]
     # Those that match in name or PCI device id but not in all else; matching memory alone does not count.
     compared = {name: _compare(sku.detect, gpu) for name, sku in file.thresholds.skus.items()}
-    nearly = {name: told for name, told in compared.items() if told[0].keys() - {"memory"}}
-    almost = "".join(f"; nearest is {name}: {_said(*told)}" for name, told in nearly.items())
+    nearly = [name for name, told in compared.items() if any(told[key][0] for key in told if key != "memory")]
+    almost = "".join(f"; nearest is {name}: {_said(compared[name])}" for name in nearly)
     ways = [f"correct `detect` at {file.where('skus', name, 'detect')} if it is {name}" for name in nearly]
     # A `detect` that matches this GPU, ready to paste.
     name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, RequirementKey, Sku
 
-Kind = Literal["raised", "lowered", "added", "removed", "severity", "standing", "baseline"]
 # Parts of a SKU besides requirements that change how it is found, measured or judged.
 _OTHER_PARTS = ("aliases", "detect", "peak", "node", "beyond_node", "environment")
-_COUNTED: dict[Kind, tuple[str, str]] = {
-    "raised": ("bound raised", "bounds raised"),
-    "lowered": ("bound lowered", "bounds lowered"),
-    "added": ("requirement added", "requirements added"),
-    "removed": ("requirement removed", "requirements removed"),
-    "severity": ("severity changed", "severities changed"),
-    "standing": ("published or provisional now", "published or provisional now"),
-    "baseline": ("one-GPU baseline changed", "one-GPU baselines changed"),
-}
 
 
 @dataclass(frozen=True)
@@ -41,12 +29,12 @@ class BoundChange:
         return found
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """The differences, bound first; severity, provisional standing and baseline may differ too."""
         was, now = self.was, self.now
         if was is None or now is None:
             return ("added",) if was is None else ("removed",)
-        found: dict[Kind, bool] = {
+        found = {
             "raised": now.bound > was.bound,
             "lowered": now.bound < was.bound,
             "severity": was.severity != now.severity,
@@ -78,27 +66,17 @@ class SkuChange:
 
     Attributes:
         sku: its name.
-        is_new: whether the file below does not have it.
         bounds: changed requirements; empty if it is new.
-        parts: descriptions of other changes.
-        idle: requirements of rows without effect, which are the same in the file below.
+        parts: ``new`` if the file below does not have it; descriptions of other changes.
     """
 
     sku: str
-    is_new: bool
     bounds: tuple[BoundChange, ...] = ()
-    parts: tuple[str, ...] = ()
-    idle: tuple[Requirement, ...] = ()
+    parts: tuple[str, ...] = ("new",)
 
     def __str__(self) -> str:
-        """``b200: 1 bound raised, 2 requirements removed``."""
-        if self.is_new:
-            return f"{self.sku}: new"
-        number = Counter(kind for change in self.bounds for kind in change.kinds)
-        counts = [f"{number[kind]} {words[number[kind] > 1]}" for kind, words in _COUNTED.items() if number[kind]]
-        if self.parts:
-            counts.append(f"also changed: {', '.join(self.parts)}")
-        return f"{self.sku}: {', '.join(counts) or 'nothing changed'}"
+        """``b200: new``, or what changed besides its bounds."""
+        return f"{self.sku}: {'; '.join(self.parts) or 'bounds only'}"
 
 
 def bound_text(one: Requirement | None) -> str:
@@ -150,21 +128,19 @@ def _accepting(sku: Sku) -> frozenset[RequirementKey]:
 
 
 def all_changes(file: ThresholdsFile) -> list[SkuChange]:
-    """A file's changes of each SKU, including rows without effect; empty if it extends no other."""
+    """A file's changes of each SKU; empty if it extends no other."""
     below = file.below
     if below is None:
-        return [SkuChange(name, is_new=True) for name in file.thresholds.skus if file.extended]
+        return [SkuChange(name) for name in file.thresholds.skus if file.extended]
     found: list[SkuChange] = []
     for name, after in file.thresholds.skus.items():
         before = below.thresholds.skus.get(name)
         if before is None:
-            found.append(SkuChange(name, is_new=True))
+            found.append(SkuChange(name))
             continue
-        idle = tuple(_idle(file, before, after))
-        parts = (*_parts(before, after), *_waivers(before, after))
-        change = SkuChange(name, False, tuple(_changes(before, after)), parts, idle)
-        if change.bounds or change.parts or change.idle:
-            found.append(change)
+        bounds, parts = tuple(_changes(before, after)), (*_parts(before, after), *_waivers(before, after))
+        if bounds or parts:
+            found.append(SkuChange(name, bounds, parts))
     return found
 
 
@@ -174,13 +150,6 @@ def _changes(before: Sku, after: Sku) -> Iterator[BoundChange]:
         pair = was.get(key), now.get(key)
         if _judged(pair[0]) != _judged(pair[1]):
             yield BoundChange(*pair)
-
-
-def _idle(file: ThresholdsFile, before: Sku, after: Sku) -> Iterator[Requirement]:
-    """Requirements of rows in this file that are judged the same as before."""
-    known = {(one.key(), _judged(one)) for one in before.requirements}
-    here = f"{file.path}:"
-    yield from (one for one in after.requirements if one.where.startswith(here) and (one.key(), _judged(one)) in known)
 
 
 def _parts(before: Sku, after: Sku, *, altering: bool = False) -> Iterator[str]:

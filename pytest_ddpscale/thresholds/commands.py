@@ -14,6 +14,7 @@ from pytest_ddpscale.util.packaged import SCHEMA, SITE_FOLDERS, THRESHOLDS, pack
 
 if TYPE_CHECKING:
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
+    from pytest_ddpscale.util.document import Block
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -105,26 +106,26 @@ def _check(arguments: argparse.Namespace) -> None:
     for text in dict.fromkeys(text for sku in file.thresholds.skus for text in file.remarks(sku)):
         print(f"ddpscale: remark: {text}.", file=sys.stderr)
     counted = showing.counted(file, file.layers[-1].form.skus or file.thresholds.skus)
-    print(*text_lines(counted, width=showing.WIDTH), *_change_lines(file), sep="\n")
+    lines = text_lines(*showing.file_blocks(file), counted, width=showing.WIDTH)
+    print(*lines, *text_lines(*_changed(file)), sep="\n")
     print(f"{arguments.file}: valid, {len(file.thresholds.skus)} SKUs")
 
 
-def _change_lines(file: ThresholdsFile) -> Iterator[str]:
+def _changed(file: ThresholdsFile) -> Iterator[Block]:
     """What a file changes in those that it extends; empty if it extends none."""
     from pytest_ddpscale.thresholds.changes import all_changes
+    from pytest_ddpscale.util.document import Line, bullets
 
-    if not file.extended:
-        return
-    yield f"\n{file.path} sha256 {file.sha256}"
-    yield from (f"extends {path} sha256 {digest}" for path, digest in file.extended)
     changes = all_changes(file)
     for change in changes:
-        yield str(change)
-        for one in change.bounds:
-            yield f"  {one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
-        yield from (f"  {one.where}: has no effect: {one} is the same in the file below" for one in change.idle)
-    others = len(file.thresholds.skus) - len(changes)
-    yield f"{others} SKUs as in the file below\n" if changes else "changes nothing\n"
+        yield Line(str(change))
+        yield bullets(
+            f"{one.either.where if one.now else 'removed'}: {one}{' (weaker)' if one.is_weaker else ''}"
+            for one in change.bounds
+        )
+    if file.extended:
+        others = len(file.thresholds.skus) - len(changes)
+        yield Line(f"{others} SKUs as in the file below" if changes else "changes nothing")
 
 
 def _print_schema(_: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ replaces that of the file it extends. A file's `change` applies to what is then 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,7 @@ from pytest_ddpscale.thresholds.form import (
     NamedMargin,
     Row,
     SkuForm,
-    at_size,
+    at,
 )
 from pytest_ddpscale.thresholds.model import (
     PeerLimits,
@@ -77,45 +78,42 @@ class Compiler:
         self.problems: list[ThresholdsError] = []
         self._layers, self._least_day = layers, least_day
         self._sites = {layer.path for layer in layers if not layer.path.samefile(packaged(THRESHOLDS))}
-        # Entries that rows name, each with the nearest file that has it.
-        self._named: dict[str, dict[str, tuple[Any, Layer]]] = {
-            section: {name: (one, layer) for layer in layers for name, one in getattr(layer.form, section).items()}
+        # Entries that rows name, each of the nearest file that has it.
+        self._named: dict[str, dict[str, Any]] = {
+            section: {name: one for layer in layers for name, one in getattr(layer.form, section).items()}
             for section in _NAMED
         }
-        for name, (margin, layer) in self._named["margins"].items():
-            mark = layer.document.mark("margins", name)
-            if name in ROW_METRICS and isinstance(margin, NamedMargin):
-                self.problems.append(mark.error("it is a mapping; expected per cent, such as `5 %`"))
-            elif name not in ROW_METRICS and (near := did_you_mean(name, ROW_METRICS, 0.8)):
-                self.problems.append(mark.error(f"{name!r} is no metric{near}", "Correct it, or choose another name."))
+        for name, margin in self._named["margins"].items():
+            with self._collecting(nearest_place(layers, "margins", name)):
+                if name in ROW_METRICS and isinstance(margin, NamedMargin):
+                    raise ValueError("it is a mapping; expected per cent, such as `5 %`")
+                if name not in ROW_METRICS and (near := did_you_mean(name, ROW_METRICS, 0.8)):
+                    raise ValueError(f"{name!r} is no metric{near} Correct it, or choose another name")
         self._families = {
-            name: self._expanded(rows, layer, "families", name)
-            for name, (rows, layer) in self._named["families"].items()
+            name: self._expanded(rows, layers, "families", name) for name, rows in self._named["families"].items()
         }
 
     def sku(self, name: str) -> Sku | None:
         """A SKU that at least one of the files has; None if something is wrong with it."""
         known, layers = len(self.problems), [layer for layer in self._layers if name in layer.form.skus]
         form: SkuForm = reduce(_over, [layer.form.skus[name] for layer in layers])
-        nearest = layers[-1].document.mark("skus", name)
-        for key, told in (("description", form.description), ("detect", form.detect)):
-            if not told:
+        nearest = layers[-1].document.place("skus", name)
+        for key in ("description", "detect"):
+            if not getattr(form, key):
                 self.problems.append(nearest.refusal(f"{dotted(nearest.at)}.{key} is missing", "a value", "Add it."))
-        if form.detect and form.detect.device == "cuda" and form.detect.name is None:
-            self.problems.append(self._place(name, "detect").error("a GPU needs `name: '^…$'`"))
+        with self._collecting(self._place(name, "detect")):
+            if form.detect and form.detect.device == "cuda" and form.detect.name is None:
+                raise ValueError("a GPU needs `name: '^…$'`")
         for key in ("peak", "node"):
             published = getattr(getattr(form, key), "published", None)
             if published is not None:
-                with self._collecting():
-                    self._get("sources", published, self._place(name, key, "published"))
+                with self._collecting(self._place(name, key, "published")):
+                    self._get("sources", published)
         workloads: dict[str, Workload] = {}
         for one, batch in form.batch.items():
-            with self._collecting():
-                workloads[one] = self._workload(one, batch, self._place(name, "batch", one))
-        fractions: dict[str, float | None] = {}
-        for peers in (*(layer.form.peers for layer in self._layers), form.peers):
-            fractions |= peers.fractions if peers else {}
-        limits = PeerLimits(**fractions)
+            with self._collecting(self._place(name, "batch", one)):
+                workloads[one] = self._workload(one, batch)
+        limits = PeerLimits(**reduce(_over, [*(layer.form.peers for layer in self._layers), form.peers]))
         rows = self._rows(name, form, layers, limits)
         if self.problems[known:]:
             return None
@@ -125,64 +123,63 @@ class Compiler:
         )  # fmt: skip
 
     @contextmanager
-    def _collecting(self) -> Iterator[None]:
+    def _collecting(self, by: Mark) -> Iterator[None]:
+        """Collect a ValueError as a problem of the entry at `by`."""
         try:
             yield
-        except ThresholdsError as error:
-            self.problems.append(error)
+        except ValueError as error:
+            self.problems.append(by.error(str(error)))
 
     def _place(self, sku: str, *at: str | int) -> Mark:
         return nearest_place(self._layers, "skus", sku, *at)
 
-    def _get(self, section: str, name: str, by: Mark) -> Any:
-        """The entry of a name, which the entry at `by` uses. Raises ThresholdsError."""
+    def _get(self, section: str, name: str) -> Any:
+        """The entry of a name. Raises ValueError if there is none."""
         known = self._named[section]
         if name not in known:
             near = did_you_mean(name, known) or f"; expected one of {', '.join(known) or 'none'}"
-            raise by.error(f"there is no {name!r} under `{section}`{near}")
-        return known[name][0]
+            raise ValueError(f"there is no {name!r} under `{section}`{near}")
+        return known[name]
 
-    def _reason(self, text: str | None, by: Mark) -> str | None:
-        """The text of `because` or `provisional`, given directly or by name. Raises ThresholdsError if misspelt."""
+    def _reason(self, text: str | None) -> str | None:
+        """The text of `because` or `provisional`, given directly or by name. Raises ValueError if misspelt."""
         known = self._named["reasons"]
-        near = "" if text is None or text in known or " " in text else did_you_mean(text, known)
-        if near:
-            raise by.error(f"there is no {text!r} under `reasons`{near}")
-        return str(known[text][0]) if text in known else text
+        if text in known:
+            return str(known[text])
+        if text and " " not in text and (near := did_you_mean(text, known)):
+            raise ValueError(f"there is no {text!r} under `reasons`{near}")
+        return text
 
-    def _workload(self, name: str, batch: int | BatchForm, by: Mark) -> Workload:
-        form = self._get("workloads", name, by)
-        size = BatchForm.model_validate({"per_gpu": batch}) if isinstance(batch, int) else batch
+    def _workload(self, name: str, batch: int | BatchForm) -> Workload:
+        form = self._get("workloads", name)
+        per_gpu, in_all = (batch, None) if isinstance(batch, int) else (batch.per_gpu, batch.in_all)
         data: Data = "synthetic" if form.data == "synthetic" else ImageFolderData(**form.data.model_dump())
-        return Workload(name, form.family, form.precision, size.per_gpu, size.in_all, form.compile, data=data)
+        return Workload(name, form.family, form.precision, per_gpu, in_all, form.compile, data=data)
 
     def _rows(self, name: str, form: SkuForm, layers: Sequence[Layer], limits: PeerLimits) -> Rows:
         """All requirements: checks, the SKU's own rows, those of families that it does not replace, those by peers."""
         rows: Rows = {}
         for i, family in enumerate(form.families):
-            by = self._place(name, "families", i)
-            with self._collecting():
-                self._get("families", family, by)
-                twin = next((one for key, one in self._families[family].items() if key in rows), None)
-                if twin is not None:
-                    raise by.error(f"{twin} is required by two of the SKU's families")
-                if len(rows) > MOST_REQUIREMENTS:
-                    raise by.error(f"these are more than {MOST_REQUIREMENTS} requirements")
+            with self._collecting(self._place(name, "families", i)):
+                self._get("families", family)
+                for twin in (one for key, one in self._families[family].items() if key in rows):
+                    raise ValueError(f"{twin} is required by two of the SKU's families")
                 rows |= self._families[family]
+                _refuse_too_many(rows)
         later: list[tuple[Layer, list[tuple[Change, Mark]]]] = []
         for layer in layers:
             told = layer.form.skus[name]
-            own = self._expanded(told.requirements, layer, "skus", name, "requirements")
+            own = self._expanded(told.requirements, [layer], "skus", name, "requirements")
             # A family's rows come last; a file's rows take the places of those below.
             rows = {**rows, **own} if layer is not layers[0] else {**own, **rows, **own}
-            changes = [(one, layer.document.mark("skus", name, "change", i)) for i, one in enumerate(told.change)]
+            changes = [(one, layer.document.place("skus", name, "change", i)) for i, one in enumerate(told.change)]
             rows = self._changed(rows, [(one, at) for one, at in changes if one.until is None])
             waivers = [(one, at) for one, at in changes if one.until is not None]
             of_peers = [one for one in waivers if one[0].metric in _BY_PEERS and not any(map(one[0].names, rows))]
             rows = self._changed(rows, [one for one in waivers if one not in of_peers])
             later.append((layer, of_peers))
-        if len(rows) > MOST_REQUIREMENTS:
-            self.problems.append(self._place(name).error(f"it has more than {MOST_REQUIREMENTS} requirements"))
+        with self._collecting(self._place(name)):
+            _refuse_too_many(rows)
         rows = dict(sorted(rows.items(), key=lambda row: row[0][0] != NODE_CHECK.name))
         found = _by_peers(limits, [*rows.values()], lambda limit: self._peer_line(name, limit))
         by_peers = {one.key(): one for one in found}
@@ -198,103 +195,86 @@ class Compiler:
         places = [nearest_place(self._layers, *at, "peers", limit) for at in (("skus", sku), ())]
         return next((one for one in places if one.at[-1:] == (limit,)), places[0]).where
 
-    def _expanded(self, rows: Iterable[CheckRow | Row], layer: Layer, *at: str) -> Rows:
+    def _expanded(self, rows: Iterable[CheckRow | Row], layers: Sequence[Layer], *at: str) -> Rows:
         """The requirements of rows, one per metric, subject and world size."""
         found: Rows = {}
         for i, row in enumerate(rows):
-            mark = layer.document.mark(*at, i)
-            with self._collecting():
+            mark = nearest_place(layers, *at, i)
+            with self._collecting(mark):
                 for one in self._requirements(row, mark):
                     twin = found.setdefault(one.key(), one)
                     if twin is not one:
-                        raise mark.error(f"{one} is required twice: {twin.bound:g} and {one.bound:g}")
-                if len(found) > MOST_REQUIREMENTS:
-                    raise mark.error(f"these are more than {MOST_REQUIREMENTS} requirements")
+                        raise ValueError(f"{one} is required twice: {twin.bound:g} and {one.bound:g}")
+                    _refuse_too_many(found)
             if len(found) > MOST_REQUIREMENTS or len(self.problems) > MOST_PROBLEMS:
                 break
         return found
 
-    def _requirements(self, row: CheckRow | Row, mark: Mark) -> list[Requirement]:
+    def _requirements(self, row: CheckRow | Row, mark: Mark) -> Iterator[Requirement]:
         if isinstance(row, CheckRow):
-            return [check_of_nodes(name, severity, mark.where) for name, severity in row.severities.items()]
-        if sum(map(len, row.metrics.values())) * len(row.subjects) > MOST_REQUIREMENTS:
-            raise mark.error(f"it is more than {MOST_REQUIREMENTS} requirements")
-        try:
-            return [
-                self._requirement(row, metric, size, *value, mark)
-                for metric, by_size in row.metrics.items()
-                for size, told in by_size.items()
-                for value in row.values_of(metric, told)
-            ]
-        except ValueError as error:
-            raise mark.error(str(error)) from None
-
-    def _requirement(
-        self, row: Row, metric: str, size: WorldSize, subject: str, number: float, mark: Mark
-    ) -> Requirement:
-        definition = METRICS[metric]
-        source, bound = self._source(row, metric, number, mark), row.bound_at(size)
-        if bound is None and source.measured is not None and source.margin_pct is not None:
-            sign = 1 if definition.upper_bound else -1
-            bound = float(f"{number * (1 + sign * source.margin_pct / 100):.{_DIGITS}g}")
-        kind = "workload" if row.of else "probe" if row.probe else definition.subject
-        return Requirement(
-            metric,
-            number if bound is None else bound,
-            source,
-            workload=subject if kind == "workload" else "",
-            probe=subject if kind == "probe" else "",
-            world_size=size,
-            placement=row.placement,
-            versus=row.versus,
-            severity=row.severity or ("warn" if row.provisional else "fail"),
-            provisional=row.provisional is not None,
-            where=mark.where,
-            one_gpu=row.baseline if definition.times_one_gpu(is_of_one=size == 1) else "alone",
-            sound=row.sound_at(size, subject),
-        )
-
-    def _source(self, row: Row, metric: str, number: float, mark: Mark) -> Source:
-        is_site, because = mark.path in self._sites, self._reason(row.because, mark)
-        if row.published is None:
-            return Source(reasoning=self._reason(row.provisional, mark) or because, is_site=is_site)
-        reference = self._get("sources", row.published, mark)
-        if row.bound is not None:
-            return Source(number, None, reference, because, is_site)
-        margin, told = row.margin_pct, None
-        if margin is None:
-            told = (
-                self._get("margins", row.margin, mark) if row.margin else self._named["margins"].get(metric, [None])[0]
+            yield from (check_of_nodes(name, severity, mark.where) for name, severity in row.severities.items())
+            return
+        for metric, size, subject, value, bound, sound in row.values:
+            definition, source = METRICS[metric], self._source(row, metric, value, mark.path in self._sites)
+            if bound is None and source.measured is not None and source.margin_pct is not None:
+                sign = 1 if definition.upper_bound else -1
+                bound = float(f"{value * (1 + sign * source.margin_pct / 100):.{_DIGITS}g}")
+            kind = "workload" if row.of else "probe" if row.probe else definition.subject
+            named: dict[str, Any] = {} if kind == "node" else {kind: subject}
+            yield Requirement(
+                metric,
+                value if bound is None else bound,
+                source,
+                **named,
+                world_size=size,
+                placement=row.placement,
+                versus=row.versus,
+                severity=row.severity or ("warn" if row.provisional else "fail"),
+                provisional=row.provisional is not None,
+                where=mark.where,
+                one_gpu=row.baseline if definition.times_one_gpu(is_of_one=size == 1) else "alone",
+                sound=sound,
             )
-            margin = told
-        if isinstance(told, NamedMargin):
-            because, margin = because or told.because, told.metrics.get(metric)
+
+    def _source(self, row: Row, metric: str, value: float, is_site: bool) -> Source:
+        because = self._reason(row.because)
+        if row.published is None:
+            return Source(reasoning=self._reason(row.provisional) or because, is_site=is_site)
+        reference, margin = self._get("sources", row.published), row.margin
+        if row.bound is not None:
+            return Source(value, None, reference, because, is_site)
+        if not isinstance(margin, float):
+            margin = self._get("margins", margin) if margin else self._named["margins"].get(metric)
+        if isinstance(margin, NamedMargin):
+            because, margin = because or margin.because, margin.metrics.get(metric)
         if margin is None:
             expected = f"`margin: 5 %` here, `{metric}: 5 %` under `margins`, or a `bound`"
             raise ValueError(f"there is no margin for {metric}; expected {expected}")
         if margin > MOST_MARGIN_PCT and because is None:
             raise ValueError(f"a margin of {margin:g} %, above {MOST_MARGIN_PCT:g} %, needs `because: WHY`")
-        return Source(number, margin, reference, because, is_site)
+        return Source(value, margin, reference, because, is_site)
 
     def _changed(self, rows: Rows, changes: Iterable[tuple[Change, Mark]]) -> Rows:
         """The rows with a file's lasting changes, or its waivers, which replace those of files below."""
         rows, done = dict(rows), set[RequirementKey]()
         for change, mark in changes:
-            with self._collecting():
-                for key in _selected(change, rows, mark):
+            with self._collecting(mark):
+                for key in _selected(change, rows):
                     one = rows[key]
                     if key in done:
-                        raise mark.error(f"{one} is {'waived' if change.until else 'changed'} twice")
+                        raise ValueError(f"{one} is {'waived' if change.until else 'changed'} twice")
                     done.add(key)
-                    try:
-                        now = _waived(one, change, self._least_day) if change.until else _lastingly(one, change, mark)
-                    except ValueError as error:
-                        raise mark.error(str(error)) from None
+                    now = _waived(one, change, self._least_day) if change.until else _lastingly(one, change, mark)
                     if now is None:
                         del rows[key]
                     else:
                         rows[key] = now
         return rows
+
+
+def _refuse_too_many(rows: Rows) -> None:
+    if len(rows) > MOST_REQUIREMENTS:
+        raise ValueError(f"these are more than {MOST_REQUIREMENTS} requirements")
 
 
 def _by_peers(
@@ -318,7 +298,7 @@ def _by_peers(
         if of_ranks and of_many and not metric.reads_own_pace:
             sizes.setdefault(one.workload, []).append(size)
     for workload, found in sizes.items():
-        largest = max((one for one in found if isinstance(one, int)), default=2) if "node" not in found else "node"
+        largest = max(found, key=lambda size: size if isinstance(size, int) else math.inf)
         asked[RANK_UNIFORMITY.name, workload, largest] = "computing"
         asked[NODE_UNIFORMITY.name, workload, largest] = "nodes"
     for one in requirements:
@@ -366,7 +346,7 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
     if change.severity == "off":
         return None
     now = replace(one, severity=change.severity or one.severity, where=mark.where)
-    bound = at_size(change.bound, one.world_size)
+    bound = at(change.bound, one.world_size)
     if bound is None:
         return now
     source = replace(one.source, margin_pct=None, reasoning=f"{change.why} ({change.who})", is_site=True)
@@ -375,17 +355,17 @@ def _lastingly(one: Requirement, change: Change, mark: Mark) -> Requirement | No
     return replace(now, bound=bound, source=source, sound=None if is_beyond else one.sound)
 
 
-def _selected(change: Change, rows: Rows, mark: Mark) -> list[RequirementKey]:
-    """Keys of the rows that a change names. Raises ThresholdsError if one is not there."""
+def _selected(change: Change, rows: Rows) -> list[RequirementKey]:
+    """Keys of the rows that a change names. Raises ValueError if one is not there."""
     alike = [key for key in rows if change.names(key)]
-    missing = [size for size in change.world_sizes if size not in [key[2] for key in alike]]
+    there = [key[2] for key in alike]
+    missing = [size for size in change.world_sizes if size not in there]
     if missing or not alike:
-        there = ", ".join(str(key[2]) for key in alike)
         others = ", ".join(sorted({f"{key[0]} of {key[1]}" for key in rows}))
-        expected = f"at world size {there}" if there else f"one of {others}"
+        expected = f"at world size {', '.join(map(str, there))}" if there else f"one of {others}"
         if change.metric in _BY_PEERS and not change.until:
             expected = "a row; or another limit under `peers`, or a waiver of it, with `until`"
         at = f" at world size {missing[0]}" if missing else ""
         of = change.of or change.probe or change.check or "nodes"
-        raise mark.error(f"there is no {change.metric} of {of}{at} to change; expected {expected}")
+        raise ValueError(f"there is no {change.metric} of {of}{at} to change; expected {expected}")
     return [key for key in alike if not change.world_sizes or key[2] in change.world_sizes]

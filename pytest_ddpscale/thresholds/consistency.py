@@ -43,21 +43,17 @@ def contradictions(sku: Sku) -> Found:
 
 def odd_names(skus: Mapping[str, Sku]) -> Iterator[tuple[str, tuple[str | int, ...], str]]:
     """Names that are taken, or unsuitable for directories, tests and command lines: the SKU, the place, a sentence."""
-    owner: dict[str, str] = {}
-    for name in skus:
-        if (twin := owner.setdefault(name.casefold(), name)) != name:
-            yield name, (), f"differs from {twin} only in case; expected one of them"
-    for name, sku in skus.items():
-        aliases: list[tuple[tuple[str | int, ...], str]] = [(("aliases", i), one) for i, one in enumerate(sku.aliases)]
-        for at, one in [((), name), *aliases, *((("batch", workload), workload) for workload in sku.workloads)]:
-            if not _NAME.fullmatch(one):
-                yield name, at, f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'"
-            if one.casefold() == "auto" and "batch" not in at:
-                yield name, at, "'auto' cannot name a SKU, because --gpu-sku=auto detects the SKU"
-            if "aliases" in at and one.casefold() in owner:
-                yield name, at, f"alias {one!r} already names {owner[one.casefold()]}"
-            elif "aliases" in at:
-                owner[one.casefold()] = name
+    named = [(name, (), name) for name in skus]
+    aliases = [(name, ("aliases", i), one) for name, sku in skus.items() for i, one in enumerate(sku.aliases)]
+    batches = [(name, ("batch", one), one) for name, sku in skus.items() for one in sku.workloads]
+    for name, at, one in (*named, *aliases, *batches):
+        if not _NAME.fullmatch(one):
+            yield name, at, f"{one!r} is not a valid name; expected {LONGEST_NAME} letters, digits, '._+-'"
+    owner = {"auto": "what detects the SKU (--gpu-sku=auto)"}
+    for name, at, one in (*named, *aliases):
+        if one.casefold() in owner:
+            yield name, at, f"{one!r} already names {owner[one.casefold()]}; expected another name, in whatever case"
+        owner.setdefault(one.casefold(), name)
 
 
 def why_incomparable(skus: Mapping[str, Sku], name: str, requirement: Requirement) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
     WithJsonSchema,
+    create_model,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from pytest_ddpscale.plan.arm import OneGpu, Placement
 from pytest_ddpscale.plan.layout import WorldSize
@@ -26,7 +28,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.plan.study import MOST_RANKS
 from pytest_ddpscale.plan.variables import VARIABLES
 from pytest_ddpscale.removed import REMOVED
-from pytest_ddpscale.thresholds.model import BeyondNode, RequirementKey, Severity
+from pytest_ddpscale.thresholds.model import BeyondNode, PeerLimits, RequirementKey, Severity
 from pytest_ddpscale.thresholds.parts import (
     AnyWorkload,
     BatchForm,
@@ -39,9 +41,7 @@ from pytest_ddpscale.thresholds.parts import (
     Text,
     Words,
 )
-from pytest_ddpscale.util.nearest import did_you_mean
 
-Form = TypeVar("Form", bound=Strict)
 SCHEMA_VERSION = 2
 # Node checks have their own rows.
 ROW_METRICS = tuple(name for name in METRICS if name != NODE_CHECK.name)
@@ -66,96 +66,142 @@ def _known_world_size(value: Any) -> Any:
     raise PydanticCustomError("world_size", expected)
 
 
-def _margin_pct(value: Any) -> Any:
+def _margin_pct(value: Any, *, or_what: str = "") -> float:
     matched = _PER_CENT.fullmatch(value) if isinstance(value, str) else None
     if matched is None:
         kind = "per_cent_type" if isinstance(value, dict) else "per_cent"  # which may be a margin with a name
-        raise PydanticCustomError(kind, "per cent from 0 to 99, such as `5 %`")
+        raise PydanticCustomError(kind, f"per cent from 0 to 99, such as `5 %`{or_what}")
     return float(matched[1])
 
 
 def _margin(value: Any) -> Any:
     is_name = value is None or (isinstance(value, str) and "%" not in value)
-    if not is_name and not (isinstance(value, str) and _PER_CENT.fullmatch(value)):
-        raise PydanticCustomError("per_cent", "per cent from 0 to 99, such as `5 %`, or a name under `margins`")
-    return value
+    return value if is_name else _margin_pct(value, or_what=", or a name under `margins`")
 
 
-def _by_world_size(of_each: dict[str, object]) -> WithJsonSchema:
+def _by_size(told: Any) -> Any:
+    if not isinstance(told, dict):
+        raise PydanticCustomError("values", "values by world size, such as {8: 480.1}")
+    return told
+
+
+def _of_one_size(told: Any) -> Any:
+    return told if isinstance(told, dict) else {1: told}
+
+
+def _by_world_size(of_each: dict[str, Any]) -> dict[str, Any]:
     keys = rf"^([1-9][0-9]*|{_IN_WORDS})$"
-    return WithJsonSchema(
-        {"type": "object", "minProperties": 1, "patternProperties": {keys: of_each}, "additionalProperties": False}
-    )
+    return {"type": "object", "minProperties": 1, "patternProperties": {keys: of_each}, "additionalProperties": False}
 
 
+_BY_NAME = {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}
+_VALUES = _by_world_size({"anyOf": [_NUMBER, _BY_NAME]})
 _WorldSizeKey = Annotated[WorldSize, BeforeValidator(_known_world_size)]
 _Number = Annotated[float, Field(ge=0)]
 _Names = str | Annotated[list[str], Field(min_length=1, max_length=MOST_REQUIREMENTS)]
 # Per world size, one number for all workloads or probes, or one for each by name.
-Values = Annotated[
-    dict[_WorldSizeKey, _Number | Annotated[dict[str, _Number], Field(min_length=1)]],
-    Field(min_length=1),
-    _by_world_size({"anyOf": [_NUMBER, {"type": "object", "minProperties": 1, "additionalProperties": _NUMBER}]}),
-]
-Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), _by_world_size(_NUMBER)]
-PerCent = Annotated[
-    float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
-]
+Values = TypeAliasType(
+    "Values",
+    Annotated[
+        dict[_WorldSizeKey, _Number | Annotated[dict[str, _Number], Field(min_length=1)]],
+        Field(min_length=1),
+        BeforeValidator(_by_size),
+        WithJsonSchema(_VALUES),
+    ],
+)
+ValuesOrOne = TypeAliasType(
+    "ValuesOrOne",
+    Annotated[Values, BeforeValidator(_of_one_size), WithJsonSchema({"anyOf": [_VALUES, _NUMBER]})],
+)
+Bounds = Annotated[dict[_WorldSizeKey, _Number], Field(min_length=1), WithJsonSchema(_by_world_size(_NUMBER))]
+PerCent = TypeAliasType(
+    "PerCent",
+    Annotated[
+        float, BeforeValidator(_margin_pct), WithJsonSchema({"type": "string", "pattern": f"^{_PER_CENT.pattern}$"})
+    ],
+)
 if TYPE_CHECKING:
-    MetricName: TypeAlias = str
+    CheckName: TypeAlias = str
+    PeersName: TypeAlias = str
     VariableName: TypeAlias = str
-else:
-    MetricName = Literal[ROW_METRICS]  # one of the catalogue's names, in the schema too
+else:  # one of the known names, in the schema too
+    CheckName = Literal[tuple(NODE_CHECKS)]
+    PeersName = Literal[tuple(one.name for one in fields(PeerLimits))]
     VariableName = Literal[tuple(dict.fromkeys(one.name for one in VARIABLES))]
 
 
-def _limit(value: Any) -> Any:
-    if value == "off":
-        return value
+def _limit(value: Any) -> float | None:
     matched = _OF_PEERS.fullmatch(value) if isinstance(value, str) else None
-    if matched is None or float(matched[1]) < _LEAST_PCT:
+    if value != "off" and (matched is None or float(matched[1]) < _LEAST_PCT):
         raise PydanticCustomError("peer_limit", "per cent from 1 to 999, such as `5 %`, or `off`")
-    return value
+    return float(matched[1]) / 100 if matched else None
 
 
 Limit = Annotated[
-    str,
+    float | None,
     BeforeValidator(_limit),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_OF_PEERS.pattern}$"}, {"const": "off"}]}),
 ]
+# By how much a place may be slower than the median of its peers, whatever is published; None if it is `off`.
+Peers = Annotated[dict[PeersName, Limit], Field(min_length=1)]
 
 
-class PeersForm(Strict):
-    """By how much a place may be slower than the median of its peers, whatever is published; or `off`."""
+def _world_sizes(told: Any) -> Any:
+    if isinstance(told, (float, dict)) or told == []:
+        expected = "world sizes, such as [8, all], or `any`; another bound is under `bound`"
+        raise PydanticCustomError("world_sizes", expected)
+    return [] if told == "any" else told if isinstance(told, list) else [told]
 
-    computing: Limit | None = Field(None, description="GPUs of the run, each by its own forward passes.")
-    nodes: Limit | None = Field(None, description="Nodes: the median of one's GPUs against the other nodes'.")
-    memory: Limit | None = Field(None, description="Copies within the memory of a GPU.")
-    host: Limit | None = Field(None, description="Copies from and to the host, by position on other nodes.")
-    pairs: Limit | None = Field(None, description="Pairs of GPUs inside a node, by position on other nodes.")
 
-    @property
-    def fractions(self) -> dict[str, float | None]:
-        """The limits that it has, as fractions; None for `off`."""
-        matched = {name: _OF_PEERS.fullmatch(told) for name, told in self.model_dump(exclude_none=True).items()}
-        return {name: float(found[1]) / 100 if found else None for name, found in matched.items()}
+_SIZE = {"type": ["integer", "string"]}
+WorldSizes = TypeAliasType(
+    "WorldSizes",
+    Annotated[
+        list[_WorldSizeKey],
+        BeforeValidator(_world_sizes),
+        WithJsonSchema({"anyOf": [_SIZE, {"type": "array", "items": _SIZE, "minItems": 1}]}),
+    ],
+)
+
+
+class _ByMetric(Strict):
+    """A mapping with names of metrics as keys.
+
+    Attributes:
+        metrics: what it says of each metric, in the order of the file.
+    """
+
+    metrics: ClassVar[dict[str, Any]] = {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keeps_their_order(cls, data: Any, validated: Callable[[Any], Any]) -> Any:
+        made = validated(data)
+        made.__dict__["metrics"] = {name: getattr(made, name) for name in data if name in METRICS}
+        for mistake in made._mistakes():
+            raise ValueError(mistake)
+        return made
+
+    def _mistakes(self) -> Iterator[str]:
+        if not self.metrics:
+            yield "has no metric; expected one as a key, such as throughput_per_gpu"
+
+
+def _with_metrics(form: type[_ByMetric], kind_of: Callable[[Metric], Any]) -> type[_ByMetric]:
+    """A form with a key for each metric."""
+    told: dict[str, Any] = {}
+    for name in ROW_METRICS:
+        told[name] = kind_of(METRICS[name]), Field(None, description=METRICS[name].meaning)
+    made: type[_ByMetric] = create_model(form.__name__, __base__=form, **told)
+    made.__doc__ = form.__doc__
+    return made
 
 
 class CheckRow(Strict):
     """A row of node checks: ``{check: [ecc, nvlink], severity: fail}``."""
 
-    check: _Names = Field(description="Names of checks.")
+    check: CheckName | Annotated[list[CheckName], Field(min_length=1)] = Field(description="Names of checks.")
     severity: Severity = Field(description="Whether a failing node rejects the run, or is only reported.")
-
-    @model_validator(mode="after")
-    def _check(self) -> CheckRow:
-        for name in self.severities:
-            if instead := REMOVED.get(f"thresholds check: {name}"):
-                raise ValueError(f"check {name!r} was removed; instead: {instead}")
-            if name not in NODE_CHECKS:
-                near = did_you_mean(name, NODE_CHECKS) or f"; expected some of {', '.join(NODE_CHECKS)}"
-                raise ValueError(f"there is no check {name!r}{near}")
-        return self
 
     @property
     def severities(self) -> dict[str, Severity]:
@@ -163,21 +209,15 @@ class CheckRow(Strict):
         return dict.fromkeys([self.check] if isinstance(self.check, str) else self.check, self.severity)
 
 
-class Row(Strict):
-    """One row under `requirements`: metrics, each with its published values or its bounds by world size.
+class Row(_ByMetric):
+    """One row under `requirements`: metrics, each with its published values or its bounds by world size."""
 
-    `metrics` collects the keys that name metrics: ``{busbw_gbps: {8: 228}, probe: …}``.
-    """
-
-    metrics: dict[MetricName, Values] = Field(
-        description="A metric: its values by world size, `{8: 480.1}`; the value alone if one fits."
-    )
     of: _Names = Field("", description="Workloads: names under `workloads` for which the SKU has a `batch`.")
     probe: _Names = Field(
         "", description="Probes without training: `matmul-bf16`, `all-reduce-32mib`, with their size."
     )
     published: str | None = Field(None, description="Source of the values: a name under `sources`.")
-    margin: Annotated[str | None, BeforeValidator(_margin)] = Field(
+    margin: Annotated[float | str | None, BeforeValidator(_margin), WithJsonSchema({"type": "string"})] = Field(
         None,
         description="`5 %` from published values to bounds, or a name; default: the metric's own.",
     )
@@ -201,20 +241,8 @@ class Row(Strict):
         description="How the source trained its single GPU, and the run does: `alone`, or under `ddp`.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _metrics_are_keys(cls, data: Any) -> Any:
-        told = with_metrics(data, [name for name in cls.model_fields if name != "metrics"])
-        for name, values in told["metrics"].items() if isinstance(told, dict) else ():
-            if not isinstance(values, dict):
-                told["metrics"][name] = {1: values} if _has_one_size(METRICS[name]) else _refused(name, values)
-        return told
-
-    @model_validator(mode="after")
-    def _check(self) -> Row:
-        return _refused_with(self, self._mistakes())
-
     def _mistakes(self) -> Iterator[str]:
+        yield from super()._mistakes()
         if (self.versus or "").startswith("run:"):
             yield f"`versus: run:DIR` was removed; instead: {REMOVED['thresholds versus: run:DIR']}"
         if self.of and self.probe:
@@ -228,29 +256,31 @@ class Row(Strict):
             yield "`margin` and `bound` need `published`; without it the values are the bounds"
         if self.baseline == "ddp" and not self._times_one_gpu:
             yield "`baseline: ddp` is about a single GPU, but none of these values needs one"
-        sizes = [size for values in self.metrics.values() for size in values]
         if self.bound is not None and (self.margin is not None or self.because is None):
             yield "a stated `bound` needs `because: 'why this distance'` and no `margin`"
-        if isinstance(self.bound, dict) and set(self.bound) != set(sizes):
-            yield "`bound` has other world sizes than the values; expected the same"
+        sizes = [size for values in self.metrics.values() for size in values]
+        for key, told in (("bound", self.bound), ("sound", self.sound)):
+            if isinstance(told, dict) and set(told) != set(sizes):
+                yield f"`{key}` has other world sizes than the values; expected the same"
         is_one = len(self.metrics) == 1 and (len(sizes) == 1 or isinstance(self.bound, dict))
         if self.bound is not None and not is_one:
             yield "one `bound` for several values; expected one metric, {2: …, 4: …} by world size"
         if self.sound is not None and len(self.metrics) > 1:
             yield "`sound` needs a row with one metric"
-        [values, *_] = self.metrics.values()
-        for size, told in self.sound.items() if isinstance(self.sound, dict) else ():
-            of_size = values.get(size)
-            if of_size is None:
-                yield f"`sound` has world size {size}, of which the row has no value"
-            names = of_size.keys() if isinstance(of_size, dict) else self.subjects
-            if isinstance(told, dict) and (others := told.keys() - names):
-                yield f"`sound` has {', '.join(sorted(others))}, of which the row has no value"
+        for metric, size, told in self._told_values:
+            if isinstance(told, dict) and (self.subjects != [""] or self.bound is not None):
+                yield f"{metric} has a value for each name; expected no `of`, `probe` or `bound`"
+            sound = at(self.sound, size)
+            if isinstance(sound, dict) and {*sound} != {*(told if isinstance(told, dict) else self.subjects)}:
+                yield f"`sound` of world size {size} has other names than the values; expected the same"
+
+    @property
+    def _told_values(self) -> Iterator[tuple[str, WorldSize, Any]]:
+        yield from ((metric, size, told) for metric, values in self.metrics.items() for size, told in values.items())
 
     @property
     def _times_one_gpu(self) -> bool:
-        sizes = [(METRICS[metric], size) for metric, by_size in self.metrics.items() for size in by_size]
-        return any(metric.times_one_gpu(is_of_one=size == 1) for metric, size in sizes)
+        return any(METRICS[metric].times_one_gpu(is_of_one=size == 1) for metric, size, _ in self._told_values)
 
     @property
     def subjects(self) -> list[str]:
@@ -258,93 +288,27 @@ class Row(Strict):
         named = self.of or self.probe
         return [named] if isinstance(named, str) else named
 
-    def values_of(self, metric: str, told: float | dict[str, float]) -> list[tuple[str, float]]:
-        """Each subject of a metric with its value. Raises ValueError if both the row and the values name subjects."""
-        if not isinstance(told, dict):
-            return [(subject, told) for subject in self.subjects]
-        if self.subjects != [""] or self.bound is not None:
-            raise ValueError(f"{metric} has a value for each name; expected no `of`, `probe` or `bound`")
-        return [*told.items()]
-
     @property
-    def margin_pct(self) -> float | None:
-        """Its margin, in per cent; None if it has none, or gives it by name."""
-        matched = _PER_CENT.fullmatch(self.margin or "")
-        return float(matched[1]) if matched else None
-
-    def bound_at(self, world_size: WorldSize) -> float | None:
-        """The stated bound; None if the bound follows from a margin, or is the value itself."""
-        return at_size(self.bound, world_size)
-
-    def sound_at(self, world_size: WorldSize, subject: str) -> float | None:
-        """What a sound machine is thought to reach; None if the row does not say it.
-
-        Raises:
-            ValueError: it says it, but not for this world size or subject.
-        """
-        if not isinstance(self.sound, dict):
-            return self.sound
-        found = self.sound.get(world_size, {})
-        number = found.get(subject) if isinstance(found, dict) else found
-        if number is None:
-            raise ValueError(f"`sound` has none of {subject or 'nodes'} at world size {world_size}")
-        return number
+    def values(self) -> Iterator[tuple[str, WorldSize, str, float, float | None, float | None]]:
+        """Metric, world size, subject, and value of each, the stated bound, and what a sound machine reaches."""
+        for metric, size, told in self._told_values:
+            of_each = told.items() if isinstance(told, dict) else ((subject, told) for subject in self.subjects)
+            for subject, value in of_each:
+                yield metric, size, subject, value, at(self.bound, size), at(at(self.sound, size), subject)
 
 
-def _refused_with(form: Form, mistakes: Iterator[str]) -> Form:
-    """A form without mistakes. Raises ValueError with the first."""
-    for mistake in mistakes:
-        raise ValueError(mistake)
-    return form
+def at(told: Any, key: WorldSize) -> Any:
+    """What is told of a world size or a name, in one number for all or in one for each."""
+    return told[key] if isinstance(told, dict) else told
 
 
-def at_size(told: float | dict[WorldSize, float] | None, world_size: WorldSize) -> float | None:
-    """The number of a world size, of one number for all or of one for each."""
-    return told[world_size] if isinstance(told, dict) else told
-
-
-def with_metrics(data: Any, others: Collection[str]) -> Any:
-    """A row with its metric keys moved under `metrics`.
-
-    Args:
-        data: the row as read.
-        others: the other keys that a row may have.
-
-    Raises:
-        ValueError: it has no metric, or an unknown key.
-    """
-    if not isinstance(data, dict):
-        return data
-    for key in data:
-        if key not in ROW_METRICS and key not in others:
-            if instead := REMOVED.get(f"thresholds {key}"):
-                raise ValueError(f"{key!r} was removed; instead: {instead}")
-            near = did_you_mean(str(key), [*ROW_METRICS, *others])
-            raise ValueError(f"unknown key {key!r}{near or '; expected a metric, or ' + ', '.join(others)}")
-    metrics = {key: data[key] for key in data if key in ROW_METRICS}
-    if not metrics:
-        raise ValueError("has no metric; expected one as a key, such as throughput_per_gpu: {8: 480.1}")
-    return {"metrics": metrics, **{key: value for key, value in data.items() if key not in metrics}}
-
-
-def _refused(metric: str, values: Any) -> Any:
-    raise ValueError(f"{metric} is {values!r:.40}; expected values by world size, such as {{8: 480.1}}")
-
-
-def _has_one_size(metric: Metric) -> bool:
-    """Whether a single number without world size is unambiguous."""
-    return metric.maximum_world_size == 1 or metric.subject == "node"
-
-
-class Change(Strict):
+class Change(_ByMetric):
     """A change of rows below: ``{busbw_gbps: [8, all], probe: …, severity: off, who: …, why: …}``.
 
     A row is named by its metric with world sizes, or `any`, and its workload or probe; or by `check`. With `until` the
     change is a waiver: the rows still fail, and the run is accepted with waivers until that day.
     """
 
-    metric: str = Field(NODE_CHECK.name, description="A metric, as a key: its world sizes, `[8, all]`, or `any`.")
-    world_sizes: list[_WorldSizeKey] = Field([], description="Empty for all.")
     of: str = Field("", description="Workload of the changed rows.")
     probe: str = Field("", description="Probe of the changed rows.")
     check: str = Field("", description="The changed check, in place of a metric.")
@@ -361,30 +325,19 @@ class Change(Strict):
     who: Person = Field(description="The responsible person.")
     why: Words = Field(description="The reason.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _metric_is_a_key(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "check" in data:
-            return data
-        told = with_metrics(data, [name for name in cls.model_fields if name not in ("metric", "world_sizes")])
-        metrics = told.pop("metrics")
-        if len(metrics) > 1:
-            raise ValueError(f"has {', '.join(metrics)}; expected one metric")
-        ((metric, sizes),) = metrics.items()
-        if isinstance(sizes, (float, dict)):
-            expected = "some, such as [8, all], or `any`, and a new bound under `bound`"
-            raise ValueError(f"{metric} names world sizes here, found {sizes!r:.40}; expected {expected}")  # noqa: TRY004
-        if sizes == "any":
-            return {**told, "metric": metric}
-        if sizes == []:
-            raise ValueError(f"{metric} has no world size; expected some, such as [8, all], or `any`")
-        return {**told, "metric": metric, "world_sizes": sizes if isinstance(sizes, list) else [sizes]}
+    @property
+    def metric(self) -> str:
+        """Of the changed rows."""
+        return next(iter(self.metrics), NODE_CHECK.name)
 
-    @model_validator(mode="after")
-    def _check(self) -> Change:
-        return _refused_with(self, self._mistakes())
+    @property
+    def world_sizes(self) -> list[WorldSize]:
+        """Of the changed rows; empty for all."""
+        return [*self.metrics.get(self.metric, ())]
 
     def _mistakes(self) -> Iterator[str]:
+        if len(self.metrics) + bool(self.check) != 1:
+            yield f"names {', '.join(self.metrics) or 'no metric'}; expected one metric, or a check"
         if "until" in self.model_fields_set and self.until is None:
             yield "`until` is empty; expected the last day of the waiver, such as 2026-12-31"
         if self.until is not None and (self.severity != "warn" or self.bound is not None):
@@ -400,44 +353,47 @@ class Change(Strict):
 
     def names(self, key: RequirementKey) -> bool:
         """Whether it names a requirement, at whatever world size."""
-        metric, subject, _, placement, versus = key
-        named = self.metric, self.of or self.probe or self.check, self.placement, self.versus
-        return (metric, subject, placement, versus) == named
+        subject = self.of or self.probe or self.check
+        return (*key[:2], *key[3:]) == (self.metric, subject, self.placement, self.versus)
 
 
-class NamedMargin(Strict):
+class NamedMargin(_ByMetric):
     """Margins with one reason: ``{busbw_gbps: 15 %, because: …}``."""
 
-    metrics: Annotated[dict[MetricName, PerCent], Field(min_length=1)]
     because: Text
-
-    @model_validator(mode="before")
-    @classmethod
-    def _metrics_are_keys(cls, data: Any) -> Any:
-        return with_metrics(data, ["because"])
 
 
 def _row_shape(row: Any) -> str:
-    return "[checks]" if isinstance(row, dict) and "check" in row else "[values]"
+    return "CheckRow" if isinstance(row, dict) and "check" in row else "Row"
 
 
-AnyRow = Annotated[
-    Annotated[CheckRow, Tag("[checks]")] | Annotated[Row, Tag("[values]")], Discriminator(_row_shape)
-]  # fmt: skip
+def _values_of(metric: Metric) -> Any:
+    return ValuesOrOne if metric.maximum_world_size == 1 or metric.subject == "node" else Values
+
+
+if TYPE_CHECKING:
+    AnyRow: TypeAlias = CheckRow | Row
+    AnyChange: TypeAlias = Change
+    AnyMargin: TypeAlias = float | NamedMargin
+else:
+    AnyRow = Annotated[
+        Annotated[CheckRow, Tag("CheckRow")] | Annotated[_with_metrics(Row, _values_of), Tag("Row")],
+        Discriminator(_row_shape),
+    ]
+    AnyChange = _with_metrics(Change, lambda _: WorldSizes)
+    AnyMargin = PerCent | _with_metrics(NamedMargin, lambda _: PerCent)
 
 
 class SkuForm(Strict):
     """One GPU model. In a file that extends another, only the differences."""
 
-    model_config = ConfigDict(json_schema_extra={"required": ["description", "detect"]})  # of all files together
-
-    description: Text = Field(default="", description="The model's full name.")
+    description: Text = Field(default="", description="The model's full name; required.")
     detect: Detect = Field(  # type: ignore[assignment]  # unlike one that is left out, an empty one is refused
-        default=None, description="How to recognise a GPU of this model."
+        default=None, description="How to recognise a GPU of this model; required."
     )
     aliases: list[str] = Field([], description="Additional names.")
     peak: Peak | None = Field(None, description="Data-sheet values of one GPU.")
-    peers: PeersForm | None = Field(None, description="Its own limits, in place of the file's `peers`.")
+    peers: Peers = Field({}, description="Its own limits, in place of the file's `peers`.")
     node: Node | None = Field(None, description="Expected state of a node with these GPUs.")
     environment: dict[VariableName, Text] = Field(
         {}, description="Environment variables that the site sets on purpose, each with the reason."
@@ -453,7 +409,7 @@ class SkuForm(Strict):
     requirements: list[AnyRow] = Field(
         [], max_length=MOST_REQUIREMENTS, description="Its requirements; a row replaces the same row of its families."
     )
-    change: list[Change] = Field(
+    change: list[AnyChange] = Field(
         [], max_length=MOST_REQUIREMENTS,
         description="Other severities and bounds of rows of families or of files below; waivers.",
     )  # fmt: skip
@@ -475,10 +431,10 @@ class FileForm(Strict):
     extends: str | None = Field(None, description="`packaged`, or the path of the file that this one changes.")
     sources: dict[Name, Text] = Field({}, description="Publications by name: who measured what, with what.")
     reasons: dict[Name, Text] = Field({}, description="Texts by name that `because` and `provisional` share.")
-    margins: dict[Name, PerCent | NamedMargin] = Field(
+    margins: dict[Name, AnyMargin] = Field(
         {}, description="From published values to bounds: by metric, or by a name that rows give."
     )
-    peers: PeersForm | None = Field(None, description="By how much a place may be slower than its peers.")
+    peers: Peers = Field({}, description="By how much a place may be slower than the median of its peers; or `off`.")
     workloads: dict[Name, AnyWorkload] = Field({}, description="Training jobs, by name.")
     families: dict[Name, list[AnyRow]] = Field({}, description="Rows that SKUs share.")
     skus: dict[Name, Annotated[SkuForm, BeforeValidator(_or_nothing)]] = Field(

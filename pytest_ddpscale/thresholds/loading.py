@@ -29,7 +29,7 @@ from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 DEEPEST_EXTENSION = 4
 _NUMBER = re.compile("[a-z]*[0-9]+[a-z]*")  # with the letters around it, which tell a B200 from a GB200
 _LIKENESS = 0.75  # `a100-40gb` suggests `a100-sxm4-40gb`; `gpu` does not suggest `cpu`
-_OF_ANOTHER_GPU = "Another GPU needs a section of its own: docs/how-to/sku.md has one."
+_OF_ANOTHER_GPU = "Another GPU needs a section of its own: docs/thresholds.md has one."
 PACKAGED = "packaged"  # what `extends` calls the packaged file
 
 
@@ -133,7 +133,7 @@ def _layers(path: Path) -> tuple[Layer, ...]:
     """The files that a file extends, then itself."""
     layers = [read_layer(path)]
     while (target := layers[0].form.extends) is not None:
-        mark = layers[0].document.mark("extends")
+        mark = layers[0].document.place("extends")
         if len(layers) > DEEPEST_EXTENSION:
             raise mark.refusal(f"more than {DEEPEST_EXTENSION} files that extend each other", "fewer")
         below = read_layer(packaged(THRESHOLDS) if target == PACKAGED else mark.path.parent / target, mark)

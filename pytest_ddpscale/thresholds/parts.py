@@ -66,8 +66,14 @@ Name = Annotated[str, BeforeValidator(str)]
 class Strict(BaseModel):
     """A mapping of thresholds.yaml that allows only known keys."""
 
-    # NaN compares as false with every bound, so it would pass each check.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,  # NaN compares as false with every bound, so it would pass each check
+        defer_build=True,
+        protected_namespaces=(),  # model_flops_utilization is a metric
+    )
 
 
 class Detect(Strict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -75,28 +75,19 @@ class Document:
     data: dict[Any, Any]
     lines: dict[YamlPath, int]
 
-    def mark(self, *at: str | int) -> Mark:
-        """The place of an entry that exists."""
-        return Mark(self.path, self.lines[at], at)
-
-    def place(self, at: Iterable[Any], *, with_last: bool = False) -> Mark:
+    def place(self, *at: Any, with_last: bool = False) -> Mark:
         """The place of an entry, or of the nearest one above it; parts of the path that are not there are left out.
 
         Args:
             at: keys and indices.
             with_last: keep the last part, as of a key that is missing.
         """
-        parts, data, line = list(at), self.data, 1
         known: YamlPath = ()
-        for number, part in enumerate(parts):
-            inside = data if isinstance(data, dict) else dict(enumerate(data)) if isinstance(data, list) else {}
-            keys = [key for key in inside if str(key) == str(part)]
-            if keys:
-                data, known = inside[keys[0]], (*known, keys[0] if isinstance(data, list) else str(keys[0]))
-                line = self.lines[known]
-            elif with_last and number == len(parts) - 1:
-                known = (*known, str(part))
-        return Mark(self.path, line, known)
+        for part in at:
+            inside = (*known, part) if (*known, part) in self.lines else (*known, str(part))
+            known = inside if inside in self.lines else known
+        named = (*known, str(at[-1])) if with_last and known[-1:] != (str(at[-1]),) else known
+        return Mark(self.path, self.lines.get(known, 1), named)
 
 
 def dotted(path: YamlPath) -> str:

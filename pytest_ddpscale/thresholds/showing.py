@@ -10,33 +10,18 @@ from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_CHECK
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
-from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
-from pytest_ddpscale.thresholds.site_file import site_example, site_row
-from pytest_ddpscale.util.document import (
-    Block,
-    Column,
-    Headline,
-    Line,
-    Listing,
-    Section,
-    Table,
-    bullets,
-    shortened,
-)
+from pytest_ddpscale.util.document import Block, Column, Line, Section, Table, bullets, shortened
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.nearest import did_you_mean
-from pytest_ddpscale.util.packaged import THRESHOLDS, packaged
 
 WIDTH = 100
 LONGEST_SUBJECT = 30
-_SHORT_DIGEST = 12
 _ABSENT = "–"
-_PROVISIONAL = "Provisional: an estimate without a published value; cannot accept a cluster alone."
 _KINDS = ("published", "site", "provisional")
 
 
@@ -93,8 +78,7 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
         OptionError: unknown metric.
     """
     name, wanted = file.sku_name(sku), (metric or "").casefold().strip().replace(" ", "_").replace("-", "_")
-    alike = [one for one in METRICS if metric is None or (wanted and wanted in one)]
-    metrics = (wanted,) if wanted in METRICS else tuple(alike)
+    metrics = tuple(one for one in METRICS if metric is None or (wanted and wanted in one))
     if not metrics:
         hint = did_you_mean(wanted, METRICS).removeprefix("; ").capitalize()
         raise OptionError("--metric", f"there is no metric {metric!r}", f"one of {', '.join(METRICS)}", hint)
@@ -109,9 +93,7 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
 def source_text(requirement: Requirement) -> str:
     """Its source, or why it is provisional, in one line."""
     source = requirement.source
-    if requirement.check:
-        return NODE_CHECKS[requirement.check].meaning
-    told = (f"provisional: {source.reasoning}",) if requirement.provisional else (source.reference, source.reasoning)
+    told = (NODE_CHECKS[requirement.check].meaning,) if requirement.check else (source.reference, source.reasoning)
     return " ".join("; ".join(part for part in (*told, requirement.one_gpu_text) if part).split())
 
 
@@ -189,10 +171,8 @@ def _requirement_json(one: Requirement, sku: Sku) -> dict[str, Any]:
 def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
     """The SKU and its files, then a table for each metric; `verbose` adds each row's line and full source."""
     sku, rows = asked.sku, [one for one, _ in asked.rows]
-    also = f" (also {', '.join(sku.aliases)})" if sku.aliases else ""
-    yield Headline(f"{asked.name}{also}: {sku.description}")
     yield from file_blocks(asked.file)
-    yield Line(_counts(asked))
+    yield counted(asked.file, [asked.name])
     if not rows:
         known = dict.fromkeys(one.metric for one in sku.requirements)
         yield Line(f"No requirement on {', '.join(asked.metrics)}. Metrics with one: {', '.join(known)}.")
@@ -201,12 +181,10 @@ def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
         yield _section(metric, [*of_metric], sku, verbose)
     gone = bullets(f"{one}: {bound_text(one)}" for one in asked.removed)
     yield Section("Not required here, but in the file that this one extends", [gone])
-    used = dict.fromkeys(one.workload for one in rows if one.workload)
-    if verbose:
-        yield Section("Workloads", [bullets(_workload_text(sku.workloads[name]) for name in used)])
-    else:
-        yield Line("-v adds the full source and the line of each row; see also --format=json.")
-    yield from _ending(asked)
+    if not verbose:
+        yield Line("* differs from the file below; -v adds whole sources and lines; see also --format=json.")
+    if any(one.provisional and not one.check for one in rows):
+        yield Line("Provisional: an estimate without a published value; cannot accept a cluster alone.")
 
 
 def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:
@@ -218,93 +196,47 @@ def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:
 
 def counted(file: ThresholdsFile, names: Collection[str] | None = None) -> Table:
     """SKUs of a file with the number of their requirements, by where the values are from."""
-    skus = listed_skus(file, names)
-    kinds = [kind for kind in _KINDS if kind != "site" or any(one["site"] for one in skus)]
-    head = ("SKU", "also", *(kind.replace("site", "site's") for kind in kinds), "checks")
     rows = [
-        (one["name"], ", ".join(one["aliases"]), *(str(one[kind]) for kind in (*kinds, "checks")), one["description"])
-        for one in skus
+        (one["name"], ", ".join(one["aliases"]), *(str(one[of]) for of in (*_KINDS, "checks")), one["description"])
+        for one in listed_skus(file, names)
     ]
+    head = "SKU", "also", "published", "site's", "provisional", "checks"
     return Table([*map(Column, head), Column("description", may_shrink=True)], rows)
 
 
 def file_blocks(file: ThresholdsFile) -> Iterator[Line]:
     """The file and those that it extends, with short digests."""
-    yield Line(f"thresholds: {file.path} (sha256 {file.sha256[:_SHORT_DIGEST]}…)")
-    yield from (Line(f"extending {path} (sha256 {digest[:_SHORT_DIGEST]}…)") for path, digest in file.extended)
-
-
-def _counts(asked: Asked) -> str:
-    numbers = [one for one, _ in asked.rows if not one.check]
-    provisional = sum(one.provisional for one in numbers)
-    rejecting = sum(one.severity == "fail" for one, _ in asked.rows)
-    changed = sum(change is not None for _, change in asked.rows) + len(asked.removed)
-    checks = len(asked.rows) - len(numbers)
-    told = f"{len(numbers)} requirements, {provisional} of them provisional"
-    told += f", and {checks} node checks" if checks else ""
-    told += f"; {rejecting} reject, {len(asked.rows) - rejecting} only warn."
-    return f"{told} This file changes {changed} (marked *)." if changed else told
+    files = ("thresholds:", str(file.path), file.sha256), *(("extending", *below) for below in file.extended)
+    yield from (Line(f"{word} {path} (sha256 {digest[:12]}…)") for word, path, digest in files)
 
 
 def _section(metric: str, rows: Sequence[tuple[Requirement, BoundChange | None]], sku: Sku, verbose: bool) -> Section:
     """The rows of one metric, what they were, and lines and sources of rows that have these in common."""
-    definition, is_check = METRICS[metric], metric == NODE_CHECK.name
+    definition = METRICS[metric]
     units = dict.fromkeys("factor" if definition.unit == "x" else sku.unit_of(one) for one, _ in rows)
-    better = f" ({' or '.join(units)}, {'less' if definition.upper_bound else 'more'} is better)"
-    value = "value" if any(one.source.is_site for one, _ in rows) else "published"
-    head = ["check", ""] if is_check else ["of", "GPUs", value, "margin", "bound", ""]
-    source = [Column("source", may_shrink=True)] * (not verbose)
-    cells = [
-        (*_cells(*row), source_text(row[0]).removeprefix("provisional: "))[: len(head) + len(source)] for row in rows
-    ]
+    better = "less" if definition.upper_bound else "more"
+    columns = [*map(Column, ("of", "GPUs", "value", "margin", "bound", "")), Column("source", may_shrink=True)]
     notes = [f"{one} was: {bound_text(change.was)}" for one, change in rows if change]
     if verbose:
         for details, alike in groupby(rows, lambda row: f"{row[0].where}: {source_text(row[0])}"):
             names = dict.fromkeys(one.subject or "each node" for one, _ in alike)
             notes.append(f"{first_few([*names])}: {details}")
-    table = Table([*map(Column, head), *source], cells)
-    return Section(f"{metric}{'' if is_check else better}", [Line(definition.meaning), table, bullets(notes)])
+    table = Table(columns, [_cells(*row) for row in rows])
+    title = f"{metric} ({' or '.join(units)}, {better} is better)"
+    return Section(title, [Line(definition.meaning), table, bullets(notes)])
 
 
 def _cells(one: Requirement, change: BoundChange | None) -> tuple[str, ...]:
-    mark = "*" if change else ""
-    if one.check:
-        return f"{mark}{one.check}", one.severity
-    source, is_upper = one.source, one.definition.upper_bound
-    value, margin = "provisional" if one.provisional else _ABSENT, _ABSENT
-    if source.measured is not None:
-        site = "site's " if source.is_site else ""
-        value, margin = f"{site}{source.measured:g}", "stated"
-    if source.margin_pct is not None:
-        margin = f"{'+' if is_upper else '−'} {source.margin_pct:g} %"
+    source, measured, is_upper = one.source, one.source.measured, one.definition.upper_bound
     versus = f" vs {one.versus}" if one.versus else ""
-    if one.one_gpu == "ddp":
-        versus += ", ddp@1" if one.world_size == 1 else " vs ddp@1"
-    subject = shortened(f"{mark}{one.subject or 'each node'}{versus}", LONGEST_SUBJECT)
-    ranks = f"{one.world_size}{' spread' if one.placement == 'spread' else ''}"
-    return subject, ranks, value, margin, f"{'≤' if is_upper else '≥'} {one.bound:g}", one.severity
-
-
-def _workload_text(one: Workload) -> str:
-    shared = f", {one.global_batch_size} in all for strong scaling" if one.global_batch_size else ""
-    family = one.family
-    what = ", ".join(filter(None, [family.trained, one.precision, family.form]))
-    return f"{one.name}: {what}, {one.batch_size} {family.samples} per GPU{shared}"
-
-
-def _ending(asked: Asked) -> Iterator[Block]:
-    numbers = [one for one, _ in asked.rows if not one.check]
-    if any(one.provisional for one in numbers):
-        yield Line(_PROVISIONAL)
-    # A site most likely replaces a row without a published value.
-    numbers = [one for one in numbers if one.definition.only_bound is None and one.versus is None]
-    example = next((one for one in numbers if one.provisional), numbers[0] if numbers else None)
-    if example is None:
-        return
-    if asked.file.path == packaged(THRESHOLDS):
-        yield Line(f"To change one: ddpscale init --gpu-sku {asked.name} DIR, and in DIR/thresholds.yaml:")
-        yield Listing("\n".join(site_example(asked.name, example)))
-    else:
-        yield Line(f"To change one, write under `skus: {asked.name}: requirements:` of {asked.file.path}:")
-        yield Listing(f"- {site_row(example)}")
-    yield Line("Then: ddpscale thresholds check FILE")
+    baseline = ", ddp@1" if one.one_gpu == "ddp" else ""
+    site = "site's " if source.is_site else ""
+    return (
+        shortened(f"{'*' if change else ''}{one.subject or 'each node'}{versus}{baseline}", LONGEST_SUBJECT),
+        f"{one.world_size}{' spread' if one.placement == 'spread' else ''}",
+        "provisional" if one.provisional and not one.check else _ABSENT if measured is None else f"{site}{measured:g}",
+        _ABSENT if source.margin_pct is None else f"{'+' if is_upper else '−'} {source.margin_pct:g} %",
+        "must pass" if one.check else f"{'≤' if is_upper else '≥'} {one.bound:g}",
+        one.severity,
+        source_text(one),
+    )

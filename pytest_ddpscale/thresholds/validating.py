@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from pytest_ddpscale.errors import ThresholdsError
+from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.removed import REMOVED
 from pytest_ddpscale.thresholds.form import SCHEMA_VERSION, FileForm
 from pytest_ddpscale.thresholds.reading import Document, Mark, YamlPath, dotted, read_document, shown
@@ -46,7 +48,7 @@ class Layer:
 
 def nearest_place(layers: Sequence[Layer], *at: str | int) -> Mark:
     """The place of an entry in the nearest file that has it; else of the closest entry above it in the nearest file."""
-    places = [layer.document.place(at) for layer in reversed(layers)]
+    places = [layer.document.place(*at) for layer in reversed(layers)]
     return next((one for one in places if len(one.at) == len(at)), places[0])
 
 
@@ -74,7 +76,7 @@ def read_layer(path: Path, named_by: Mark | None = None) -> Layer:
     if version != SCHEMA_VERSION or isinstance(version, bool):
         found = "schema_version is missing" if version is None else f"schema_version is {shown(version)}"
         action = "Use the current form, for example from `ddpscale init`."
-        raise document.place(["schema_version"]).refusal(found, f"{SCHEMA_VERSION}", action)
+        raise document.place("schema_version").refusal(found, f"{SCHEMA_VERSION}", action)
     try:
         return Layer(document, FileForm.model_validate(document.data))
     except ValidationError as error:
@@ -92,7 +94,7 @@ def _problems(document: Document, errors: Iterable[Any]) -> Iterator[ThresholdsE
     ordered = sorted(errors, key=lambda one: one["type"] != _UNKNOWN)[:MOST_PROBLEMS]
     found: dict[YamlPath, tuple[Any, Mark]] = {}
     for error in ordered:
-        mark = document.place(error["loc"], with_last=error["type"].startswith("missing"))
+        mark = document.place(*error["loc"], with_last=error["type"].startswith("missing"))
         if mark.at not in found or found[mark.at][0]["type"].endswith(_OF_A_TYPE) > error["type"].endswith(_OF_A_TYPE):
             found[mark.at] = error, mark
     outer = {at[:depth] for at in found for depth in range(len(at))}
@@ -101,32 +103,45 @@ def _problems(document: Document, errors: Iterable[Any]) -> Iterator[ThresholdsE
 
 def _problem(error: Any, mark: Mark) -> ThresholdsError:
     kind, message, value, name = error["type"], error["msg"], error["input"], dotted(mark.at)
-    key = str(mark.at[-1]) if mark.at else ""
+    key = next((one for one in reversed(mark.at) if isinstance(one, str)), "")
     removed = REMOVED.get(f"thresholds {key}" if kind == _UNKNOWN else f"thresholds {key}: {value}")
     if removed:
         what = name if kind == _UNKNOWN else f"{name}: {value}"
         return mark.refusal(f"{what} was removed; instead: {removed}", "", "Correct it.")
     if kind == _UNKNOWN:
-        near = did_you_mean(key, _keys(error["loc"][:-1]))
+        keys = _keys(error["loc"][:-1])
+        near = did_you_mean(key, keys)
+        if not near:
+            others = [one for one in keys if one not in METRICS]
+            near = f"; expected {'a metric or ' if others != keys else ''}some of {', '.join(others)}"
         return mark.refusal(f"unknown key {name}{near}", "", "Remove it, or correct its spelling.")
     if kind.startswith("missing"):
         return mark.refusal(f"{name} is missing", "a value", "Add it.")
     if kind == "value_error":
         return mark.error(message.removeprefix("Value error, "), "Correct that entry.")
-    needed = (message.partition(" should ")[2] or message).removeprefix("be ")
+    needed = (message.partition(" should ")[2] or message).removeprefix("be ").removeprefix("have ")
     expected = "a mapping" if kind in {"dict_type", "model_type"} else needed.removeprefix("a valid ")
     expected = "a day such as 2026-12-31, without quotes or a time" if kind.startswith("date") else expected
     is_number = kind in {"int_type", "float_type"} and isinstance(value, str)
     action = "Write a plain decimal number, without quotes." if is_number else "Correct that value."
+    if kind == "string_type" and isinstance(value, (int, float, date)):
+        action = "Put it in quotes."
+    elif kind == "bool_type" and isinstance(value, str):
+        action = "Write true or false."
     return mark.refusal(f"{name} is {'the text ' if is_number else ''}{shown(value)}", expected, action)
 
 
 def _keys(loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the mapping at a place, as pydantic names it."""
-    form: Any = FileForm
+    """Keys of the mapping at a place, as pydantic names it; of all forms that it may have."""
+    forms: list[type[BaseModel]] = [FileForm]
     for part in loc:
-        fields = getattr(form, "model_fields", {})
-        form = fields[part].annotation if part in fields else (get_args(form) or (None,))[-1]
-        form = next((one for one in get_args(form) if isinstance(one, type) and issubclass(one, BaseModel)), form)
-    fields = getattr(form, "model_fields", {})
-    return [field.alias or name for name, field in fields.items()]
+        fields = [form.model_fields[part].annotation for form in forms if part in form.model_fields]
+        tagged = [form for form in forms if form.__name__ == part]
+        forms = [one for field in fields for one in _forms_in(field)] or tagged or forms
+    return [field.alias or name for form in forms for name, field in form.model_fields.items()]
+
+
+def _forms_in(kind: Any) -> list[type[BaseModel]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [form for one in get_args(kind) for form in _forms_in(one)]

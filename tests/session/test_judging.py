@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import Resumed, ThresholdsUsed
 from pytest_ddpscale.session.session import AcceptanceSession
 from tests.builders.records import gang_on
-from tests.builders.sessions import InstantGang, Open, gpu, measured_run, nothing
+from tests.builders.sessions import THRESHOLDS, InstantGang, Open, gpu, measured_run, nothing
 
 
 class TestJudging:
@@ -66,6 +67,26 @@ class TestJudging:
         old.note(resumed=[Resumed(at=at, argv=(), status_before="", measured_anew={}, thresholds=one) for one in used])
         with pytest.raises(ThresholdsError, match=r"stricter\.yaml: is gone or has changed"):
             self.judged(opened, old)
+
+    def test_an_unchanged_file_that_is_refused_now_is_told_as_that(
+        self, opened: Open, old: RunDirectory, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "old.yaml"
+        path.write_text(f"{THRESHOLDS}peers:\n", encoding="utf-8")
+        used = ThresholdsUsed(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+        old.write_json(old.run_json, with_fields(old.read_run(), thresholds=used))
+        with pytest.raises(ThresholdsError, match=r"old\.yaml:24: the file is as it was .* refused now: peers is None"):
+            self.judged(opened, old)
+
+    def test_a_run_goes_on_though_a_waiver_of_its_own_file_has_ended_since(
+        self, opened: Open, old: RunDirectory, tmp_path: Path
+    ) -> None:
+        waiver = "{throughput_per_gpu: any, of: r, severity: warn, until: 2026-01-31, who: A. Name, why: a fan}"
+        text = THRESHOLDS.replace("    requirements: []", f"    change: [{waiver}]")
+        (tmp_path / "thresholds.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(ThresholdsError, match="is over"):
+            opened()
+        assert opened(ddp_resume=str(old.path), ddp_run_dir=None).source.cases[0].requirement.waiver is not None
 
     def test_arms_without_a_profile_are_told_with_the_reason(self, opened: Open, old: RunDirectory) -> None:
         study = old.read_plan().studies[0]

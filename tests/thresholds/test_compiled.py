@@ -91,9 +91,8 @@ def _told(path: Path, on: str) -> Iterator[tuple[str, list[str]]]:
         yield f"{name} altered", list(subject.altered)
         yield f"{name} accepts by", sorted(subject.own_bounds(cases))
     for change in all_changes(file):
-        yield f"{change.sku} {'is new' if change.is_new else 'changed'}", list(change.parts)
+        yield f"{change.sku} changed", list(change.parts)
         yield from ((f"{change.sku} changed {one.either}", list(map(str, one.kinds))) for one in change.bounds)
-        yield from ((f"{change.sku} as before {one} at {one.where}", []) for one in change.idle)
 
 
 def _of_case(case: AnyCase) -> Iterator[str]:

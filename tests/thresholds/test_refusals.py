@@ -19,7 +19,7 @@ from tests.thresholds.edited import edited, spelt
 TABLE = Path(__file__).with_name("refusals.txt")
 MOST_S = 5.0  # of CPU, also for files that would take for ever
 LONGEST = 1500
-OF_PYDANTIC = ("[checks]", "[values]", ".metrics")
+OF_PYDANTIC = ("CheckRow", ".Row", "Workload")
 
 
 @each_block(TABLE)

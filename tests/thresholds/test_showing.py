@@ -17,7 +17,6 @@ import pytest
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.run.strict_json import parse_strict_json
-from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.showing import WIDTH, asked_blocks, asked_json, asked_of, json_text
 from pytest_ddpscale.util.document import text_lines
 from tests.builders.clusters import thresholds
@@ -80,11 +79,3 @@ def test_every_requirement_of_a_packaged_sku_is_shown_in_lines_that_fit_a_termin
     for verbose in (False, True):
         lines = list(text_lines(*asked_blocks(asked, verbose), width=WIDTH))
         assert [line for line in lines if len(line) > WIDTH and str(thresholds().path) not in line] == []
-
-
-def test_the_example_at_its_end_can_be_used_as_it_is(tmp_path: Path) -> None:
-    lines = list(text_lines(*asked_blocks(asked_of(thresholds(), "h200", "weak_scaling")), width=WIDTH))
-    start = next(i for i, line in enumerate(lines) if "and in DIR/thresholds.yaml" in line) + 1
-    (tmp_path / "thresholds.yaml").write_text("\n".join(lines[start:-1]), encoding="utf-8")
-    changed = asked_of(load_thresholds(tmp_path / "thresholds.yaml"), "h200").rows
-    assert [one.metric for one, change in changed if change is not None] == ["weak_scaling_efficiency"]
