@@ -1,8 +1,8 @@
 """Options and ini file, combined into one typed value.
 
 Each option is declared once, as a field of `Settings`: its flag, its parser, its default and its help. Everything else
-derives from that: pytest's options, ini keys, messages and the page of options. The command line overrides the ini file. A
-few options are environment variables too, which override the ini file: those that the scripts in slurm/ take.
+derives from that: pytest's options, ini keys, messages and the page of options. The command line overrides the ini
+file. A few options are environment variables too, which override the ini file: those that the scripts in slurm/ take.
 
 Every pytest session imports this module, so a parser imports what it needs only when its option is given.
 """
