@@ -93,9 +93,11 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
 
 def _why_silent(gpu: SurveyedGpu) -> str:
     """Why a GPU cannot be told or used; empty if it can."""
-    unread = f"its memory cannot be read ({gpu.unreadable.get('memory_bytes', 'no value')})"
     lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else ""
-    return lost or gpu.problem or (unread if gpu.memory_bytes is None else "")
+    unread = gpu.unreadable.get("memory_bytes", "")
+    # A GPU that shares the host's memory, such as GB10, has none of its own.
+    is_fault = unread and "not supported" not in unread.lower()
+    return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
 
 
 def _silence(gpu: SurveyedGpu, host: str) -> SkuError:
