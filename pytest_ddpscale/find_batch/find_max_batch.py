@@ -18,11 +18,11 @@ from pytest_ddpscale.util.packaged import usual_thresholds
 
 if TYPE_CHECKING:
     from pytest_ddpscale.find_batch.batch_trial import BatchTrial, MemoryBounds
+    from pytest_ddpscale.node.survey import GpusHere
     from pytest_ddpscale.plan.planner import Question
     from pytest_ddpscale.plan.study import Plan
     from pytest_ddpscale.plan.words import DeviceType
     from pytest_ddpscale.plan.workload import Workload
-    from pytest_ddpscale.session.devices import GpusHere
     from pytest_ddpscale.thresholds.loading import ThresholdsFile
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -99,7 +99,7 @@ def add_find_max_batch(commands: Commands, gpus_here: Callable[[], GpusHere]) ->
 
 def _find_max_batch(arguments: argparse.Namespace, gpus_here: Callable[[], GpusHere]) -> int:
     """Try batches of each workload. Returns the exit code. Raises DdpscaleError."""
-    from pytest_ddpscale.node.torch_facts import refuse_missing_torch
+    from pytest_ddpscale.node.survey import refuse_missing_torch
     from pytest_ddpscale.thresholds.site_file import refuse_unwritable
 
     options = _options(arguments)
@@ -166,7 +166,7 @@ def _fraction(text: str) -> float:
 
 def _node(arguments: argparse.Namespace, gpus_here: Callable[[], GpusHere]) -> TrialNode:
     """This node with its SKU and ranks. Raises BadInput."""
-    from pytest_ddpscale.session.devices import GpusHere
+    from pytest_ddpscale.node.survey import GpusHere
     from pytest_ddpscale.sku.matching import resolve_sku
     from pytest_ddpscale.thresholds.cases import device_type
     from pytest_ddpscale.thresholds.loading import load_thresholds

@@ -21,8 +21,7 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
-from pytest_ddpscale.node.limited_command import Command, last_line
-from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.node.processes import GANG_VARIABLE, Command, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
     SILENCE_S,
@@ -57,6 +56,7 @@ from pytest_ddpscale.node.ranks import (
     rank_log,
     torchrun_command,
 )
+from pytest_ddpscale.node.survey import survey_command, survey_from
 from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
@@ -64,41 +64,13 @@ from pytest_ddpscale.run.rank_folder import (
     leave,
     open_records,
 )
-from pytest_ddpscale.run.strict_json import decode
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.orphans import die_with_parent
 from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
 
-SURVEY_LIMIT_S = 60.0
+SURVEY_LIMIT_S = 60.0  # allows for a shared disk from which many nodes read torch at once
 # Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds,
 # and who does not answer is asked again 5 s later.
 POST_MORTEM_LIMIT_S = 20.0
-
-
-def survey_command(host: str, *options: str) -> list[str]:
-    """``python -m pytest_ddpscale.node.survey …`` with the running interpreter, which the ranks use too."""
-    return [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}", *options]
-
-
-def survey_from(command: Command, host: str) -> Survey | None:
-    """The survey of a host once its command is done, with `problem` set if it failed; None while it runs."""
-    if not command.is_done():
-        return None
-    if command.code == 0:
-        lines = command.printed.splitlines() or [b""]  # a site's own output may precede the last line
-        try:
-            return decode(msgspec.json.Decoder(Survey), lines[-1])
-        except ValueError as error:
-            problem = f"printed no valid survey ({error}): {last_line(command.printed)}"
-    elif command.problem:
-        problem = command.problem
-    else:
-        code = f"ended with code {command.code}"
-        what = f"was not done within {command.limit_s:g} s" if command.was_too_late else code
-        problem = f"{what}; its last message: {last_line(command.errors)}"
-    return Survey(host, time.time(), f"the survey {problem}")
-
-
 _NO_INPUT = "nothing came on the agent's standard input: pass it on, as `kubectl exec -i` and `docker exec -i` do"
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
@@ -173,9 +145,9 @@ class NodeAgent:
             if found is not None:
                 return found
             self._listen()
-            if survey is not None and (what := survey_from(survey, self._host)) is not None:
+            if survey is not None and survey.is_done():
+                self._say(NodeSurvey, survey=survey_from(survey, self._host))
                 survey = None
-                self._say(NodeSurvey, survey=what)
         return None
 
     def _listen(self) -> None:
@@ -256,8 +228,8 @@ class NodeAgent:
             return  # the supervisor is gone
         look = Command(survey_command(self._host, "--post-mortem"), POST_MORTEM_LIMIT_S)
         while not self._is_hurried:
-            if (found := survey_from(look, self._host)) is not None:
-                self._say(NodeAfterFailure, survey=found)
+            if look.is_done():
+                self._say(NodeAfterFailure, survey=survey_from(look, self._host))
                 break
             self._listen()
         look.stop()
