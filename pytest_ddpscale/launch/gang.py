@@ -105,11 +105,11 @@ class Gang:
         if self._refused:
             return GangEnd(None, refused=self._refused)
         given_up = self._launcher.given_up(channel.own_lines)
-        cut_off = [one for one in self._cut_off if one.host in self._serving]
+        cut_off = [one for one in self._cut_off if one.host in roll.serving]
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         lost = lost or tuple(one.host for one in cut_off)
-        if not given_up and len(lost) > 1 and set(lost) >= self._serving:
+        if not given_up and len(lost) > 1 and set(lost) >= roll.serving.keys():
             lost, why = (), f"all of {first_nodes(lost)} fell silent at once: {_OUR_LINK}"
         elif lost or why == _LOST:
             how = f"silent for {self._limits.silence_s:g} s"
@@ -129,7 +129,7 @@ class Gang:
             asked = 0 if self._has_recorded else self._task.ranks_per_node  # who has recorded has come up
             head, line_end, details = describe_standstill(roll, self._unheard, asked).partition("\n")
             why = f"{why} {head}.{line_end}{details}"
-        looked = tuple(PostMortem(survey=survey) for _, survey in sorted(roll.post_mortems.items()))
+        looked = tuple(PostMortem(survey=node.post_mortem) for node in roll.in_order if node.post_mortem)
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
             exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
@@ -142,18 +142,12 @@ class Gang:
 
         An agent that is only slow to end its ranks has sent messages since, and its launcher is still running.
         """
-        nodes = self._roll.nodes.values()
-        mute = [node for node in nodes if node.exit is None]
-        if len(mute) == len(nodes) or not blames_nobody(self._roll):
+        mute, heard_s = self._roll.serving, self._roll.heard_s
+        if len(mute) == len(self._roll.nodes) or not blames_nobody(self._roll):
             return ()
         silence_s = max(min(self._limits.silence_s, FAREWELL_S), MISSED_BEATS * self._task.beat_s)
         latest_s = min(self._trouble_s or 0.0, time.monotonic() - silence_s)
-        return tuple(node.host for node in mute if self._ended_itself or node.heard_s <= latest_s)
-
-    @property
-    def _serving(self) -> set[str]:
-        """Nodes whose agents have not sent `Exit`."""
-        return {node.host for node in self._roll.nodes.values() if node.exit is None}
+        return tuple(host for host, node in mute.items() if self._ended_itself or heard_s[node] <= latest_s)
 
     def _node_is_lost(self, hosts: tuple[str, ...], how: str) -> str:
         names, were = ", ".join(folded(hosts)), "was" if len(hosts) == 1 else "were"
@@ -165,7 +159,7 @@ class Gang:
 
         After the process that carries agents was killed, they cannot report, and their ranks take seconds to end.
         """
-        silent = [node.host for node in self._roll.nodes.values() if node.exit is None and node.host not in lost]
+        silent = self._roll.serving.keys() - set(lost)
         ends_s = time.monotonic() + STEP_END_S
         while silent and (left := self._launcher.left_behind(self._launch)):
             if time.monotonic() >= ends_s:
@@ -220,7 +214,9 @@ class Gang:
         if why or channel.poll() is not None:
             return why or None
         # A single node chooses its own endpoint.
-        channel.say(Start(self._roll.endpoint if self._task.nodes > 1 else None, self._owner.deadline_unix_s()))
+        channel.say(
+            Start(self._roll.nodes[0].endpoint if self._task.nodes > 1 else None, self._owner.deadline_unix_s())
+        )
         # Limits and budget start only now, after any time in a scheduler's queue.
         self._heard_s = self._began_s = time.monotonic()
         self._has_started = True
@@ -259,15 +255,16 @@ class Gang:
 
     def _odd_version(self) -> str:
         """An error if agents have another version; empty if none has."""
-        for version, hosts in self._roll.versions.items():
-            if version != __version__:
-                runs = f"{first_nodes(hosts)} runs pytest-ddpscale {version}"
-                return f"{runs}, but this session runs {__version__}: install the same version"
-        return ""
+        nodes = self._roll.nodes.values()
+        odd = next((node.version for node in nodes if node.version != __version__), None)
+        hosts = [node.host for node in nodes if node.version == odd]
+        runs = f"{first_nodes(hosts)} runs pytest-ddpscale {odd}, but this session runs {__version__}"
+        return f"{runs}: install the same version" if hosts else ""
 
     def _no_loopback(self) -> str:
         """An error if ranks could not connect within a node; empty if they could."""
-        found = {host: f"{host} ({why})" for host, why in self._roll.loopback_problems.items()}
+        whys = {node.host: node.loopback_problem for node in self._roll.nodes.values() if node.loopback_problem}
+        found = {host: f"{host} ({why})" for host, why in whys.items()}
         who = first_few(alike(found))
         return f"127.0.0.1 cannot be reached on {who}: bring up loopback with `ip link set lo up`" if found else ""
 
@@ -276,7 +273,7 @@ class Gang:
         roll = self._roll
 
         def all_answered() -> bool:
-            return all(index in roll.surveys or node.exit is not None for index, node in roll.nodes.items())
+            return all(node.survey or node.is_last for node in roll.nodes.values())
 
         self._await(channel, all_answered, self._limits.survey_s)
         if channel.poll() is not None:
@@ -286,22 +283,23 @@ class Gang:
 
     def _meet(self, channel: Channel) -> str:
         """Ask the first node for the ranks' rendezvous. Returns why there is none; empty if there is one."""
-        roll, first, second = self._roll, self._roll.nodes[0], self._roll.nodes[1]
+        nodes, second = self._roll.nodes, self._roll.nodes[1]
         channel.say(Meet(second.host, second.addresses))
 
         def is_answered() -> bool:
-            self._cut_off = tuple(one for one in channel.ended if one.host in self._serving)
-            return bool(roll.endpoint or roll.endpoint_problem or self._cut_off) or first.exit is not None
+            self._cut_off = tuple(one for one in channel.ended if one.host in self._roll.serving)
+            first = nodes[0]
+            return bool(first.endpoint or first.endpoint_problem or first.is_last or self._cut_off)
 
         self._await(channel, is_answered, MEET_S)
-        if roll.endpoint or channel.poll() is not None:
+        if nodes[0].endpoint or channel.poll() is not None:
             return ""
         if self._cut_off:
             return _LOST
-        problem = roll.endpoint_problem or f"no answer within {MEET_S:g} s"
+        problem = nodes[0].endpoint_problem or f"no answer within {MEET_S:g} s"
         return (
-            f"{first.host} finds no route to {second.host} ({problem}), so ranks cannot connect: nodes must be able to "
-            f"resolve each other by the names that {self._launcher.calls_itself} uses"
+            f"{nodes[0].host} finds no route to {second.host} ({problem}), so ranks cannot connect: nodes must be able "
+            f"to resolve each other by the names that {self._launcher.calls_itself} uses"
         )
 
     def _await(self, channel: Channel, is_answered: Callable[[], bool], limit_s: float) -> None:
@@ -331,7 +329,7 @@ class Gang:
         while True:
             running, ended = channel.poll() is None, channel.ended
             self._take_messages(channel)
-            self._cut_off = tuple(one for one in ended if one.host in self._serving)
+            self._cut_off = tuple(one for one in ended if one.host in self._roll.serving)
             if not self._pass_records_on(channel):
                 self._owner.hear(Idle())
             if not running:

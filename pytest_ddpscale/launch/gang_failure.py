@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pytest_ddpscale.launch.gang_owner import RankEnd
 from pytest_ddpscale.launch.gang_state import GangState
 from pytest_ddpscale.launch.rank_errors import OF_COLLECTIVES, OUT_OF_MEMORY, cause_of, cuda_error_in
-from pytest_ddpscale.node.protocol import Exit, Failed, RankSeen
+from pytest_ddpscale.node.protocol import Failed, RankSeen, Report
 from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
@@ -160,7 +160,7 @@ def _torchrun_killed(roll: GangState) -> str:
     return ""
 
 
-def _without_torchrun(roll: GangState) -> list[Exit]:
+def _without_torchrun(roll: GangState) -> list[Report]:
     """Agents whose torchrun a signal ended that they did not send; torchrun reports a SIGTERM itself."""
     return [one for one in roll.farewells if one.code < 0 and one.code != _SIGTERM and not one.was_ended]
 
@@ -212,7 +212,7 @@ def _failed(roll: GangState) -> str:
 
 def _foreign_memory(roll: GangState, report: Failed) -> str:
     """Which memory of its GPU others held before the run; empty if nobody did."""
-    survey = roll.surveys.get(report.node)
+    survey = roll.nodes[report.node].survey
     for gpu in survey.gpus if survey else ():
         if gpu.local_rank == report.local_rank:
             held = gpu.processes or ()

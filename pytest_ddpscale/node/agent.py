@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,22 +25,17 @@ from pytest_ddpscale.node.processes import GANG_VARIABLE, Command, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
     SILENCE_S,
-    Beat,
-    Endpoint,
-    Exit,
     FileBytes,
     Gone,
     Heard,
     LastWords,
     Meet,
-    NodeAfterFailure,
-    NodeSurvey,
     Order,
+    Report,
     Start,
     Stay,
     Stop,
     Task,
-    Up,
     decode_order,
     encode_news,
 )
@@ -107,7 +102,7 @@ class NodeAgent:
         # On a signal end ourselves and then torchrun in an orderly way; a scheduler signals all processes at once.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._read_orders)
-        self._say(Up, version=__version__, addresses=outward_addresses(), loopback_problem=loopback_problem())
+        self._say(version=__version__, addresses=outward_addresses(), loopback_problem=loopback_problem())
         task = self._await_order(Task)
         if task is None:
             return self._leave()
@@ -130,7 +125,7 @@ class NodeAgent:
 
     def _leave(self) -> int:
         was_told = self._heard > self._began
-        self._say(Exit, code=int(not was_told))
+        self._say(is_last=True, code=int(not was_told))
         return 0 if was_told else sys.exit(_NO_INPUT)
 
     def _endpoint(self, gang_id: str, address: str) -> str:
@@ -146,7 +141,7 @@ class NodeAgent:
                 return found
             self._listen()
             if survey is not None and survey.is_done():
-                self._say(NodeSurvey, survey=survey_from(survey, self._host))
+                self._say(survey=survey_from(survey, self._host))
                 survey = None
         return None
 
@@ -204,7 +199,7 @@ class NodeAgent:
         # Last lines of the ranks that failed; of all ranks if they were ended from outside.
         for local_rank in local_ranks if was_ended else sorted({one.local_rank for one in exits}):
             lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
-            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=last_nccl_lines(nccl_logs[local_rank]))
+            self._say(words=LastWords(local_rank, tuple(lines), tuple(last_nccl_lines(nccl_logs[local_rank]))))
         if has_failed and not is_asked:  # else they are sent anyway
             for log in nccl_logs:
                 with contextlib.suppress(OSError):  # without NCCL there are no logs
@@ -213,7 +208,7 @@ class NodeAgent:
         if task.post_mortem and has_failed:
             self._look_at_gpus_again(was_ended=was_ended)
         self._say(
-            Exit,
+            is_last=True,
             code=process.returncode,
             was_ended=was_ended,
             exits=tuple(exits[:_MOST_TOLD]),
@@ -229,7 +224,7 @@ class NodeAgent:
         look = Command(survey_command(self._host, "--post-mortem"), POST_MORTEM_LIMIT_S)
         while not self._is_hurried:
             if look.is_done():
-                self._say(NodeAfterFailure, survey=survey_from(look, self._host))
+                self._say(post_mortem=survey_from(look, self._host))
                 break
             self._listen()
         look.stop()
@@ -256,9 +251,11 @@ class NodeAgent:
                     self._tell(news)
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + task.beat_s
-                    beats: Sequence[Heard] = ranks.beats() or [Beat(node=self._node, host=self._host)]
+                    beats = ranks.beats()
                     for beat in beats:
                         self._tell(beat)
+                    if not beats:
+                        self._say()
                 if time.monotonic() >= next_logs:
                     next_logs = time.monotonic() + max(LOGS_EVERY_S, task.beat_s)
                     self._pass_logs_on(logs)
@@ -279,12 +276,12 @@ class NodeAgent:
         """Pass on complete lines only; a line cut off by the end of rank 0 is dropped."""
         whole, newline, self._records = (self._records + _available(records)).rpartition(b"\n")
         if newline:
-            self._say(FileBytes, file=RECORDS, data=whole + newline, offset=self._records_sent)
+            self._send(RECORDS, whole + newline, self._records_sent)
             self._records_sent += len(whole) + 1
 
     def _pass_logs_on(self, logs: LogRelay, *, is_last: bool = False) -> None:
         for name, data in logs.fresh(is_last=is_last):
-            self._say(FileBytes, file=name, data=data)
+            self._send(name, data)
 
     def _is_unwanted(self) -> bool:
         """Whether the supervisor said stop, is gone, or has been silent for too long."""
@@ -307,9 +304,9 @@ class NodeAgent:
                     task = next(order for order in self._orders if isinstance(order, Task))
                     try:
                         address = address_toward_any((order.peer, *order.addresses))
-                        self._say(Endpoint, endpoint=self._endpoint(task.gang_id, address))
+                        self._say(endpoint=self._endpoint(task.gang_id, address))
                     except OSError as error:
-                        self._say(Endpoint, problem=error.strerror or str(error))
+                        self._say(endpoint_problem=error.strerror or str(error))
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
@@ -326,8 +323,11 @@ class NodeAgent:
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
-    def _say(self, kind: type[Heard], **fields: Any) -> None:
-        self._tell(kind(node=self._node, host=self._host, **fields))
+    def _say(self, **fields: Any) -> None:
+        self._tell(Report(node=self._node, host=self._host, **fields))
+
+    def _send(self, file: str, data: bytes, offset: int = 0) -> None:
+        self._tell(FileBytes(node=self._node, host=self._host, file=file, data=data, offset=offset))
 
     def _tell(self, news: Heard) -> None:
         try:

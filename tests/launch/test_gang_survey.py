@@ -143,7 +143,7 @@ def test_what_gpus_are_after_ranks_have_failed_is_written_down(stage: Stage) -> 
     source = """up(2); survey(0, 1); order()
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()
-say("post_mortem", 1, survey=SURVEYS[1])
+say("looked", 1, post_mortem=SURVEYS[1])
 say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
     stage.measure(source)
     assert [one.survey.host for one in stage.records if isinstance(one, PostMortem)] == ["n2"]

@@ -14,7 +14,7 @@ from pytest_ddpscale.launch import torchrun
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.node.addresses import loopback_problem
-from pytest_ddpscale.node.protocol import Up, decode_news
+from pytest_ddpscale.node.protocol import Report, decode_news
 from tests.builders.launches import settings
 from tests.rows import rows
 
@@ -49,7 +49,7 @@ def test_an_agent_says_so_when_it_comes_up(apart: list[str], tmp_path: Path) -> 
     command = [*apart, sys.executable, "-m", "pytest_ddpscale.node"]
     result = subprocess.run(command, cwd=tmp_path, input=b"", stdout=subprocess.PIPE, timeout=60, check=False)
     up = decode_news(result.stdout.splitlines()[0])
-    assert isinstance(up, Up)
+    assert isinstance(up, Report)
     assert up.loopback_problem == "Network is unreachable"
 
 
