@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
@@ -26,7 +28,7 @@ from pytest_ddpscale.launch.rank_errors import gpu_errors, lost_connections
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES
-from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Queued
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
 from pytest_ddpscale.util.listing import alike, first_few, first_nodes, folded
 from pytest_ddpscale.util.masking import masked_arguments
@@ -46,6 +48,9 @@ STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # Time for the first node to look up another, since name servers may be slow.
 MEET_S = 30.0
+
+
+T = TypeVar("T")
 
 
 class Gang:
@@ -86,7 +91,7 @@ class Gang:
         try:
             with self._started() as channel:
                 refusal = self._assemble(channel)
-                why = refusal or self._watch(channel)
+                why = refusal or self._until(channel, lambda: self._why_ended(channel))
                 interrupted = self._launcher.why_ended(channel.own_lines)
                 if why is not None:
                     self._dismiss(channel, failed=not refusal)
@@ -225,18 +230,18 @@ class Gang:
 
     def _await_nodes(self, channel: Channel) -> str:
         """Wait until all agents are up, or the processes that carry them have ended. Returns why the wait failed."""
-        while (there := len(self._roll.nodes)) < self._task.nodes and channel.poll() is None:
-            self._take_messages(channel)
-            if self._roll.nodes and not there:
-                self._heard_s = time.monotonic()  # the time limit of the other nodes starts now
-            if why := self._late_nodes() or self._not_up(channel):
-                return why
-            state = "" if there else self._launcher.queue_state(channel.own_lines)
+
+        def notice() -> Notice:
+            state = "" if self._roll.nodes else self._launcher.queue_state(channel.own_lines)
             if state and not self._launch.hosts:
                 self._heard_s = time.monotonic()  # a scheduler's queue has no limit of ours
-            self._owner.hear(Queued(state) if state else Idle())
-            time.sleep(POLL_S)
-        return self._not_up(channel)
+            return Queued(state) if state else Idle()
+
+        def why_not() -> str:
+            return self._not_up(channel) or self._late_nodes()
+
+        self._until(channel, lambda: len(self._roll.nodes) >= self._task.nodes or why_not(), notice=notice)
+        return why_not()
 
     def _not_up(self, channel: Channel) -> str:
         """Why agents of some nodes did not come up, once others have had time to fail too; empty while all may."""
@@ -275,9 +280,9 @@ class Gang:
         def all_answered() -> bool:
             return all(node.survey or node.is_last for node in roll.nodes.values())
 
-        self._await(channel, all_answered, self._limits.survey_s)
+        self._until(channel, all_answered, self._limits.survey_s)
         if channel.poll() is not None:
-            return ""  # `_watch` finds the reason
+            return ""  # `_end` finds the reason
         self._refused = self._owner.admit(roll.surveyed())
         return self._refused
 
@@ -291,7 +296,7 @@ class Gang:
             first = nodes[0]
             return bool(first.endpoint or first.endpoint_problem or first.is_last or self._cut_off)
 
-        self._await(channel, is_answered, MEET_S)
+        self._until(channel, is_answered, MEET_S)
         if nodes[0].endpoint or channel.poll() is not None:
             return ""
         if self._cut_off:
@@ -302,51 +307,51 @@ class Gang:
             f"to resolve each other by the names that {self._launcher.calls_itself} uses"
         )
 
-    def _await(self, channel: Channel, is_answered: Callable[[], bool], limit_s: float) -> None:
-        """Wait until agents have answered, the processes that carry them have ended, or the time limit is reached."""
+    def _until(
+        self,
+        channel: Channel,
+        is_over: Callable[[], T],
+        limit_s: float = math.inf,
+        notice: Callable[[], Notice] | None = Idle,
+    ) -> T | None:
+        """Take messages until something is true, and return it; None once time is over, or the processes have ended.
+
+        Args:
+            notice: what the owner hears meanwhile.
+        """
         ends_s = time.monotonic() + limit_s
         while True:
-            # Checked before messages are taken, so that answers sent in time count even if listeners were busy.
-            is_over = channel.poll() is not None or time.monotonic() >= ends_s
+            # Checked before messages are taken, so that those sent in time count even if listeners were busy.
+            has_ended = channel.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
-            if is_over or is_answered():
-                return
-            self._owner.hear(Idle())
+            if (found := is_over()) or has_ended:
+                return None if has_ended else found
+            if notice is not None:
+                self._owner.hear(notice())
             time.sleep(POLL_S)
 
     def _late_nodes(self) -> str:
         """Why the wait for missing nodes is over; empty while it goes on."""
         there = [node.host for node in self._roll.nodes.values()]
         limit_s = self._limits.startup_s
-        if len(there) >= self._task.nodes or time.monotonic() - self._heard_s < limit_s:
+        since_s = min(self._roll.heard_s.values(), default=self._heard_s)  # from the first node that is up
+        if len(there) >= self._task.nodes or time.monotonic() - since_s < limit_s:
             return ""
         missing = [host for host in self._launch.hosts if host not in there]
         who = f": {first_nodes(missing)} did not" if missing else ""
         return f"{len(there)} of {self._task.nodes} nodes came up within {limit_s:g} s{who}"
 
-    def _watch(self, channel: Channel) -> str | None:
-        """Pass records on until the gang ends. Returns None if it ended by itself, else why it has to be ended."""
-        while True:
-            running, ended = channel.poll() is None, channel.ended
-            self._take_messages(channel)
-            self._cut_off = tuple(one for one in ended if one.host in self._roll.serving)
-            if not self._pass_records_on(channel):
-                self._owner.hear(Idle())
-            if not running:
-                return None
-            # Take messages again, because judging the records may take longer than the silence limit.
-            self._take_messages(channel)
-            now_s = time.monotonic()
-            if self._roll.has_trouble:
-                self._trouble_s = self._trouble_s or now_s
-                if now_s - self._trouble_s > COLLECT_S:
-                    return _TROUBLE
-            elif why := self._why_ended(now_s, channel):
-                return why
-            time.sleep(POLL_S)
-
-    def _why_ended(self, now_s: float, channel: Channel) -> str:
-        limits = self._limits
+    def _why_ended(self, channel: Channel) -> str:
+        """Pass records on. Returns why the gang has to be ended; empty while it goes on."""
+        limits, ended = self._limits, channel.ended
+        self._pass_records_on(channel)
+        # Take messages again, because judging the records may take longer than the silence limit.
+        self._take_messages(channel)
+        self._cut_off = tuple(one for one in ended if one.host in self._roll.serving)
+        now_s = time.monotonic()
+        if self._roll.has_trouble:
+            self._trouble_s = self._trouble_s or now_s
+            return _TROUBLE if now_s - self._trouble_s > COLLECT_S else ""
         # Silent nodes may still send messages, for example if this process had been stopped.
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
         if self._launcher.given_up(channel.own_lines):
@@ -373,10 +378,7 @@ class Gang:
         channel.say(Stop(failed))
         # In a scheduler's queue there are no agents to wait for.
         patience_s = FAREWELL_S + (LOOK_S if failed and self._task.post_mortem else 0.0)
-        patience_ends = time.monotonic() + (patience_s if self._roll.nodes else 0.0)
-        while channel.poll() is None and time.monotonic() < patience_ends:
-            self._take_messages(channel)
-            time.sleep(POLL_S / 2)
+        self._until(channel, lambda: not self._roll.nodes, patience_s, notice=None)
 
     def _take_messages(self, channel: Channel) -> None:
         for news, arrived_unix_s in channel.messages():
@@ -400,13 +402,11 @@ class Gang:
         self._has_recorded, self._heard_s = True, time.monotonic()
         return self._owner.keep(data)
 
-    def _pass_records_on(self, channel: Channel) -> bool:
-        """Write the records that have arrived and answer them. Returns whether there were any."""
-        records = self._keep_arrived()
-        for record in records:
+    def _pass_records_on(self, channel: Channel) -> None:
+        """Write the records that have arrived and answer them."""
+        for record in self._keep_arrived():
             if wanted := self._owner.hear(record):
                 channel.say(wanted)
-        return bool(records)
 
     def _keep_log(self, news: FileBytes) -> None:
         """Append to a log of one node or of the run, or to a trace beside the logs."""
