@@ -16,9 +16,8 @@ from pytest_ddpscale.errors import GangError
 from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup, MemoryLimit
 from pytest_ddpscale.find_batch.out_of_memory import why_out_of_memory
 from pytest_ddpscale.launch.gang import Gang
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.run.block import Block
@@ -26,7 +25,6 @@ from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
 from pytest_ddpscale.run.records import RankMemory, StudyEnd, StudyMemory
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.survey_record import Survey
 
 # Inactive gangs are ended, because many hang when they run out of memory.
 LIMITS = Limits(inactivity_s=300.0, startup_s=600.0, total_s=3600.0)
@@ -88,7 +86,7 @@ class MemoryBounds:
 
 
 @dataclass
-class _TrialOwner:
+class _TrialOwner(GangOwner):
     """Owner of a trial's gang: keeps blocks, ends and memory, and neither writes nor judges."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -106,15 +104,6 @@ class _TrialOwner:
             self.ends.append(record)
         elif isinstance(record, StudyMemory):
             self.memory = record
-
-    def deadline_unix_s(self) -> None:
-        return None
-
-    def admit(self, surveys: Sequence[Survey]) -> str:
-        return ""
-
-    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        return None
 
 
 def try_batch(plan: Plan, launch: Launch, bounds: MemoryBounds, log: Path) -> BatchTrial:

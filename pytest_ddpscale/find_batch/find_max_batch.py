@@ -234,8 +234,8 @@ def _search(
     from pytest_ddpscale.find_batch.batch_text import conclusion, header, heading, row
     from pytest_ddpscale.find_batch.batch_trial import try_batch
     from pytest_ddpscale.find_batch.trial_study import trial_plan
+    from pytest_ddpscale.launch.environment import launch_here
     from pytest_ddpscale.launch.supervisor import interrupted_by_termination
-    from pytest_ddpscale.launch.torchrun import launch_here
     from pytest_ddpscale.plan.study import Plan
 
     empty = Plan(node.sku, node.device_type, ())

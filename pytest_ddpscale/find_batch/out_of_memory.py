@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd
 from pytest_ddpscale.node.protocol import Failed
 
 _KILLED = -int(signal.SIGKILL)

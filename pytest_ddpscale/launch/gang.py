@@ -18,13 +18,12 @@ from pytest_ddpscale.launch.gang_failure import (
     describe,
     describe_killed,
     describe_standstill,
+    gpu_errors,
+    lost_connections,
     rank_ends,
 )
-from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
-from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, GangState, Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.rank_errors import gpu_errors, lost_connections
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES

@@ -1,15 +1,55 @@
-"""State of a gang's nodes and ranks, from their agents' messages."""
+"""A gang as its owner has it: its limits, its nodes and ranks as their agents report them, and its end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pytest_ddpscale.node.protocol import Failed, Gone, LastWords, News, ProcessExit, RankSeen, Report
-from pytest_ddpscale.run.survey_record import Survey
+from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Gone, LastWords, News, ProcessExit, RankSeen, Report
+from pytest_ddpscale.run.rank_folder import WantedArms
+from pytest_ddpscale.run.record_lines import AnyRecord, Notice
+from pytest_ddpscale.run.records import RankGpuError
+from pytest_ddpscale.run.survey_record import PostMortem, Survey
+
+STARTUP_S = 600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All in seconds.
+
+    Attributes:
+        budget_s: wall time for all measuring; no round starts after it. None: no limit.
+        inactivity_s: a gang without progress of any rank and without records for this long is ended.
+        startup_s: the same before the first record, when imports from a shared disk may take minutes, whatever the
+            limit after that; a scheduler's queue does not count.
+        total_s: a gang is ended after this long in any case. None: never.
+        survey_s: longest wait for the agents' surveys.
+        silence_s: a node whose agent is silent for this long is considered lost.
+    """
+
+    budget_s: float | None = None
+    inactivity_s: float = 600.0
+    startup_s: float = STARTUP_S
+    total_s: float | None = None
+    survey_s: float = 90.0
+    silence_s: float = SILENCE_S
+
+    @property
+    def timeout_s(self) -> float:
+        """Of one wait or collective of a rank: longer than `inactivity_s`.
+
+        The supervisor sees all ranks and can name the one that holds up the others.
+        """
+        return 1.5 * self.inactivity_s + 30
+
+    @property
+    def startup_timeout_s(self) -> float:
+        """As `timeout_s`, until all ranks are up."""
+        return 1.5 * self.startup_s + 30
 
 
 @dataclass
@@ -104,3 +144,78 @@ class GangState:
     def silent_hosts(self, now_s: float, silence_s: float) -> list[str]:
         """Nodes silent for longer than `silence_s` whose agents serve."""
         return [host for host, node in self.serving.items() if now_s - self.heard_s[node] > silence_s]
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's process ended early.
+
+    Attributes:
+        name: ``rank 3 on n2``.
+        exit_code: negative for a signal's number; None if unknown.
+    """
+
+    name: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class GangEnd:
+    """How a gang ended.
+
+    Attributes:
+        exit_code: exit code of the process that carried its agents; None if it was stopped.
+        why: what went wrong; empty if nothing did.
+        interrupted: why a scheduler ended it, which is no fault of the nodes; empty otherwise.
+        lost_hosts: nodes that were lost.
+        failures: failure reports that ranks left.
+        refused: why its nodes were not admitted, so that no rank was started; empty if they were.
+        post_mortems: surveys of GPUs after ranks failed, as records.
+        left: a sentence about processes left on nodes that another gang would use; empty if there are none.
+        rank_ends: ranks whose processes ended early and not by us, the first one first.
+        gpu_errors: ranks that an error of their own GPU ended, or a node that did not answer.
+        oom_kills: OOM kills on its nodes during the gang, of any user's processes.
+    """
+
+    exit_code: int | None
+    why: str = ""
+    interrupted: str = ""
+    lost_hosts: tuple[str, ...] = ()
+    failures: tuple[Failed, ...] = ()
+    refused: str = ""
+    post_mortems: tuple[PostMortem, ...] = ()
+    left: str = ""
+    rank_ends: tuple[RankEnd, ...] = ()
+    oom_kills: int = 0
+    gpu_errors: tuple[RankGpuError, ...] = ()
+
+
+class GangOwner:
+    """The owner of a gang: keeps its records and answers its questions."""
+
+    def keep(self, lines: bytes) -> list[AnyRecord]:
+        """Write rank 0's lines to the run's file. Returns the records.
+
+        Raises:
+            WritingError: they cannot be written.
+        """
+        return []
+
+    def hear(self, record: AnyRecord | Notice) -> WantedArms | None:
+        """Handle a record that was written, or a notice.
+
+        Returns:
+            The answer for rank 0, if it waits for one.
+        """
+        return None
+
+    def deadline_unix_s(self) -> float | None:
+        """The time after which no round may start, called once all nodes are up; None for no limit."""
+        return None
+
+    def admit(self, surveys: Sequence[Survey]) -> str:
+        """Record the surveys before any rank starts. Returns why no rank may start; empty if they may."""
+        return ""
+
+    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """The session was interrupted; called immediately, while agents still end their ranks."""

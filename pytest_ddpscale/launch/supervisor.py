@@ -21,9 +21,8 @@ import msgspec
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.launch.environment import travelling
 from pytest_ddpscale.launch.gang import Gang
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, Limits
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
@@ -67,7 +66,7 @@ class NotAdmitted(Exception):
     """The nodes are unfit, so no rank was started; their surveys are recorded. The message says why."""
 
 
-class Supervisor:
+class Supervisor(GangOwner):
     """Measures a plan's studies.
 
     Args:

@@ -10,9 +10,8 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.launcher import AgentProcess, Launch, Launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Launch, Launcher, TorchrunLauncher
 from pytest_ddpscale.launch.slurm import SlurmLauncher
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.node.protocol import News as Message
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.run.rank_folder import Assignment

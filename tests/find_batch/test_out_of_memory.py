@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_ddpscale.find_batch.out_of_memory import why_out_of_memory
-from pytest_ddpscale.launch.gang_owner import GangEnd, RankEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, RankEnd
 from pytest_ddpscale.node.protocol import Failed
 
 

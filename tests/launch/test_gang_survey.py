@@ -17,8 +17,8 @@ from msgspec import to_builtins
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.launch import gang as gang_module
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import SkuError
-from pytest_ddpscale.launch import torchrun
-from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.launch import launcher
+from pytest_ddpscale.launch.launcher import Cluster, TorchrunLauncher
 from pytest_ddpscale.node.addresses import loopback_problem
 from pytest_ddpscale.node.protocol import Report, decode_news
 from tests.builders.launches import settings
@@ -74,7 +73,7 @@ def test_whatever_else_keeps_ranks_apart_is_said_in_the_systems_words(error: OSE
 
 
 def test_who_only_plans_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun, "loopback_problem", lambda: "Network is unreachable")
+    monkeypatch.setattr(launcher, "loopback_problem", lambda: "Network is unreachable")
     assert TorchrunLauncher(settings(), {}).cluster(plans_only=True) == Cluster()
     with pytest.raises(SkuError, match=r"^loopback on .*a firewall or a sandbox blocks connections\.$"):
         TorchrunLauncher(settings(), {}).cluster(plans_only=False)

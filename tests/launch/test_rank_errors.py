@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.launch.gang_failure import describe
-from pytest_ddpscale.launch.rank_errors import cuda_error_in, gpu_errors
+from pytest_ddpscale.launch.gang_failure import cuda_error_in, describe, gpu_errors
 from pytest_ddpscale.run.place import Place
 from tests.builders.launches import News
 from tests.rows import rows
