@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
-from pytest_ddpscale.node.processes import GANG_VARIABLE, Command, stop_gang
+from pytest_ddpscale.node.processes import GANG_VARIABLE, IN_MEMORY, Command, remove_left_folders, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
     SILENCE_S,
@@ -60,7 +59,7 @@ from pytest_ddpscale.run.rank_folder import (
     open_records,
 )
 from pytest_ddpscale.util.orphans import die_with_parent
-from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
+from pytest_ddpscale.util.owned_folder import owned_folder
 
 SURVEY_LIMIT_S = 60.0  # allows for a shared disk from which many nodes read torch at once
 # Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds,
@@ -73,7 +72,6 @@ LOGS_EVERY_S = 2.0
 _OUTPUT_BYTES = 100_000  # kept of torchrun's own output, whose end tells how ranks ended
 _MOST_TOLD = 16  # ranks in one message
 _READ_BYTES = 2**20
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 (we create our own folder in it)
 OrderType = TypeVar("OrderType", Task, Start)
 
 
@@ -350,9 +348,8 @@ def _available(descriptor: int) -> bytes:
 @contextlib.contextmanager
 def _own_folders() -> Iterator[Path]:
     """A folder in memory for data exchanged by ranks and agent, with a link to one on disk for logs."""
-    in_memory = _IN_MEMORY if _IN_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    remove_orphans([in_memory, Path(tempfile.gettempdir())])  # of agents that were killed here
-    with owned_folder("ranks", in_memory) as folder, owned_folder("logs") as owned:
+    remove_left_folders()
+    with owned_folder("ranks", IN_MEMORY) as folder, owned_folder("logs") as owned:
         logs = owned / LOGS  # without the file that tells the owner, which is no log
         for whose in ("gang", "run"):
             (logs / whose).mkdir(parents=True)

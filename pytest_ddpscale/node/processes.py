@@ -7,16 +7,21 @@ import math
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
 from pytest_ddpscale.util.orphans import die_with_parent
+from pytest_ddpscale.util.owned_folder import remove_orphans
 
 # Set in the environment of a launcher, so its descendants are found by it even after losing their parent.
 # A node's agent appends `/` and its node's index for torchrun and its ranks.
 GANG_VARIABLE = "DDPSCALE_GANG"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (agents make folders of their own in it)
+IN_MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 _MOMENT_S = 0.5
 _LEAST_WAIT_S = 0.01  # a shorter wait would read nothing
 
@@ -46,6 +51,12 @@ def stop_gang(started: Sequence[subprocess.Popen[bytes]], gang_id: str, grace_s:
             member.kill()  # psutil checks the start time, so a reused pid is safe
     psutil.wait_procs(alive, timeout=grace_s)
     _wait(started, time.monotonic() + grace_s)
+    remove_left_folders()
+
+
+def remove_left_folders() -> None:
+    """Remove the folders of agents that were killed on this machine."""
+    remove_orphans([IN_MEMORY, Path(tempfile.gettempdir())])
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], ends_s: float) -> None:
