@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -93,7 +92,6 @@ class Command:
     code: int | None = None
 
     def __init__(self, arguments: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> None:
-        self._name = arguments[0]
         self.limit_s = limit_s
         self._ends_s = time.monotonic() + limit_s
         self.printed = self.errors = b""
@@ -126,17 +124,6 @@ class Command:
         else:
             self.code = self._process.returncode
         return True
-
-    def output(self) -> tuple[str, str]:
-        """Wait for its end. Returns its output and its error; at least one of them is empty."""
-        self.is_done(math.inf)
-        if self.problem:
-            return "", f"{self._name} {self.problem}"
-        if self.was_too_late:
-            return "", f"did not answer within {self.limit_s:g} s"
-        if self.code != 0:
-            return "", last_line(self.errors) or f"ended with code {self.code}"
-        return self.printed.decode("utf-8", errors="replace"), ""
 
     def stop(self) -> None:
         """End the program and all its children, if still running; its output is then no longer available.

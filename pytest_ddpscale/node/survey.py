@@ -66,7 +66,7 @@ def survey_from(command: Command, host: str) -> Survey:
 
 def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
     """Survey this node, without torch and then with it."""
-    topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
+    command = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     driver = _of_driver(host) if gpus else Survey(host, time.time())
     _about_to("read addresses")
     addresses = outward_addresses(most=None)
@@ -74,7 +74,11 @@ def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
     ports = infiniband_ports()
     _about_to("read free disk space")
     free = free_bytes()
-    _about_to("wait for nvidia-smi")
+    topology = ""
+    if command is not None:
+        _about_to("wait for nvidia-smi")
+        command.is_done(_TOPOLOGY_LIMIT_S)
+        topology = command.printed.decode("utf-8", errors="replace") if command.code == 0 else ""
     versions = dict.fromkeys(("driver", "cuda_driver", "torch", "cuda", "nccl")) | driver.versions
     versions |= {"python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": platform.release()}
     found = replace(
@@ -85,7 +89,7 @@ def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
         free_bytes=free,
         infiniband=ports,
         addresses=addresses,
-        topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",
+        topology=_TERMINAL_CODES.sub("", topology).strip(),
     )
     yield found
     _about_to("import torch")
