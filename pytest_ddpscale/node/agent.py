@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,7 +89,7 @@ class NodeAgent:
         self._node = node
         self._host = host
         self._heard = self._began = time.monotonic()
-        self._orders: deque[Order] = deque()
+        self._orders: dict[type[Order], Order] = {}  # the latest of each kind
         # Descriptors, each with its read function as data. epoll, the default, refuses /dev/null.
         self._selector = selectors.PollSelector()
         self._oom_kills = oom_kills()
@@ -134,8 +133,8 @@ class NodeAgent:
     def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
         """Wait for an order of a kind, passing on the survey meanwhile; None if the supervisor said stop or is gone."""
         while not self._is_unwanted():
-            found = next((order for order in self._orders if isinstance(order, kind)), None)
-            if found is not None:
+            found = self._orders.get(kind)
+            if isinstance(found, kind):
                 return found
             self._listen()
             if survey is not None and survey.is_done():
@@ -217,7 +216,7 @@ class NodeAgent:
 
     def _look_at_gpus_again(self, *, was_ended: bool) -> None:
         """Survey the GPUs again after ranks failed, here or elsewhere, unless the user interrupted the session."""
-        if was_ended and not any(isinstance(order, Stop) for order in self._orders):
+        if was_ended and Stop not in self._orders:
             return  # the supervisor is gone
         look = Command(survey_command(self._host, "--post-mortem"), POST_MORTEM_LIMIT_S)
         while not self._is_hurried:
@@ -230,7 +229,7 @@ class NodeAgent:
     @property
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or said stop without a failure."""
-        return not self._is_input_open or any(not one.failed for one in self._orders if isinstance(one, Stop))
+        return not self._is_input_open or self._orders.get(Stop) == Stop()
 
     def _watch(
         self, task: Task, process: subprocess.Popen[bytes], ranks: LocalRanks, records: int, logs: LogRelay
@@ -283,9 +282,8 @@ class NodeAgent:
 
     def _is_unwanted(self) -> bool:
         """Whether the supervisor said stop, is gone, or has been silent for too long."""
-        if not self._is_input_open or any(isinstance(order, Stop) for order in self._orders):
-            return True
-        return time.monotonic() - self._heard > SILENCE_S
+        is_over = not self._is_input_open or Stop in self._orders
+        return is_over or time.monotonic() - self._heard > SILENCE_S
 
     def _read_orders(self) -> None:
         data = os.read(sys.stdin.fileno(), _READ_BYTES)
@@ -298,8 +296,9 @@ class NodeAgent:
         for line in lines:
             order = decode_order(line)
             if isinstance(order, Meet):
-                if self._node == 0:  # the ranks' rendezvous is only on the interface that leads to another node
-                    task = next(order for order in self._orders if isinstance(order, Task))
+                task = self._orders[Task]
+                if self._node == 0 and isinstance(task, Task):
+                    # The ranks' rendezvous is only on the interface that leads to another node.
                     try:
                         address = address_toward_any((order.peer, *order.addresses))
                         self._say(endpoint=self._endpoint(task.gang_id, address))
@@ -310,7 +309,7 @@ class NodeAgent:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
                         leave(self._folder, order)
             elif order is not None and not isinstance(order, Stay):
-                self._orders.append(order)
+                self._orders[type(order)] = order
 
     def _pass_on(self, output: int) -> None:
         """Copy torchrun's own output to the launcher's log, and keep its end."""

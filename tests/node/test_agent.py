@@ -256,6 +256,6 @@ def test_gpus_are_looked_at_once_ranks_have_failed_unless_somebody_is_in_a_hurry
     orders: list[Order], is_input_open: bool, hurried: bool
 ) -> None:
     agent = NodeAgent(0, "n1")
-    agent._orders.extend(orders)
+    agent._orders |= {type(one): one for one in orders}
     agent._is_input_open = is_input_open
     assert agent._is_hurried is hurried
