@@ -32,8 +32,7 @@ def test_what_a_node_reported_stays_known(news: News) -> None:
     news.say("beat", 0)
     news.exit(0, code=0, was_ended=True)
     first = news.roll.nodes[0]
-    assert (first.version, first.endpoint, first.is_last, first.code) == ("1", "10.0.0.1:20000", True, 0)
-    assert first.was_ended
+    assert (first.version, first.endpoint, first.is_last, first.was_ended) == ("1", "10.0.0.1:20000", True, True)
 
 
 def test_a_rank_is_as_it_was_seen_last(news: News) -> None:
