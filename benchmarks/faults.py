@@ -24,10 +24,10 @@ import psutil
 from reporting import argument_parser, keep, table
 
 from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.launch.environment import launch_here
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study

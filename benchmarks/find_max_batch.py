@@ -25,9 +25,9 @@ from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.find_batch.batch_trial import questions_of, trial_plan, workload_of
 from pytest_ddpscale.find_batch.find_max_batch import MULTIPLE
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.environment import launch_here
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.run_directory import RunDirectory

@@ -28,9 +28,9 @@ from typing import Any
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.judge.judge import Decider
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.environment import launch_here
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds

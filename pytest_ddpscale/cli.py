@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.session.devices import GpusHere
+    from pytest_ddpscale.node.survey import GpusHere
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 

@@ -21,7 +21,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.removed import REMOVED
 
 AUTO = "auto"
-LAUNCHERS = {"torchrun": "torchrun", "exec": "hosts", "ssh": "hosts", "slurm": "slurm"}  # name: module in launch/
+LAUNCHERS = {"torchrun": "launcher", "exec": "launcher", "ssh": "launcher", "slurm": "slurm"}  # name: module in launch/
 # What to do with nodes that a check finds unfit before anything is launched on them.
 MEASURE, LEAVE_OUT = "measure", "leave-out"
 UNFIT = (MEASURE, LEAVE_OUT, "stop")

@@ -25,7 +25,6 @@ set -euo pipefail
 
 # ---- site settings: edit them here, or export them -----------------------------------------------
 : "${DDPSCALE_VENV:=.venv}"  # virtual environment with pytest-ddpscale; without .venv here, ddpscale on PATH is used
-# --------------------------------------------------------------------------------------------------
 
 wrong() {
     echo "drain_failed.sh: $1; see drain_failed.sh --help" >&2
@@ -126,9 +125,7 @@ act() {
 }
 
 drain() {
-    local node="$1" reason="$2" state held
-    state="$(state_of "$node")"
-    held="$(reason_of "$node")"
+    local node="$1" reason="$2"
     # The suffixes *, $, @ and ^ (no response, maintenance, reboot) are not stripped, so such nodes are left alone.
     case "${state%[-~#%!]}" in
         idle | allocated | mixed | completing | reserved | planned) ;;
@@ -142,9 +139,7 @@ drain() {
 }
 
 resume() {
-    local node="$1" started="$2" run="$3" state held since
-    state="$(state_of "$node")"
-    held="$(reason_of "$node")"
+    local node="$1" started="$2" run="$3" since
     since="$(since_of "$node")"
     case "$state" in
         drained* | draining*) ;;
@@ -174,6 +169,8 @@ while IFS=$'\t' read -r use host started run reason; do
     fi
     if [[ -n "$only" && "$node" != "$only" ]] || [[ -n "${seen[$node]:-}" && $action == drain ]]; then continue; fi
     seen[$node]=yes
+    state="$(state_of "$node")"
+    held="$(reason_of "$node")"
     if [[ $action == drain ]]; then drain "$node" "$reason"; else resume "$node" "$started" "$run"; fi
 done < <(tail -n +2 <<<"$findings")
 

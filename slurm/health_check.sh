@@ -6,11 +6,9 @@
 #   HealthCheckInterval=300
 #   HealthCheckNodeState=ANY
 #
-# It never measures. slurmd waits for its health check, for at most 60 seconds, and calls it while jobs run. A
-# measurement takes minutes and would take GPUs from those jobs. nightly_submit.sh measures; this script reads the
-# verdict. It returns at once, even if the shared file system hangs, because a single background process in a session of
-# its own does all reading. (That is also why the copy is local.) The process starts Python only for a new verdict, once
-# a night, so a thousand nodes do not load the file system every interval.
+# It never measures: slurmd waits for it, for at most 60 seconds, and calls it while jobs run. nightly_submit.sh
+# measures; this script reads the verdict. It returns at once, even if the shared file system hangs, because a single
+# background process in a session of its own does all reading, and starts Python only for a new verdict, once a night.
 # It acts on a verdict once: a node that an administrator resumes stays resumed until a newer check rejects it.
 #
 # It runs as root: allow only operators to write to $DDPSCALE_RUNS.
@@ -25,7 +23,6 @@ set -euo pipefail
 : "${DDPSCALE_HEALTH_STATE:=/var/lib/ddpscale}"      # local folder: the latest verdict seen, and a log of the action
 : "${DDPSCALE_SLURM_BIN:=/usr/bin}"                  # where sinfo and scontrol are: slurmd passes no PATH
 : "${SLURM_CONF:=}"                                  # slurm.conf, if sinfo and scontrol do not find it themselves
-# --------------------------------------------------------------------------------------------------
 
 export PATH="$DDPSCALE_SLURM_BIN:${PATH:-/usr/local/bin:/usr/bin:/bin}"
 if [[ -n "$SLURM_CONF" ]]; then export SLURM_CONF; else unset SLURM_CONF; fi

@@ -8,8 +8,7 @@
 # in the meantime, Slurm drops its check after $DDPSCALE_NIGHTLY_WAIT_S seconds. Each task writes
 # $DDPSCALE_RUNS/nightly/<date>/<node>, and <node>.log beside it. nightly_health.sbatch is the check itself.
 #
-# Slurm may place array tasks on any node. So the array is submitted held, each task is pinned to its node, and then all
-# are released: each node is checked exactly once.
+# Slurm may place array tasks on any node, so the array is submitted held, and released once each task is pinned to its.
 
 set -euo pipefail
 
@@ -17,10 +16,8 @@ set -euo pipefail
 : "${DDPSCALE_RUNS:=ddpscale-runs}"          # where run directories are kept, on a file system that all nodes share
 : "${DDPSCALE_PARTITION:=}"                  # whose idle nodes are checked; empty: Slurm's default partition
 : "${DDPSCALE_NIGHTLY_TIME_MIN:=20}"         # time limit of one node's check, in minutes
-: "${DDPSCALE_NIGHTLY_WAIT_S:=900}"          # longest wait for a node that is no longer idle, in seconds; at least 120,
-                                             # because Slurm's backfill plans in steps of a minute
+: "${DDPSCALE_NIGHTLY_WAIT_S:=900}"          # longest wait for a node that is no longer idle, in seconds; at least 120
 : "${DDPSCALE_NIGHTLY_SBATCH:=}"             # further arguments of sbatch: --account=…, --qos=…, --gpus-per-node=…
-# --------------------------------------------------------------------------------------------------
 
 dry_run=no
 case "${1:-}" in

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "run": {"families", "plan", "thresholds"},
     "telemetry": {"run"},
     "sku": {"plan", "run", "thresholds"},
-    "node": {"run", "sku", "telemetry"},
+    "node": {"run", "telemetry"},
     "launch": {"plan", "run", "node", "settings"},
     "worker": {"datasets", "families", "plan", "run", "telemetry"},
     "judge": {"plan", "run", "thresholds"},
@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": {"report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report"},
-    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "session"},
+    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch"},
     "datasets": {"families", "settings", "plan", "run"},
     "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},
 }
@@ -41,7 +41,7 @@ LOOSE = {"cli", "settings", "errors", "removed"}
 THIRD_PARTY: dict[str, set[str]] = {
     "pytest": {"plugin"},
     "pytest_jsonreport": {"plugin"},
-    "torch": {"datasets", "families", "worker"},
+    "torch": {"datasets", "families", "node", "worker"},
     "torchvision": {"datasets", "families", "worker"},
     "pydantic": {"thresholds"},
     "yaml": {"thresholds"},

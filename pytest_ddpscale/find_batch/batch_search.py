@@ -18,15 +18,14 @@ from pytest_ddpscale.find_batch.batch_trial import (
     workload_of,
 )
 from pytest_ddpscale.find_batch.find_max_batch import MULTIPLE
+from pytest_ddpscale.launch.environment import launch_here
 from pytest_ddpscale.launch.supervisor import interrupted_by_termination
-from pytest_ddpscale.launch.torchrun import launch_here
-from pytest_ddpscale.node.torch_facts import refuse_missing_torch
+from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.settings import AUTO
 from pytest_ddpscale.sku.matching import resolve_sku
 from pytest_ddpscale.thresholds.cases import device_type

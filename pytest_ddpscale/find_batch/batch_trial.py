@@ -22,9 +22,8 @@ import psutil
 from pytest_ddpscale.errors import GangError, OptionError
 from pytest_ddpscale.families import family_of, known_models
 from pytest_ddpscale.launch.gang import Gang
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import Failed, Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGHPUT_PER_GPU, WEAK_SCALING_EFFICIENCY
@@ -37,7 +36,6 @@ from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
 from pytest_ddpscale.run.records import RankMemory, StudyEnd, StudyMemory
 from pytest_ddpscale.run.strict_json import strict_json
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.thresholds.cases import cases_for, training_cases
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Sku
@@ -88,7 +86,7 @@ class BatchTrial:
 
 
 @dataclass
-class _TrialOwner:
+class _TrialOwner(GangOwner):
     """Owner of a trial's gang: keeps blocks, ends and memory, and neither writes nor judges."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -106,15 +104,6 @@ class _TrialOwner:
             self.ends.append(record)
         elif isinstance(record, StudyMemory):
             self.memory = record
-
-    def deadline_unix_s(self) -> None:
-        return None
-
-    def admit(self, surveys: Sequence[Survey]) -> str:
-        return ""
-
-    def interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        return None
 
 
 def questions_of(file: ThresholdsFile, sku: str, workload: Workload, ranks: int) -> list[Question]:

@@ -13,7 +13,7 @@ from pytest_ddpscale.settings import AUTO, count_up_to
 from pytest_ddpscale.util.command_parser import typed
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.session.devices import GpusHere
+    from pytest_ddpscale.node.survey import GpusHere
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
-from pytest_ddpscale.launch.launcher import launchers
+from pytest_ddpscale.launch.launcher import Launch, TorchrunLauncher, launchers
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.settings import settings_from
 
 # Variables that ranks and their launchers rely on. All others are dropped: a forgotten export must not decide how fast
 # a cluster trains, and an outer torchrun's variables (RANK, MASTER_ADDR, PET_*, TORCHELASTIC_*) silently change ours.
@@ -73,3 +75,9 @@ def _is_named(name: str, pass_env: Sequence[str]) -> bool:
     return any(
         name.startswith(wanted.removesuffix("*")) if wanted.endswith("*") else name == wanted for wanted in pass_env
     )
+
+
+def launch_here(device_type: DeviceType) -> Launch:
+    """A launch on this machine, with the parts of this process's environment that ranks may have."""
+    here = TorchrunLauncher(settings_from({}, {}, {}), os.environ)
+    return Launch(here, worker_environment(os.environ, device_type), device_type=device_type)

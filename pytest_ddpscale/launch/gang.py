@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import GangError, WritingError
@@ -16,17 +18,16 @@ from pytest_ddpscale.launch.gang_failure import (
     describe,
     describe_killed,
     describe_standstill,
+    gpu_errors,
+    lost_connections,
     rank_ends,
 )
-from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
-from pytest_ddpscale.launch.gang_state import GangState
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, GangState, Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
-from pytest_ddpscale.launch.rank_errors import gpu_errors, lost_connections
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES
-from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Queued
+from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
 from pytest_ddpscale.util.listing import alike, first_few, first_nodes, folded
 from pytest_ddpscale.util.masking import masked_arguments
@@ -46,6 +47,9 @@ STEP_END_S = 60.0
 STEP_POLL_S = 1.0
 # Time for the first node to look up another, since name servers may be slow.
 MEET_S = 30.0
+
+
+T = TypeVar("T")
 
 
 class Gang:
@@ -86,7 +90,7 @@ class Gang:
         try:
             with self._started() as channel:
                 refusal = self._assemble(channel)
-                why = refusal or self._watch(channel)
+                why = refusal or self._until(channel, lambda: self._why_ended(channel))
                 interrupted = self._launcher.why_ended(channel.own_lines)
                 if why is not None:
                     self._dismiss(channel, failed=not refusal)
@@ -105,11 +109,11 @@ class Gang:
         if self._refused:
             return GangEnd(None, refused=self._refused)
         given_up = self._launcher.given_up(channel.own_lines)
-        cut_off = [one for one in self._cut_off if one.host in self._serving]
+        cut_off = [one for one in self._cut_off if one.host in roll.serving]
         still_silent = roll.silent_hosts(time.monotonic(), self._limits.silence_s)
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         lost = lost or tuple(one.host for one in cut_off)
-        if not given_up and len(lost) > 1 and set(lost) >= self._serving:
+        if not given_up and len(lost) > 1 and set(lost) >= roll.serving.keys():
             lost, why = (), f"all of {first_nodes(lost)} fell silent at once: {_OUR_LINK}"
         elif lost or why == _LOST:
             how = f"silent for {self._limits.silence_s:g} s"
@@ -129,7 +133,7 @@ class Gang:
             asked = 0 if self._has_recorded else self._task.ranks_per_node  # who has recorded has come up
             head, line_end, details = describe_standstill(roll, self._unheard, asked).partition("\n")
             why = f"{why} {head}.{line_end}{details}"
-        looked = tuple(PostMortem(survey=survey) for _, survey in sorted(roll.post_mortems.items()))
+        looked = tuple(PostMortem(survey=node.post_mortem) for node in roll.in_order if node.post_mortem)
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
             exit_code, why or "", interrupted, lost, tuple(roll.failures), post_mortems=looked, left=left,
@@ -142,18 +146,12 @@ class Gang:
 
         An agent that is only slow to end its ranks has sent messages since, and its launcher is still running.
         """
-        nodes = self._roll.nodes.values()
-        mute = [node for node in nodes if node.exit is None]
-        if len(mute) == len(nodes) or not blames_nobody(self._roll):
+        mute, heard_s = self._roll.serving, self._roll.heard_s
+        if len(mute) == len(self._roll.nodes) or not blames_nobody(self._roll):
             return ()
         silence_s = max(min(self._limits.silence_s, FAREWELL_S), MISSED_BEATS * self._task.beat_s)
         latest_s = min(self._trouble_s or 0.0, time.monotonic() - silence_s)
-        return tuple(node.host for node in mute if self._ended_itself or node.heard_s <= latest_s)
-
-    @property
-    def _serving(self) -> set[str]:
-        """Nodes whose agents have not sent `Exit`."""
-        return {node.host for node in self._roll.nodes.values() if node.exit is None}
+        return tuple(host for host, node in mute.items() if self._ended_itself or heard_s[node] <= latest_s)
 
     def _node_is_lost(self, hosts: tuple[str, ...], how: str) -> str:
         names, were = ", ".join(folded(hosts)), "was" if len(hosts) == 1 else "were"
@@ -165,7 +163,7 @@ class Gang:
 
         After the process that carries agents was killed, they cannot report, and their ranks take seconds to end.
         """
-        silent = [node.host for node in self._roll.nodes.values() if node.exit is None and node.host not in lost]
+        silent = self._roll.serving.keys() - set(lost)
         ends_s = time.monotonic() + STEP_END_S
         while silent and (left := self._launcher.left_behind(self._launch)):
             if time.monotonic() >= ends_s:
@@ -220,7 +218,9 @@ class Gang:
         if why or channel.poll() is not None:
             return why or None
         # A single node chooses its own endpoint.
-        channel.say(Start(self._roll.endpoint if self._task.nodes > 1 else None, self._owner.deadline_unix_s()))
+        channel.say(
+            Start(self._roll.nodes[0].endpoint if self._task.nodes > 1 else None, self._owner.deadline_unix_s())
+        )
         # Limits and budget start only now, after any time in a scheduler's queue.
         self._heard_s = self._began_s = time.monotonic()
         self._has_started = True
@@ -229,18 +229,18 @@ class Gang:
 
     def _await_nodes(self, channel: Channel) -> str:
         """Wait until all agents are up, or the processes that carry them have ended. Returns why the wait failed."""
-        while (there := len(self._roll.nodes)) < self._task.nodes and channel.poll() is None:
-            self._take_messages(channel)
-            if self._roll.nodes and not there:
-                self._heard_s = time.monotonic()  # the time limit of the other nodes starts now
-            if why := self._late_nodes() or self._not_up(channel):
-                return why
-            state = "" if there else self._launcher.queue_state(channel.own_lines)
+
+        def notice() -> Notice:
+            state = "" if self._roll.nodes else self._launcher.queue_state(channel.own_lines)
             if state and not self._launch.hosts:
                 self._heard_s = time.monotonic()  # a scheduler's queue has no limit of ours
-            self._owner.hear(Queued(state) if state else Idle())
-            time.sleep(POLL_S)
-        return self._not_up(channel)
+            return Queued(state) if state else Idle()
+
+        def why_not() -> str:
+            return self._not_up(channel) or self._late_nodes()
+
+        self._until(channel, lambda: len(self._roll.nodes) >= self._task.nodes or why_not(), notice=notice)
+        return why_not()
 
     def _not_up(self, channel: Channel) -> str:
         """Why agents of some nodes did not come up, once others have had time to fail too; empty while all may."""
@@ -259,15 +259,16 @@ class Gang:
 
     def _odd_version(self) -> str:
         """An error if agents have another version; empty if none has."""
-        for version, hosts in self._roll.versions.items():
-            if version != __version__:
-                runs = f"{first_nodes(hosts)} runs pytest-ddpscale {version}"
-                return f"{runs}, but this session runs {__version__}: install the same version"
-        return ""
+        nodes = self._roll.nodes.values()
+        odd = next((node.version for node in nodes if node.version != __version__), None)
+        hosts = [node.host for node in nodes if node.version == odd]
+        runs = f"{first_nodes(hosts)} runs pytest-ddpscale {odd}, but this session runs {__version__}"
+        return f"{runs}: install the same version" if hosts else ""
 
     def _no_loopback(self) -> str:
         """An error if ranks could not connect within a node; empty if they could."""
-        found = {host: f"{host} ({why})" for host, why in self._roll.loopback_problems.items()}
+        whys = {node.host: node.loopback_problem for node in self._roll.nodes.values() if node.loopback_problem}
+        found = {host: f"{host} ({why})" for host, why in whys.items()}
         who = first_few(alike(found))
         return f"127.0.0.1 cannot be reached on {who}: bring up loopback with `ip link set lo up`" if found else ""
 
@@ -276,79 +277,80 @@ class Gang:
         roll = self._roll
 
         def all_answered() -> bool:
-            return all(index in roll.surveys or node.exit is not None for index, node in roll.nodes.items())
+            return all(node.survey or node.is_last for node in roll.nodes.values())
 
-        self._await(channel, all_answered, self._limits.survey_s)
+        self._until(channel, all_answered, self._limits.survey_s)
         if channel.poll() is not None:
-            return ""  # `_watch` finds the reason
+            return ""  # `_end` finds the reason
         self._refused = self._owner.admit(roll.surveyed())
         return self._refused
 
     def _meet(self, channel: Channel) -> str:
         """Ask the first node for the ranks' rendezvous. Returns why there is none; empty if there is one."""
-        roll, first, second = self._roll, self._roll.nodes[0], self._roll.nodes[1]
+        nodes, second = self._roll.nodes, self._roll.nodes[1]
         channel.say(Meet(second.host, second.addresses))
 
         def is_answered() -> bool:
-            self._cut_off = tuple(one for one in channel.ended if one.host in self._serving)
-            return bool(roll.endpoint or roll.endpoint_problem or self._cut_off) or first.exit is not None
+            self._cut_off = tuple(one for one in channel.ended if one.host in self._roll.serving)
+            first = nodes[0]
+            return bool(first.endpoint or first.endpoint_problem or first.is_last or self._cut_off)
 
-        self._await(channel, is_answered, MEET_S)
-        if roll.endpoint or channel.poll() is not None:
+        self._until(channel, is_answered, MEET_S)
+        if nodes[0].endpoint or channel.poll() is not None:
             return ""
         if self._cut_off:
             return _LOST
-        problem = roll.endpoint_problem or f"no answer within {MEET_S:g} s"
+        problem = nodes[0].endpoint_problem or f"no answer within {MEET_S:g} s"
         return (
-            f"{first.host} finds no route to {second.host} ({problem}), so ranks cannot connect: nodes must be able to "
-            f"resolve each other by the names that {self._launcher.calls_itself} uses"
+            f"{nodes[0].host} finds no route to {second.host} ({problem}), so ranks cannot connect: nodes must be able "
+            f"to resolve each other by the names that {self._launcher.calls_itself} uses"
         )
 
-    def _await(self, channel: Channel, is_answered: Callable[[], bool], limit_s: float) -> None:
-        """Wait until agents have answered, the processes that carry them have ended, or the time limit is reached."""
+    def _until(
+        self,
+        channel: Channel,
+        is_over: Callable[[], T],
+        limit_s: float = math.inf,
+        notice: Callable[[], Notice] | None = Idle,
+    ) -> T | None:
+        """Take messages until something is true, and return it; None once time is over, or the processes have ended.
+
+        Args:
+            notice: what the owner hears meanwhile.
+        """
         ends_s = time.monotonic() + limit_s
         while True:
-            # Checked before messages are taken, so that answers sent in time count even if listeners were busy.
-            is_over = channel.poll() is not None or time.monotonic() >= ends_s
+            # Checked before messages are taken, so that those sent in time count even if listeners were busy.
+            has_ended = channel.poll() is not None or time.monotonic() >= ends_s
             self._take_messages(channel)
-            if is_over or is_answered():
-                return
-            self._owner.hear(Idle())
+            if (found := is_over()) or has_ended:
+                return None if has_ended else found
+            if notice is not None:
+                self._owner.hear(notice())
             time.sleep(POLL_S)
 
     def _late_nodes(self) -> str:
         """Why the wait for missing nodes is over; empty while it goes on."""
         there = [node.host for node in self._roll.nodes.values()]
         limit_s = self._limits.startup_s
-        if len(there) >= self._task.nodes or time.monotonic() - self._heard_s < limit_s:
+        since_s = min(self._roll.heard_s.values(), default=self._heard_s)  # from the first node that is up
+        if len(there) >= self._task.nodes or time.monotonic() - since_s < limit_s:
             return ""
         missing = [host for host in self._launch.hosts if host not in there]
         who = f": {first_nodes(missing)} did not" if missing else ""
         return f"{len(there)} of {self._task.nodes} nodes came up within {limit_s:g} s{who}"
 
-    def _watch(self, channel: Channel) -> str | None:
-        """Pass records on until the gang ends. Returns None if it ended by itself, else why it has to be ended."""
-        while True:
-            running, ended = channel.poll() is None, channel.ended
-            self._take_messages(channel)
-            self._cut_off = tuple(one for one in ended if one.host in self._serving)
-            if not self._pass_records_on(channel):
-                self._owner.hear(Idle())
-            if not running:
-                return None
-            # Take messages again, because judging the records may take longer than the silence limit.
-            self._take_messages(channel)
-            now_s = time.monotonic()
-            if self._roll.has_trouble:
-                self._trouble_s = self._trouble_s or now_s
-                if now_s - self._trouble_s > COLLECT_S:
-                    return _TROUBLE
-            elif why := self._why_ended(now_s, channel):
-                return why
-            time.sleep(POLL_S)
-
-    def _why_ended(self, now_s: float, channel: Channel) -> str:
-        limits = self._limits
+    def _why_ended(self, channel: Channel) -> str:
+        """Pass records on. Returns why the gang has to be ended; empty while it goes on."""
+        limits, ended = self._limits, channel.ended
+        self._pass_records_on(channel)
+        # Take messages again, because judging the records may take longer than the silence limit.
+        self._take_messages(channel)
+        self._cut_off = tuple(one for one in ended if one.host in self._roll.serving)
+        now_s = time.monotonic()
+        if self._roll.has_trouble:
+            self._trouble_s = self._trouble_s or now_s
+            return _TROUBLE if now_s - self._trouble_s > COLLECT_S else ""
         # Silent nodes may still send messages, for example if this process had been stopped.
         self._silent = tuple(self._roll.silent_hosts(now_s, limits.silence_s))
         if self._launcher.given_up(channel.own_lines):
@@ -375,10 +377,7 @@ class Gang:
         channel.say(Stop(failed))
         # In a scheduler's queue there are no agents to wait for.
         patience_s = FAREWELL_S + (LOOK_S if failed and self._task.post_mortem else 0.0)
-        patience_ends = time.monotonic() + (patience_s if self._roll.nodes else 0.0)
-        while channel.poll() is None and time.monotonic() < patience_ends:
-            self._take_messages(channel)
-            time.sleep(POLL_S / 2)
+        self._until(channel, lambda: not self._roll.nodes, patience_s, notice=None)
 
     def _take_messages(self, channel: Channel) -> None:
         for news, arrived_unix_s in channel.messages():
@@ -402,13 +401,11 @@ class Gang:
         self._has_recorded, self._heard_s = True, time.monotonic()
         return self._owner.keep(data)
 
-    def _pass_records_on(self, channel: Channel) -> bool:
-        """Write the records that have arrived and answer them. Returns whether there were any."""
-        records = self._keep_arrived()
-        for record in records:
+    def _pass_records_on(self, channel: Channel) -> None:
+        """Write the records that have arrived and answer them."""
+        for record in self._keep_arrived():
             if wanted := self._owner.hear(record):
                 channel.say(wanted)
-        return bool(records)
 
     def _keep_log(self, news: FileBytes) -> None:
         """Append to a log of one node or of the run, or to a trace beside the logs."""

@@ -1,4 +1,4 @@
-"""The launcher interface and registry, and containers for ranks.
+"""Launchers: this machine, hosts by ssh or any command, and the interface of others; containers for ranks.
 
 A launcher is one class. It starts an agent on each node, and reports which nodes there are, how long a scheduler's
 queue lasts, which nodes are lost and why a gang ended. Agents communicate over standard input and output, so anything
@@ -8,20 +8,42 @@ that carries these two streams can be a launcher.
 from __future__ import annotations
 
 import importlib
+import platform
+import re
+import shlex
 import shutil
+import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.launch.hosts import expanded, identity, read_hostfile
+from pytest_ddpscale.node.addresses import loopback_problem
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
 from pytest_ddpscale.util.masking import masked_text
 
 THIS_MACHINES = "torchrun"
+_NO_PACKAGE = re.compile(r"No module named '?pytest_ddpscale")
+_HOST = "{host}"
+_SSH = (
+    "-T",  # a terminal would alter the agents' output
+    "-x", "-a",
+    "-o", "BatchMode=yes",  # a password prompt would hang for ever
+    "-o", "ConnectTimeout=15",
+    # Detects a lost host after 30 s, like the agents' own limit.
+    "-o", "ServerAliveInterval=10",
+    "-o", "ServerAliveCountMax=3",
+    "-o", "ControlPath=none",  # an own connection that ends with this ssh
+)  # fmt: skip
+_SSH_FAILED = 255  # exit code if ssh itself fails; others are the remote command's
+_NO_PROGRAM = (126, 127)  # exit codes of shells and compatible programs
 _APPTAINER_SOURCES = ("docker://", "oras://", "library://", "shub://")
 # This interpreter's path does not exist inside an image.
 _PYTHON_INSIDE = "python3"
@@ -214,6 +236,158 @@ class Launcher(ABC):
     def left_behind(self, launch: Launch) -> str:
         """A sentence about processes that may still run on nodes after the launcher was killed; empty if none do."""
         return ""
+
+
+class TorchrunLauncher(Launcher, called="torchrun"):
+    """One node: this machine."""
+
+    calls_itself = "this machine"
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """This machine.
+
+        Raises:
+            OptionError: several nodes are requested.
+            SkuError: ranks could not connect to each other.
+        """
+        nodes = self.settings.nodes or 1
+        if nodes > 1:
+            found = f"found torchrun together with --ddp-nodes={nodes}"
+            raise OptionError("--ddp-launcher", found, "a launcher for several nodes")
+        if not plans_only and (problem := loopback_problem()):
+            raise SkuError(
+                f"loopback on {platform.node()}", f"127.0.0.1 cannot be reached ({problem})", "interface lo up",
+                "Bring it up with `ip link set lo up`; if it is up, a firewall or a sandbox blocks connections.",
+            )  # fmt: skip
+        return Cluster()
+
+    def processes(self, launch: Launch) -> list[AgentProcess]:
+        """The agent's own process."""
+        return [AgentProcess(launch.agent())]
+
+
+class PerHostLauncher(Launcher):
+    """Starts one local process per node, which carries the standard input and output of its agent."""
+
+    shares_environment = False
+    options: ClassVar[tuple[str, ...]] = ("hosts", "remote_python")
+    calls_itself = "this machine"
+
+    @abstractmethod
+    def command(self, target: str, agent: Sequence[str]) -> list[str]:
+        """The local command that runs an agent's command on a host, or as a user of it, ``user@host``."""
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """The named hosts, or the first ones of them.
+
+        Raises:
+            OptionError: they are invalid, or the program that reaches them is not installed here.
+        """
+        settings, (named, slots) = self.settings, self.named_hosts
+        hosts = tuple(named)
+        nodes = settings.nodes or len(hosts)
+        if nodes > len(hosts):
+            found = f"found {nodes}, but {len(hosts)} hosts are named"
+            raise OptionError("--ddp-nodes", found, f"at most {len(hosts)}")
+        if slots is not None and (settings.gpus_per_node or 0) > slots:
+            found = f"found {settings.gpus_per_node}, but the host file has {slots} slots for each host"
+            raise OptionError("--ddp-gpus-per-node", found, f"at most {slots}")
+        started = self.command("", ())[0]
+        if not plans_only and shutil.which(started) is None:
+            found = f"{started} is not on PATH"
+            raise OptionError(f"--ddp-launcher={self.name}", found, "a program that this user may run")
+        return Cluster(nodes, hosts[:nodes], self.name, not is_among(hosts, socket.gethostname()), slots)
+
+    def processes(self, launch: Launch) -> list[AgentProcess]:
+        """One process per host."""
+        started, targets = [], self.named_hosts[0]
+        for index, host in enumerate(launch.hosts):
+            agent = launch.agent(f"--node={index}", f"--host={host}", python=self._python)
+            started.append(AgentProcess(self.command(targets.get(host, host), agent), host))
+        return started
+
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
+        """Whether Python or this package is missing on the host."""
+        if any(map(_NO_PACKAGE.search, lines)):
+            return (
+                f"{host}: pytest-ddpscale is not installed for {self._python} there: install version {__version__}, or "
+                "name another Python with --ddp-remote-python"
+            )
+        if exit_code in _NO_PROGRAM:
+            return f"{host}: {self._python} cannot be started there: name its Python with --ddp-remote-python"
+        return super().why_not_up(host, exit_code, lines)
+
+    @property
+    def _python(self) -> str:
+        return self.settings.remote_python or sys.executable
+
+    @cached_property
+    def named_hosts(self) -> tuple[dict[str, str], int | None]:
+        """Each requested host as it is to be reached, and the ranks per host, None if not given. Raises OptionError."""
+        asked, slots = self.settings.hosts, None
+        if isinstance(asked, Path):
+            hosts, slots = read_hostfile(asked)
+        else:
+            hosts, first = expanded("--ddp-hosts", asked or ""), dict[str, str]()
+            for host in hosts:
+                if other := first.get(identity(host)):
+                    raise OptionError("--ddp-hosts", f"found {other} and {host}, one host twice", "each host once")
+                first[identity(host)] = host
+        if not hosts:
+            raise OptionError("--ddp-hosts", f"found no host for --ddp-launcher={self.name}", "such as n1,n2 or n[1-8]")
+        return {host.rpartition("@")[2]: host for host in hosts}, slots
+
+
+class SshLauncher(PerHostLauncher, called="ssh"):
+    """Starts agents by ssh. Ports, keys and jump hosts are configured in ``~/.ssh/config``."""
+
+    calls_itself = "ssh"
+    program = "ssh"
+    service = "its sshd"
+
+    @classmethod
+    def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
+        """Whether hosts are named without --ddp-exec."""
+        return bool(settings.hosts) and not settings.exec
+
+    def command(self, target: str, agent: Sequence[str]) -> list[str]:
+        """The ssh command; the agent's command is quoted as one word for the remote shell."""
+        return ["ssh", *_SSH, "--", target, shlex.join(["exec", *agent])]
+
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
+        """Why ssh did not reach a host, with ssh's message."""
+        if exit_code != _SSH_FAILED:
+            return super().why_not_up(host, exit_code, lines)
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "ssh gave no reason")
+        said, target = said.removeprefix("ssh: ").rstrip("."), self.named_hosts[0][host]
+        return f"{host} cannot be reached by ssh: {said} (try `ssh {target} true`)"
+
+
+class ExecLauncher(PerHostLauncher, called="exec"):
+    """Any command that carries standard input and output to a host: ``kubectl exec -i {host} --``."""
+
+    calls_itself = "--ddp-exec"
+    program = "the command of --ddp-exec"
+    options: ClassVar[tuple[str, ...]] = (*PerHostLauncher.options, "exec")
+
+    @classmethod
+    def is_meant(cls, settings: Settings, environ: Mapping[str, str]) -> bool:
+        """Whether --ddp-exec is given."""
+        return bool(settings.exec)
+
+    def cluster(self, *, plans_only: bool) -> Cluster:
+        """As in `PerHostLauncher`. Also raises OptionError if the command lacks ``{host}`` or a host has a user."""
+        words = self.settings.exec
+        if not any(_HOST in word for word in words):
+            found = f"found no {_HOST} in it" if words else "found nothing"
+            raise OptionError("--ddp-exec", found, f'a command such as "kubectl exec -i {_HOST} --"')
+        if user := next((one for one in self.named_hosts[0].values() if "@" in one), None):
+            raise OptionError("--ddp-hosts", f"found {user!r}", "hosts alone", "Name the user in --ddp-exec.")
+        return super().cluster(plans_only=plans_only)
+
+    def command(self, target: str, agent: Sequence[str]) -> list[str]:
+        """The user's command with the host's name inserted, followed by the agent's command."""
+        return [*(word.replace(_HOST, target) for word in self.settings.exec), *agent]
 
 
 def is_among(hosts: Collection[str], here: str) -> bool:

@@ -21,9 +21,8 @@ import msgspec
 from pytest_ddpscale.errors import WritingError
 from pytest_ddpscale.launch.environment import travelling
 from pytest_ddpscale.launch.gang import Gang
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, Limits
 from pytest_ddpscale.launch.launcher import Launch, why_signalled
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
@@ -67,7 +66,7 @@ class NotAdmitted(Exception):
     """The nodes are unfit, so no rank was started; their surveys are recorded. The message says why."""
 
 
-class Supervisor:
+class Supervisor(GangOwner):
     """Measures a plan's studies.
 
     Args:
@@ -81,7 +80,7 @@ class Supervisor:
     _is_surveyed = False
     _has_nothing_to_run = False
     _deadline_unix_s: float | None = None
-    _has_begun = False
+    _has_begun = _has_retried = False
     _interruption = ""
 
     def __init__(
@@ -106,7 +105,6 @@ class Supervisor:
         self._lost: set[str] = set()
         self._studies: list[StudyStart | StudyEnd] = []  # of the latest gang
         self._reader = RecordReader()
-        self._retried: set[str] = set()
 
     def measure(self, plan: Plan) -> None:
         """Measure every study of the plan, or record why not.
@@ -177,13 +175,11 @@ class Supervisor:
         if end.left:  # another gang would share the GPUs with the leftover processes
             head, line_end, details = end.why.partition("\n")
             return ended | self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
-        # A gang that ended before its first study is tried again: once if an earlier one got further, and once if a
+        # A gang that ended before its first study is tried again, once in a run: if an earlier one got further, or if a
         # GPU's error ended it, as a second tells the GPU.
-        has_errors = any(not one.peer for one in end.gpu_errors)
-        whys = {"got further": self._has_begun, "GPU's error": has_errors}
-        again = next((why for why, is_so in whys.items() if is_so and why not in self._retried), "")
-        if again and not begun:
-            self._retried.add(again)
+        is_tried_again = self._has_begun or any(not one.peer for one in end.gpu_errors)
+        if is_tried_again and not begun and not self._has_retried:
+            self._has_retried = True
             return set()
         return ended | self._end(blamed, "error", end.why or _ENDED_EARLY)
 

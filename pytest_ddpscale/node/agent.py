@@ -10,10 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,27 +19,21 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node.addresses import address_toward_any, loopback_problem, outward_addresses, reserved_port
-from pytest_ddpscale.node.limited_command import Command, last_line
-from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
+from pytest_ddpscale.node.processes import GANG_VARIABLE, IN_MEMORY, Command, remove_left_folders, stop_gang
 from pytest_ddpscale.node.protocol import (
     RECORDS,
     SILENCE_S,
-    Beat,
-    Endpoint,
-    Exit,
     FileBytes,
     Gone,
     Heard,
     LastWords,
     Meet,
-    NodeAfterFailure,
-    NodeSurvey,
     Order,
+    Report,
     Start,
     Stay,
     Stop,
     Task,
-    Up,
     decode_order,
     encode_news,
 )
@@ -57,6 +49,7 @@ from pytest_ddpscale.node.ranks import (
     rank_log,
     torchrun_command,
 )
+from pytest_ddpscale.node.survey import survey_command, survey_from
 from pytest_ddpscale.run.rank_folder import (
     LOGS,
     STATUS_VARIABLE,
@@ -64,41 +57,13 @@ from pytest_ddpscale.run.rank_folder import (
     leave,
     open_records,
 )
-from pytest_ddpscale.run.strict_json import decode
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.util.orphans import die_with_parent
-from pytest_ddpscale.util.owned_folder import owned_folder, remove_orphans
+from pytest_ddpscale.util.owned_folder import owned_folder
 
-SURVEY_LIMIT_S = 60.0
+SURVEY_LIMIT_S = 60.0  # allows for a shared disk from which many nodes read torch at once
 # Short, because the supervisor waits for agents to exit, but a driver without persistence mode takes up to ten seconds,
 # and who does not answer is asked again 5 s later.
 POST_MORTEM_LIMIT_S = 20.0
-
-
-def survey_command(host: str, *options: str) -> list[str]:
-    """``python -m pytest_ddpscale.node.survey …`` with the running interpreter, which the ranks use too."""
-    return [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}", *options]
-
-
-def survey_from(command: Command, host: str) -> Survey | None:
-    """The survey of a host once its command is done, with `problem` set if it failed; None while it runs."""
-    if not command.is_done():
-        return None
-    if command.code == 0:
-        lines = command.printed.splitlines() or [b""]  # a site's own output may precede the last line
-        try:
-            return decode(msgspec.json.Decoder(Survey), lines[-1])
-        except ValueError as error:
-            problem = f"printed no valid survey ({error}): {last_line(command.printed)}"
-    elif command.problem:
-        problem = command.problem
-    else:
-        code = f"ended with code {command.code}"
-        what = f"was not done within {command.limit_s:g} s" if command.was_too_late else code
-        problem = f"{what}; its last message: {last_line(command.errors)}"
-    return Survey(host, time.time(), f"the survey {problem}")
-
-
 _NO_INPUT = "nothing came on the agent's standard input: pass it on, as `kubectl exec -i` and `docker exec -i` do"
 POLL_S = 0.3
 GRACE_S = 5.0  # between asking ranks to end and killing them; ranks write their stacks in this time
@@ -106,7 +71,6 @@ LOGS_EVERY_S = 2.0
 _OUTPUT_BYTES = 100_000  # kept of torchrun's own output, whose end tells how ranks ended
 _MOST_TOLD = 16  # ranks in one message
 _READ_BYTES = 2**20
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 (we create our own folder in it)
 OrderType = TypeVar("OrderType", Task, Start)
 
 
@@ -125,7 +89,7 @@ class NodeAgent:
         self._node = node
         self._host = host
         self._heard = self._began = time.monotonic()
-        self._orders: deque[Order] = deque()
+        self._orders: dict[type[Order], Order] = {}  # the latest of each kind
         # Descriptors, each with its read function as data. epoll, the default, refuses /dev/null.
         self._selector = selectors.PollSelector()
         self._oom_kills = oom_kills()
@@ -135,7 +99,7 @@ class NodeAgent:
         # On a signal end ourselves and then torchrun in an orderly way; a scheduler signals all processes at once.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._read_orders)
-        self._say(Up, version=__version__, addresses=outward_addresses(), loopback_problem=loopback_problem())
+        self._say(version=__version__, addresses=outward_addresses(), loopback_problem=loopback_problem())
         task = self._await_order(Task)
         if task is None:
             return self._leave()
@@ -158,7 +122,7 @@ class NodeAgent:
 
     def _leave(self) -> int:
         was_told = self._heard > self._began
-        self._say(Exit, code=int(not was_told))
+        self._say(is_last=True, code=int(not was_told))
         return 0 if was_told else sys.exit(_NO_INPUT)
 
     def _endpoint(self, gang_id: str, address: str) -> str:
@@ -169,13 +133,13 @@ class NodeAgent:
     def _await_order(self, kind: type[OrderType], survey: Command | None = None) -> OrderType | None:
         """Wait for an order of a kind, passing on the survey meanwhile; None if the supervisor said stop or is gone."""
         while not self._is_unwanted():
-            found = next((order for order in self._orders if isinstance(order, kind)), None)
-            if found is not None:
+            found = self._orders.get(kind)
+            if isinstance(found, kind):
                 return found
             self._listen()
-            if survey is not None and (what := survey_from(survey, self._host)) is not None:
+            if survey is not None and survey.is_done():
+                self._say(survey=survey_from(survey, self._host))
                 survey = None
-                self._say(NodeSurvey, survey=what)
         return None
 
     def _listen(self) -> None:
@@ -232,7 +196,7 @@ class NodeAgent:
         # Last lines of the ranks that failed; of all ranks if they were ended from outside.
         for local_rank in local_ranks if was_ended else sorted({one.local_rank for one in exits}):
             lines = last_words(rank_log(folder / LOGS / "gang", local_rank))
-            self._say(LastWords, local_rank=local_rank, lines=lines, nccl=last_nccl_lines(nccl_logs[local_rank]))
+            self._say(words=LastWords(local_rank, tuple(lines), tuple(last_nccl_lines(nccl_logs[local_rank]))))
         if has_failed and not is_asked:  # else they are sent anyway
             for log in nccl_logs:
                 with contextlib.suppress(OSError):  # without NCCL there are no logs
@@ -241,7 +205,7 @@ class NodeAgent:
         if task.post_mortem and has_failed:
             self._look_at_gpus_again(was_ended=was_ended)
         self._say(
-            Exit,
+            is_last=True,
             code=process.returncode,
             was_ended=was_ended,
             exits=tuple(exits[:_MOST_TOLD]),
@@ -252,12 +216,12 @@ class NodeAgent:
 
     def _look_at_gpus_again(self, *, was_ended: bool) -> None:
         """Survey the GPUs again after ranks failed, here or elsewhere, unless the user interrupted the session."""
-        if was_ended and not any(isinstance(order, Stop) for order in self._orders):
+        if was_ended and Stop not in self._orders:
             return  # the supervisor is gone
         look = Command(survey_command(self._host, "--post-mortem"), POST_MORTEM_LIMIT_S)
         while not self._is_hurried:
-            if (found := survey_from(look, self._host)) is not None:
-                self._say(NodeAfterFailure, survey=found)
+            if look.is_done():
+                self._say(post_mortem=survey_from(look, self._host))
                 break
             self._listen()
         look.stop()
@@ -265,7 +229,7 @@ class NodeAgent:
     @property
     def _is_hurried(self) -> bool:
         """Whether the supervisor is gone, or said stop without a failure."""
-        return not self._is_input_open or any(not one.failed for one in self._orders if isinstance(one, Stop))
+        return not self._is_input_open or self._orders.get(Stop) == Stop()
 
     def _watch(
         self, task: Task, process: subprocess.Popen[bytes], ranks: LocalRanks, records: int, logs: LogRelay
@@ -284,9 +248,11 @@ class NodeAgent:
                     self._tell(news)
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + task.beat_s
-                    beats: Sequence[Heard] = ranks.beats() or [Beat(node=self._node, host=self._host)]
+                    beats = ranks.beats()
                     for beat in beats:
                         self._tell(beat)
+                    if not beats:
+                        self._say()
                 if time.monotonic() >= next_logs:
                     next_logs = time.monotonic() + max(LOGS_EVERY_S, task.beat_s)
                     self._pass_logs_on(logs)
@@ -307,18 +273,17 @@ class NodeAgent:
         """Pass on complete lines only; a line cut off by the end of rank 0 is dropped."""
         whole, newline, self._records = (self._records + _available(records)).rpartition(b"\n")
         if newline:
-            self._say(FileBytes, file=RECORDS, data=whole + newline, offset=self._records_sent)
+            self._send(RECORDS, whole + newline, self._records_sent)
             self._records_sent += len(whole) + 1
 
     def _pass_logs_on(self, logs: LogRelay, *, is_last: bool = False) -> None:
         for name, data in logs.fresh(is_last=is_last):
-            self._say(FileBytes, file=name, data=data)
+            self._send(name, data)
 
     def _is_unwanted(self) -> bool:
         """Whether the supervisor said stop, is gone, or has been silent for too long."""
-        if not self._is_input_open or any(isinstance(order, Stop) for order in self._orders):
-            return True
-        return time.monotonic() - self._heard > SILENCE_S
+        is_over = not self._is_input_open or Stop in self._orders
+        return is_over or time.monotonic() - self._heard > SILENCE_S
 
     def _read_orders(self) -> None:
         data = os.read(sys.stdin.fileno(), _READ_BYTES)
@@ -331,19 +296,20 @@ class NodeAgent:
         for line in lines:
             order = decode_order(line)
             if isinstance(order, Meet):
-                if self._node == 0:  # the ranks' rendezvous is only on the interface that leads to another node
-                    task = next(order for order in self._orders if isinstance(order, Task))
+                task = self._orders[Task]
+                if self._node == 0 and isinstance(task, Task):
+                    # The ranks' rendezvous is only on the interface that leads to another node.
                     try:
                         address = address_toward_any((order.peer, *order.addresses))
-                        self._say(Endpoint, endpoint=self._endpoint(task.gang_id, address))
+                        self._say(endpoint=self._endpoint(task.gang_id, address))
                     except OSError as error:
-                        self._say(Endpoint, problem=error.strerror or str(error))
+                        self._say(endpoint_problem=error.strerror or str(error))
             elif isinstance(order, WantedArms):
                 if self._folder is not None:
                     with contextlib.suppress(OSError):  # if /dev/shm is full, measure without this hint
                         leave(self._folder, order)
             elif order is not None and not isinstance(order, Stay):
-                self._orders.append(order)
+                self._orders[type(order)] = order
 
     def _pass_on(self, output: int) -> None:
         """Copy torchrun's own output to the launcher's log, and keep its end."""
@@ -354,8 +320,11 @@ class NodeAgent:
             os.write(sys.stderr.fileno(), data)
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
-    def _say(self, kind: type[Heard], **fields: Any) -> None:
-        self._tell(kind(node=self._node, host=self._host, **fields))
+    def _say(self, **fields: Any) -> None:
+        self._tell(Report(node=self._node, host=self._host, **fields))
+
+    def _send(self, file: str, data: bytes, offset: int = 0) -> None:
+        self._tell(FileBytes(node=self._node, host=self._host, file=file, data=data, offset=offset))
 
     def _tell(self, news: Heard) -> None:
         try:
@@ -378,9 +347,8 @@ def _available(descriptor: int) -> bytes:
 @contextlib.contextmanager
 def _own_folders() -> Iterator[Path]:
     """A folder in memory for data exchanged by ranks and agent, with a link to one on disk for logs."""
-    in_memory = _IN_MEMORY if _IN_MEMORY.is_dir() else Path(tempfile.gettempdir())
-    remove_orphans([in_memory, Path(tempfile.gettempdir())])  # of agents that were killed here
-    with owned_folder("ranks", in_memory) as folder, owned_folder("logs") as owned:
+    remove_left_folders()
+    with owned_folder("ranks", IN_MEMORY) as folder, owned_folder("logs") as owned:
         logs = owned / LOGS  # without the file that tells the owner, which is no log
         for whose in ("gang", "run"):
             (logs / whose).mkdir(parents=True)

@@ -4,11 +4,10 @@ Anything that carries these two streams can be a launcher: a scheduler's client 
 needs no open port, no polled file and no shared file system, and an end of file means that the other side is gone. A
 mark distinguishes our lines from other output of a site's scripts.
 
-Each agent sends `Up`. Once all have, the supervisor sends its `Task`, after which agents may send a `NodeSurvey`. It
-has the first one find a route to another (`Meet`), and sends `Start`. Then every few seconds agents send `Beat` or one
-`RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events: `Failed`, `Gone`, `LastWords`,
-`NodeAfterFailure` and finally `Exit`. The supervisor sends `Stay` every few seconds, `WantedArms` after a round, and
-`Stop`.
+Each agent sends a `Report` that it is up. Once all have, the supervisor sends its `Task`, after which agents may report
+a survey. It has the first one find a route to another (`Meet`), and sends `Start`. Then every few seconds agents send
+an empty `Report` or one `RankSeen` per local rank, the ranks' records and logs (`FileBytes`), and events: `Failed`,
+`Gone`, and finally how it ended. The supervisor sends `Stay` every few seconds, `WantedArms` after a round, and `Stop`.
 """
 
 from __future__ import annotations
@@ -112,22 +111,61 @@ class FromNode(Record, kw_only=True, omit_defaults=False, tag_field="say"):
     host: str
 
 
-class Up(FromNode, forbid_unknown_fields=False, tag="up"):
-    """The agent is up. The one message that other versions must understand.
+class LastWords(Record):
+    """The last lines of a rank's log, and of its NCCL log."""
+
+    local_rank: int
+    lines: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()
+
+
+class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How a rank's process ended, according to torchrun.
 
     Attributes:
-        version: the package's version.
-        addresses: the node's addresses that other nodes may reach.
-        loopback_problem: why ranks cannot connect at 127.0.0.1 there; empty if they can.
+        exit_code: negative for a signal's number.
+        is_root_cause: whether torchrun saw it end first.
     """
 
-    version: str
+    local_rank: int
+    exit_code: int
+    pid: int
+    is_root_cause: bool
+
+
+class Report(FromNode, forbid_unknown_fields=False, omit_defaults=True, tag="report"):
+    """What is new of a node; nothing for a sign of life. The one message that other versions must understand.
+
+    Attributes:
+        version: the package's version, in an agent's first message.
+        addresses: the node's addresses that other nodes may reach.
+        loopback_problem: why ranks cannot connect at 127.0.0.1 there; empty if they can.
+        endpoint: the ranks' rendezvous, an address and port of the first node …
+        endpoint_problem: … or why it has none.
+        survey: of the node.
+        post_mortem: of the node's GPUs after ranks failed.
+        words: of one rank.
+        is_last: whether this is the agent's last message, with what follows.
+        code: torchrun's exit code, negative for a signal's number; 0 if ranks were never started.
+        was_ended: whether the agent ended torchrun, because it was told to or left alone.
+        ended_pids: processes that torchrun ended itself.
+        oom_kills: processes that the kernel's OOM killer ended during the gang.
+    """
+
+    version: str = ""
     addresses: tuple[str, ...] = ()
     loopback_problem: str = ""
-
-
-class Beat(FromNode, tag="beat"):
-    """A sign of life while no rank has begun."""
+    endpoint: str = ""
+    endpoint_problem: str = ""
+    survey: Survey | None = None
+    post_mortem: Survey | None = None
+    words: LastWords | None = None
+    is_last: bool = False
+    code: int = 0
+    was_ended: bool = False
+    exits: tuple[ProcessExit, ...] = ()
+    ended_pids: tuple[int, ...] = ()
+    oom_kills: int = 0
 
 
 class RankSeen(RankStatus, tag_field="say", tag="rank"):
@@ -168,62 +206,6 @@ class Failed(RankFailure, tag_field="say", tag="failed"):
         return Place(self.host, self.local_rank, self.device, self.gpu_index)
 
 
-class LastWords(FromNode, tag="words"):
-    """The last lines of a rank's log, and of its NCCL log."""
-
-    local_rank: int
-    lines: tuple[str, ...] = ()
-    nccl: tuple[str, ...] = ()
-
-
-class NodeSurvey(FromNode, tag="survey"):
-    """The survey of the node."""
-
-    survey: Survey
-
-
-class NodeAfterFailure(NodeSurvey, tag="post_mortem"):
-    """The survey of the node's GPUs after ranks failed."""
-
-
-class Endpoint(FromNode, tag="endpoint"):
-    """The ranks' rendezvous, an address and port of the first node, or why it has none."""
-
-    endpoint: str = ""
-    problem: str = ""
-
-
-class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How a rank's process ended, according to torchrun.
-
-    Attributes:
-        exit_code: negative for a signal's number.
-        is_root_cause: whether torchrun saw it end first.
-    """
-
-    local_rank: int
-    exit_code: int
-    pid: int
-    is_root_cause: bool
-
-
-class Exit(FromNode, tag="exit"):
-    """An agent's last message.
-
-    Attributes:
-        code: torchrun's exit code, negative for a signal's number; 0 if ranks were never started.
-        was_ended: whether the agent ended torchrun, because it was told to or left alone.
-        ended_pids: processes that torchrun ended itself.
-        oom_kills: processes that the kernel's OOM killer ended during the gang.
-    """
-
-    code: int = 0
-    was_ended: bool = False
-    exits: tuple[ProcessExit, ...] = ()
-    ended_pids: tuple[int, ...] = ()
-    oom_kills: int = 0
-
-
 class FileBytes(FromNode, tag="file"):
     """Data to append to a file of the run.
 
@@ -253,7 +235,7 @@ class Piece(FromNode, kw_only=True, tag="piece"):
 
 
 RECORDS = "records"  # rank 0's measurements, as written by `RecordSink`
-News = Up | Beat | RankSeen | Gone | Failed | LastWords | NodeSurvey | NodeAfterFailure | Endpoint | Exit | Piece
+News = Report | RankSeen | Gone | Failed | Piece
 Heard = News | FileBytes
 _ENCODER = msgspec.json.Encoder()
 _ORDERS: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)

@@ -1,7 +1,8 @@
-"""``python -m pytest_ddpscale.node.survey``: survey this node and print one line of JSON. Changes nothing.
+"""``python -m pytest_ddpscale.node.survey``: survey this node and print it as a line of JSON. Changes nothing.
 
 It is a separate process so that the agent can abandon it if a driver or file system hangs. It announces each step on
-standard error, so that the agent can tell what hung.
+standard error, so that the agent can tell what hung. torch, whose import takes seconds, hangs or crashes, comes last:
+what is known is printed before, and the last line counts.
 """
 
 from __future__ import annotations
@@ -15,20 +16,28 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from pytest_ddpscale import __version__
+from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.node.addresses import outward_addresses
-from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.torch_facts import ask_torch
+from pytest_ddpscale.node.processes import Command, last_line
 from pytest_ddpscale.run.record_lines import line_of
+from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
 from pytest_ddpscale.telemetry.nvml import read_gpus
 
+_SURVEYS = msgspec.json.Decoder(Survey)
 _TOPOLOGY_LIMIT_S = 20.0
+_OF_TORCH = ("torch_problem", "cuda_problem")
+_UNDONE = "not done"  # a part of the survey to come
 _SECOND_LOOK_S = 5.0
 _ADAPTERS = Path("/sys/class/infiniband")
 _AMAZON = "0x1d0f"  # vendor of a PCI device
@@ -38,11 +47,26 @@ _INDEX = re.compile(r"\+?[0-9]+")
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def survey(host: str, *, gpus: bool) -> Survey:
-    """Survey this node."""
-    _about_to("start torch and nvidia-smi")
-    torch_answer = ask_torch(counts_gpus=gpus)
-    topology = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
+def survey_command(host: str, *options: str) -> list[str]:
+    """``python -m pytest_ddpscale.node.survey …`` with the running interpreter, which the ranks use too."""
+    return [sys.executable, "-m", "pytest_ddpscale.node.survey", f"--host={host}", *options]
+
+
+def survey_from(command: Command, host: str) -> Survey:
+    """The survey of a host by its command, which is done, with `problem` set if it failed."""
+    how = f"was not done within {command.limit_s:g} s" if command.was_too_late else f"ended with code {command.code}"
+    how = command.problem or f"{how}; its last message: {last_line(command.errors)}"
+    for line in reversed(command.printed.splitlines()):  # a site's own output may be between
+        with contextlib.suppress(ValueError):
+            found = decode(_SURVEYS, line)
+            return replace(found, **{name: how for name in _OF_TORCH if getattr(found, name) == _UNDONE})
+    how = how if command.code != 0 else f"printed no valid survey: {last_line(command.printed)}"
+    return Survey(host, time.time(), f"the survey {how}")
+
+
+def survey(host: str, *, gpus: bool) -> Iterator[Survey]:
+    """Survey this node, without torch and then with it."""
+    command = Command(["nvidia-smi", "topo", "-m"], _TOPOLOGY_LIMIT_S) if gpus else None
     driver = _of_driver(host) if gpus else Survey(host, time.time())
     _about_to("read addresses")
     addresses = outward_addresses(most=None)
@@ -50,21 +74,54 @@ def survey(host: str, *, gpus: bool) -> Survey:
     ports = infiniband_ports()
     _about_to("read free disk space")
     free = free_bytes()
-    _about_to("wait for torch and nvidia-smi")
-    facts = torch_answer()
-    versions = dict.fromkeys(("driver", "cuda_driver", "torch", "cuda", "nccl"))
-    versions |= driver.versions | facts.pop("versions", {})
+    topology = ""
+    if command is not None:
+        _about_to("wait for nvidia-smi")
+        command.is_done(_TOPOLOGY_LIMIT_S)
+        topology = command.printed.decode("utf-8", errors="replace") if command.code == 0 else ""
+    versions = dict.fromkeys(("driver", "cuda_driver", "torch", "cuda", "nccl")) | driver.versions
     versions |= {"python": platform.python_version(), "pytest_ddpscale": __version__, "kernel": platform.release()}
-    return replace(
+    found = replace(
         driver,
         cores=len(os.sched_getaffinity(0)),
         versions=versions,
-        **facts,
+        torch_problem=_UNDONE,
         free_bytes=free,
         infiniband=ports,
         addresses=addresses,
-        topology=_TERMINAL_CODES.sub("", topology.output()[0]).strip() if topology else "",
+        topology=_TERMINAL_CODES.sub("", topology).strip(),
     )
+    yield found
+    _about_to("import torch")
+    try:
+        yield from _with_torch(found, counts_gpus=gpus)
+    except Exception as error:
+        yield replace(found, torch_problem=f"{type(error).__name__}: {error}")
+
+
+def _with_torch(found: Survey, *, counts_gpus: bool) -> Iterator[Survey]:
+    import torch
+
+    versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
+    # Touches no GPU, unlike torch.cuda.get_arch_list() of older versions, which initialises CUDA.
+    try:
+        architectures = (torch._C._cuda_getArchFlags() or "").split()
+    except Exception:
+        architectures = torch.cuda.get_arch_list()
+    with contextlib.suppress(Exception):
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    found = replace(found, versions=found.versions | versions, arch_list=tuple(architectures), torch_problem="")
+    yield replace(found, cuda_problem=_UNDONE if counts_gpus else "")
+    if not counts_gpus:
+        return
+    # Initialises CUDA, and creates no context: NVML does not tell whether CUDA works, which is also what
+    # torch.cuda.device_count() asks. torch gives CUDA's error as a warning.
+    _about_to("count GPUs by CUDA")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        count = torch._C._cuda_getDeviceCount() if torch.version.cuda else None
+    problem = " ".join(str(one.message).partition(" (Triggered")[0] for one in said)
+    yield replace(found, torch_gpus=count, cuda_problem=problem)
 
 
 def post_mortem(host: str) -> Survey:
@@ -156,6 +213,37 @@ def usable(gpus: Iterable[SurveyedGpu]) -> list[SurveyedGpu]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
+@dataclass(frozen=True)
+class GpusHere:
+    """The GPUs of this machine.
+
+    Attributes:
+        gpus: those that ranks may use and that answer, by local rank.
+        silent: errors of those that do not answer.
+        why_none: why there is none at all; empty if there is one.
+        is_fault: whether that is a fault of the machine, and not a setting.
+    """
+
+    gpus: Sequence[SurveyedGpu] = ()
+    silent: Sequence[SkuError] = ()
+    why_none: str = ""
+    is_fault: bool = False
+
+
+def refuse_missing_torch() -> None:
+    """Refuse a Python without torch before anything is started with it.
+
+    Raises:
+        OptionError: torch or torchvision is not installed. Whether they work, a node's survey tells.
+    """
+    missing = [name for name in ("torch", "torchvision") if find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            sys.executable, f"{' and '.join(missing)} not installed", "PyTorch, in the Python that trains",
+            "Install it (https://pytorch.org/get-started), or judge a run measured elsewhere with --ddp-judge=RUN_DIR.",
+        )  # fmt: skip
+
+
 def infiniband_ports(adapters: Path = _ADAPTERS) -> tuple[InfiniBandPort, ...]:
     """Ports of InfiniBand, RoCE and EFA adapters, from sysfs."""
     return tuple(map(_port, sorted(adapters.glob("*/ports/[0-9]*"))))
@@ -212,8 +300,8 @@ def main() -> None:
     parser.add_argument("--post-mortem", action="store_true", help="survey only GPUs")
     arguments = parser.parse_args()
     host = arguments.host
-    found = post_mortem(host) if arguments.post_mortem else survey(host, gpus=not arguments.no_gpu)
-    print(line_of(found).decode(), end="")
+    for found in [post_mortem(host)] if arguments.post_mortem else survey(host, gpus=not arguments.no_gpu):
+        print(f"\n{line_of(found).decode()}", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.node.agent import survey_command, survey_from
-from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.survey import usable
+from pytest_ddpscale.node.processes import Command
+from pytest_ddpscale.node.survey import GpusHere, survey_command, survey_from, usable
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.settings import AUTO, Settings
@@ -29,34 +27,16 @@ def needs_no_gpu(thresholds: ThresholdsFile, asked: str, collect_only: bool) -> 
     return collect_only or sku.detect.device == "cpu"
 
 
-@dataclass(frozen=True)
-class GpusHere:
-    """The GPUs of this machine.
-
-    Attributes:
-        gpus: those that ranks may use and that answer, by local rank.
-        silent: errors of those that do not answer.
-        why_none: why there is none at all; empty if there is one.
-        is_fault: whether that is a fault of the machine, and not a setting.
-    """
-
-    gpus: Sequence[SurveyedGpu] = ()
-    silent: Sequence[SkuError] = ()
-    why_none: str = ""
-    is_fault: bool = False
-
-
 def gpus_here(limit_s: float = DRIVER_LIMIT_S) -> GpusHere:
     """Survey the GPUs of this machine, in a process of its own, because a call that hangs could not be abandoned here.
 
     Raises:
         SkuError: NVML hangs, crashes or is broken, or a MIG slice is requested.
     """
-    host, survey = platform.node(), None
+    host = platform.node()
     command = Command(survey_command(host, "--post-mortem"), limit_s)
-    while survey is None:
-        survey = survey_from(command, host)
-    return gpus_of(survey, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    command.is_done(math.inf)
+    return gpus_of(survey_from(command, host), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
 def gpus_of(survey: Survey, hidden: str) -> GpusHere:
@@ -93,9 +73,11 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
 
 def _why_silent(gpu: SurveyedGpu) -> str:
     """Why a GPU cannot be told or used; empty if it can."""
-    unread = f"its memory cannot be read ({gpu.unreadable.get('memory_bytes', 'no value')})"
     lost = "the driver has lost this GPU (NVML: GPU is lost)" if gpu.is_lost else ""
-    return lost or gpu.problem or (unread if gpu.memory_bytes is None else "")
+    unread = gpu.unreadable.get("memory_bytes", "")
+    # A GPU that shares the host's memory, such as GB10, has none of its own.
+    is_fault = unread and "not supported" not in unread.lower()
+    return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
 
 
 def _silence(gpu: SurveyedGpu, host: str) -> SkuError:

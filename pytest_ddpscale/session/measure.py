@@ -14,8 +14,8 @@ from uuid import uuid4
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import RunDirectoryError, SkuError
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.gang_state import STARTUP_S, Limits
 from pytest_ddpscale.launch.launcher import Cluster, Launch, container_of, launchers
-from pytest_ddpscale.launch.limits import STARTUP_S, Limits
 from pytest_ddpscale.launch.supervisor import Judge, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.estimate import estimate
 from pytest_ddpscale.plan.layout import Layout

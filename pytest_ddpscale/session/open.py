@@ -11,11 +11,11 @@ from pathlib import Path
 
 from pytest_ddpscale.errors import SkuError, ThresholdsError
 from pytest_ddpscale.launch.launcher import Cluster, launcher_for
-from pytest_ddpscale.node.torch_facts import refuse_missing_torch
+from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.session.devices import GpusHere, devices_per_node, gpus_asked, gpus_here, needs_no_gpu
+from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject

@@ -16,6 +16,8 @@ from pytest_ddpscale.util.digits import percent
 
 AUTO = "auto"
 _BYTES_PER_GIB = 2**30
+# NVIDIA's names of virtual GPUs (vGPU), by which a virtual machine has a part of a GPU: "NVIDIA A100-40C".
+_VIRTUAL = re.compile(r"GRID .*|.*-\d+(?:[ABCQ]|CME)")
 
 
 def matching_skus(thresholds: Thresholds, gpu: SurveyedGpu) -> list[str]:
@@ -52,17 +54,19 @@ def resolve_sku(
             "Check the driver with nvidia-smi, or run on a GPU node; measure this machine's CPU with --gpu-sku=cpu; "
             "or judge what was measured elsewhere with --ddp-judge RUN_DIR.",
         )  # fmt: skip
-    models: dict[tuple[str, str, float], Model] = {}
+    models: dict[str, Model] = {}
     for gpu in gpus:
-        models.setdefault((gpu.name, gpu.pci_device_id, round(_memory_gib(gpu), 1)), []).append(gpu)
+        models.setdefault(_described(gpu), []).append(gpu)
     matching = {model: matching_skus(file.thresholds, same[0]) for model, same in models.items()}
     others = [same for model, same in models.items() if (name not in matching[model] if name else not matching[model])]
     if others and name:
-        told, known = _said(_compare(skus[name].detect, others[0][0])), matching_skus(file.thresholds, others[0][0])
-        action = f"If they are {name}, correct `detect` at {file.where('skus', name, 'detect')}."
-        if known:
+        other = others[0][0]
+        told, action = _compare(skus[name].detect, other), f"Add a SKU {_with_detect(file, other)}."
+        if _is_near(other, told):
+            action = f"If they are {name}, correct `detect` at {file.where('skus', name, 'detect')}; else a{action[1:]}"
+        if known := matching_skus(file.thresholds, other):
             action = f"Use --gpu-sku={known[0]}, or run where the GPUs are {name}."
-        found = f"the GPUs here are not {name}: {_inventory(others, file.thresholds)} ({told})"
+        found = f"the GPUs here are not {name}: {_inventory(others, file.thresholds)} ({_said(told)})"
         raise SkuError(where, found, expected, action)
     if others:
         raise _unknown(file, others)
@@ -78,6 +82,15 @@ def resolve_sku(
         where, f"the GPUs are of different SKUs: {_inventory(models.values(), file.thresholds)}", "GPUs of one SKU",
         "Show one at a time with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID.",
     )  # fmt: skip
+
+
+def _described(gpu: SurveyedGpu) -> str:
+    return f"{gpu.name} (PCI device id {gpu.pci_device_id}, {_memory(gpu)})"
+
+
+def _memory(gpu: SurveyedGpu) -> str:
+    # GB10 works in the host's memory.
+    return f"{_memory_gib(gpu):.1f} GiB" if gpu.memory_bytes else "0 GiB of its own"
 
 
 def _memory_gib(gpu: SurveyedGpu) -> float:
@@ -96,7 +109,7 @@ def _compare(detect: Detect, gpu: SurveyedGpu) -> dict[str, tuple[bool, str]]:
     if detect.memory_gib is not None:
         holds = abs(_memory_gib(gpu) - detect.memory_gib) <= MEMORY_TOLERANCE * detect.memory_gib
         contrast = f"is not within {percent(MEMORY_TOLERANCE)} of {detect.memory_gib:g} GiB"
-        told["memory"] = holds, f"memory {_memory_gib(gpu):.1f} GiB {'matches' if holds else contrast}"
+        told["memory"] = holds, f"memory {_memory(gpu)} {'matches' if holds else contrast}"
     return told
 
 
@@ -112,7 +125,7 @@ def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) ->
     texts = []
     for model in models:
         gpu, indices = model[0], ", ".join(str(each.index) for each in model)
-        text = f"GPU {indices}: {gpu.name} (PCI device id {gpu.pci_device_id}, {_memory_gib(gpu):.1f} GiB)"
+        text = f"GPU {indices}: {_described(gpu)}"
         if thresholds is not None:
             text += f", SKU {' or '.join(matching_skus(thresholds, gpu)) or 'unknown'}"
         texts.append(text)
@@ -121,14 +134,24 @@ def _inventory(models: Iterable[Model], thresholds: Thresholds | None = None) ->
 
 def _unknown(file: ThresholdsFile, models: list[Model]) -> SkuError:
     gpu = models[0][0]
-    # Those that match in name or PCI device id but not in all else; matching memory alone does not count.
     compared = {name: _compare(sku.detect, gpu) for name, sku in file.thresholds.skus.items()}
-    nearly = [name for name, told in compared.items() if any(told[key][0] for key in told if key != "memory")]
+    nearly = [name for name, told in compared.items() if _is_near(gpu, told)]
     almost = "".join(f"; nearest is {name}: {_said(compared[name])}" for name in nearly)
     ways = [f"correct `detect` at {file.where('skus', name, 'detect')} if it is {name}" for name in nearly]
-    # A `detect` that matches this GPU, ready to paste.
-    name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")
-    detect = f"name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}'], memory_gib: {_memory_gib(gpu):.0f}"
-    ways += [f"add a SKU with `detect: {{{detect}}}` to {file.path}", "test only the CPU with --gpu-sku=cpu"]
+    ways += [f"add a SKU {_with_detect(file, gpu)}", "test only the CPU with --gpu-sku=cpu"]
     found = f"no SKU of {file.path} matches {_inventory(models)}{almost}"
     return SkuError("--gpu-sku=auto", found, "GPUs that match a `detect`", f"Do one of these: {'; '.join(ways)}.")
+
+
+def _is_near(gpu: SurveyedGpu, told: dict[str, tuple[bool, str]]) -> bool:
+    """Whether it matches in name or PCI device id; matching memory alone does not count."""
+    return any(told[key][0] for key in told if key != "memory") and not _VIRTUAL.fullmatch(gpu.name)
+
+
+def _with_detect(file: ThresholdsFile, gpu: SurveyedGpu) -> str:
+    """A `detect` that matches this GPU, ready to paste."""
+    name = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", gpu.name).replace("'", "''")
+    memory = f", memory_gib: {_memory_gib(gpu):.0f}" if gpu.memory_bytes else ""
+    detect = f"name: '^{name}$', pci_device_ids: ['{gpu.pci_device_id}']{memory}"
+    why = ", as a virtual GPU (vGPU) is a part of a GPU" if _VIRTUAL.fullmatch(gpu.name) else ""
+    return f"with `detect: {{{detect}}}` to {file.path}{why}"

@@ -276,9 +276,12 @@ def _gpu(index: int) -> SurveyedGpu:
     except pynvml.NVMLError_NoPermission as error:  # NVML counts it, but CUDA does not see it
         return SurveyedGpu(index, "", "", "", "", is_visible=False, unreadable={"handle": str(error)})
     except pynvml.NVMLError as error:
-        return SurveyedGpu(index, "", "", "", "", problem=str(error), is_lost=error.value in LOST)
+        is_lost = error.value in LOST
+        problem = str(error) if is_lost else f"nvmlDeviceGetHandleByIndex fails ({error})"
+        return SurveyedGpu(index, "", "", "", "", problem=problem, is_lost=is_lost)
     names: dict[str, Any] = {reading: gpu.ask(reading) or "" for reading in _NAMES}
-    unnamed = next(iter(gpu.reasons.values()), "")  # a GPU that cannot be identified cannot be used
+    # A GPU that cannot be identified cannot be used.
+    unnamed = next((f"{_QUESTIONS[reading][0]} fails ({why})" for reading, why in gpu.reasons.items()), "")
     found: dict[str, Any] = {reading: gpu.ask(reading) for reading in _READINGS}
     links, reasons = gpu.ask("nvlinks", _states_of_links), gpu.ask("throttle_reasons")
     return SurveyedGpu(

@@ -10,9 +10,8 @@ import msgspec
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch.gang_state import GangState
-from pytest_ddpscale.launch.launcher import AgentProcess, Launch, Launcher
+from pytest_ddpscale.launch.launcher import AgentProcess, Launch, Launcher, TorchrunLauncher
 from pytest_ddpscale.launch.slurm import SlurmLauncher
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.node.protocol import News as Message
 from pytest_ddpscale.node.protocol import Task
 from pytest_ddpscale.run.rank_folder import Assignment
@@ -27,6 +26,8 @@ ANSWER = {{}}
 TASK = {{}}
 RANK = {{"pid": 1, "phase": "timed block", "study": "weak/r", "arm": "ddp@2", "round": 3, "entered": 12, "state": "S"}}
 def say(word, node=0, **fields):
+    fields |= {{"is_last": True}} if word == "exit" else {{}}
+    word = word if word in ("rank", "gone", "failed", "piece") else "report"
     print("@ddpscale " + json.dumps({{"say": word, "node": node, "host": f"n{{node + 1}}", **fields}}), flush=True)
 SENT = {{}}
 def send(file, data, node=0):
@@ -122,6 +123,8 @@ class News:
 
     def say(self, word: str, node: int, now_s: float = 0.0, /, **fields: Any) -> None:
         """A message of a node's agent."""
+        fields |= {"is_last": True} if word == "exit" else {}
+        word = word if word in ("rank", "gone", "failed") else "report"
         message = {"say": word, "node": node, "host": self._hosts[node], **fields}
         self.roll.hear(msgspec.convert(message, Message), now_s)
 

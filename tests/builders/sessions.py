@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.records import EndReason, StudyEnd, gangs_by_number

@@ -24,7 +24,7 @@ from pytest_ddpscale.find_batch.batch_trial import (
     workload_of,
 )
 from pytest_ddpscale.launch import gang as gang_module
-from pytest_ddpscale.launch.gang_owner import GangEnd, RankEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, RankEnd
 from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.node.protocol import Failed
 from pytest_ddpscale.plan.arm import Arm

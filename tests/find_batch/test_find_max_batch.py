@@ -13,8 +13,8 @@ from pytest_ddpscale.cli import main
 from pytest_ddpscale.errors import GangError
 from pytest_ddpscale.find_batch import batch_search
 from pytest_ddpscale.find_batch.batch_trial import BatchTrial
+from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.study import Plan
-from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.sessions import gpu
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_ddpscale.launch import environment
 from pytest_ddpscale.launch import launcher as known
-from pytest_ddpscale.launch import torchrun
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher
 from pytest_ddpscale.plan.planner import PACES
@@ -53,7 +53,7 @@ def forked_here(kind: type[ForkingLauncher] = ForkingLauncher) -> Launch:
 
 def register(patch: pytest.MonkeyPatch) -> None:
     """Have it be one of the package's launchers, and the first that is asked."""
-    patch.setattr(known, "LAUNCHERS", {"forks": "torchrun", **LAUNCHERS})
+    patch.setattr(known, "LAUNCHERS", {"forks": "launcher", **LAUNCHERS})
 
 
 @contextmanager
@@ -63,6 +63,6 @@ def forking_here() -> Iterator[None]:
         for name, value in forking().items():
             patch.setenv(name, value)
         register(patch)
-        patch.setattr(torchrun, "launch_here", lambda device_type: forked_here())
+        patch.setattr(environment, "launch_here", lambda device_type: forked_here())
         patch.setitem(PACES, "cpu", replace(PACES["cpu"], warmup_s=0.1))
         yield

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.families.image import ImageFamily
-from pytest_ddpscale.launch.environment import worker_environment
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.environment import launch_here, worker_environment
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
-from pytest_ddpscale.launch.torchrun import launch_here
 from pytest_ddpscale.node.survey import visible_gpus
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study

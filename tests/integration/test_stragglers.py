@@ -10,7 +10,7 @@ import pytest
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.judge import judge
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan

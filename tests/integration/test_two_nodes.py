@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.pairing import PairStudy

@@ -9,9 +9,8 @@ import pytest
 
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang import Gang
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, Limits
 from pytest_ddpscale.launch.launcher import Launch, Launcher
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from tests.builders.launches import playing, task
 from tests.launch.watched_gang import Owner, Run

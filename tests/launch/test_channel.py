@@ -14,11 +14,11 @@ import pytest
 from pytest_ddpscale.launch import channel as channel_module
 from pytest_ddpscale.launch.channel import Channel, EndedProcess
 from pytest_ddpscale.launch.launcher import AgentProcess
-from pytest_ddpscale.node.protocol import Beat, FileBytes, Start, Stop, encode_news
+from pytest_ddpscale.node.protocol import FileBytes, Report, Start, Stop, encode_news
 
 Open = Callable[..., Channel]
-BEAT = '@ddpscale {"say":"beat","node":0,"host":"n1"}'
-HEARD = Beat(node=0, host="n1")
+BEAT = '@ddpscale {"say":"report","node":0,"host":"n1"}'
+HEARD = Report(node=0, host="n1")
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def test_secrets_that_a_scheduler_quotes_are_neither_logged_nor_told(open_channe
 
 def test_what_is_said_is_stamped_as_it_arrives_and_not_as_it_is_fetched(open_channel: Open) -> None:
     """Judging a large cluster may keep the supervisor busy meanwhile."""
-    channel = open_channel("""print('@ddpscale {"say":"beat","node":0,"host":"n1"}')""")
+    channel = open_channel("""print('@ddpscale {"say":"report","node":0,"host":"n1"}')""")
     channel.wait()
     channel.close()
     ended_s = time.time()
     [(answer, arrived_unix_s)] = channel.messages()
-    assert answer == Beat(node=0, host="n1")
+    assert answer == Report(node=0, host="n1")
     assert arrived_unix_s <= ended_s
 
 
@@ -98,7 +98,7 @@ def test_a_message_may_come_behind_what_others_left_on_the_line_and_on_either_st
         "b'@ddpscale {\"say\":\\n@ddpscale\\n@ddpscale {}\\n@ddpscale [1]\\n'",
         "b'x' * 3_000_000 + b'\\n'",
         "b'@ddpscale ' + b'[' * 200_000 + b'\\n'",
-        'b\'@ddpscale {"say":"beat","node":NaN}\\n\'',
+        'b\'@ddpscale {"say":"report","node":NaN}\\n\'',
         "b'\\n' * 1000",
     ],
 )

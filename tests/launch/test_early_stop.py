@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd
 from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.record_lines import Queued
 from tests.builders.launches import scripted

@@ -45,13 +45,8 @@ def told(case: str) -> Iterator[str]:
             case "words":
                 lines, _, nccl = rest.partition(" NCCL: ")
                 node, local_rank = divmod(int(number), 2)
-                news.say(
-                    "words",
-                    node,
-                    local_rank=local_rank,
-                    lines=lines.split(" / "),
-                    nccl=nccl.split(" / ") if nccl else [],
-                )
+                last = {"lines": lines.split(" / "), "nccl": nccl.split(" / ") if nccl else []}
+                news.say("words", node, words={"local_rank": local_rank, **last})
             case "exit":
                 ends = [json.loads(word) for word in more if word.startswith("[")]
                 news.exit(int(number), *ends, **fields(more[len(ends) :]))

@@ -24,14 +24,15 @@ def news() -> News:
 
 def test_nodes_come_up_with_their_version(news: News) -> None:
     assert {index: node.host for index, node in news.roll.nodes.items()} == {0: "n1", 1: "n2"}
-    assert news.roll.versions == {"1": ["n1", "n2"]}
+    assert [node.version for node in news.roll.in_order] == ["1", "1"]
 
 
-def test_the_first_node_says_where_ranks_meet_or_why_they_cannot(news: News) -> None:
-    news.say("endpoint", 0, problem="Name or service not known")
-    assert (news.roll.endpoint, news.roll.endpoint_problem) == ("", "Name or service not known")
+def test_what_a_node_reported_stays_known(news: News) -> None:
     news.say("endpoint", 0, endpoint="10.0.0.1:20000")
-    assert (news.roll.endpoint, news.roll.endpoint_problem) == ("10.0.0.1:20000", "")
+    news.say("beat", 0)
+    news.exit(0, code=0, was_ended=True)
+    first = news.roll.nodes[0]
+    assert (first.version, first.endpoint, first.is_last, first.was_ended) == ("1", "10.0.0.1:20000", True, True)
 
 
 def test_a_rank_is_as_it_was_seen_last(news: News) -> None:
@@ -81,12 +82,12 @@ def test_a_node_is_silent_after_its_time_unless_it_said_goodbye(news: News) -> N
 
 VALUES = st.none() | st.booleans() | st.integers(-2, 3) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=4)
 NAMES = st.sampled_from(
-    ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "endpoint",
-     "version", "oom_kills", "ended_pids", "lines", "study", "round", "type", "message"]
+    ["node", "host", "local_rank", "rank", "pid", "state", "phase", "entered", "steps", "exits", "code", "is_last",
+     "version", "oom_kills", "ended_pids", "endpoint", "study", "round", "type", "message"]
 )  # fmt: skip
 MESSAGES = st.builds(
     lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},
-    st.sampled_from(["up", "rank", "failed", "gone", "words", "exit", "beat", "endpoint", "what"]),
+    st.sampled_from(["report", "rank", "failed", "gone", "what"]),
     st.dictionaries(NAMES, VALUES, max_size=6),
     st.integers(0, 1),
 )
@@ -108,7 +109,6 @@ def test_each_node_is_known_once_it_has_said_so(news: News) -> None:
     first, second = (Survey(host, 1.0, cores=3) for host in ("n1", "n2"))
     news.say("survey", 1, survey=to_builtins(second))
     news.say("survey", 0, survey=to_builtins(first))
-    news.say("survey", 0, survey=to_builtins(second))  # said again
     assert surveys_of(news.roll.surveyed()) == {"n1": first, "n2": second}
 
 

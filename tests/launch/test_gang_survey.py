@@ -17,8 +17,8 @@ from msgspec import to_builtins
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.launch import gang as gang_module
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
@@ -143,7 +143,7 @@ def test_what_gpus_are_after_ranks_have_failed_is_written_down(stage: Stage) -> 
     source = """up(2); survey(0, 1); order()
 say("failed", 1, local_rank=0, rank=2, phase="timed block", type="RuntimeError", message="CUDA error")
 order()
-say("post_mortem", 1, survey=SURVEYS[1])
+say("looked", 1, post_mortem=SURVEYS[1])
 say("exit", 0, code=1, exits=[]); say("exit", 1, code=1, exits=[])"""
     stage.measure(source)
     assert [one.survey.host for one in stage.records if isinstance(one, PostMortem)] == ["n2"]

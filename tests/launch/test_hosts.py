@@ -14,8 +14,8 @@ import pytest
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.hosts import ExecLauncher, PerHostLauncher, SshLauncher, read_hostfile
-from pytest_ddpscale.launch.launcher import Cluster, Launch
+from pytest_ddpscale.launch.hosts import read_hostfile
+from pytest_ddpscale.launch.launcher import Cluster, ExecLauncher, Launch, PerHostLauncher, SshLauncher
 from tests.builders.launches import settings
 from tests.tables import assert_rows, each_block, is_so
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.errors import SkuError
-from pytest_ddpscale.launch import torchrun
-from pytest_ddpscale.launch.launcher import Cluster
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
+from pytest_ddpscale.launch import launcher
+from pytest_ddpscale.launch.launcher import Cluster, TorchrunLauncher
 from pytest_ddpscale.node.addresses import loopback_problem
-from pytest_ddpscale.node.protocol import Up, decode_news
+from pytest_ddpscale.node.protocol import Report, decode_news
 from tests.builders.launches import settings
 from tests.rows import rows
 
@@ -49,7 +48,7 @@ def test_an_agent_says_so_when_it_comes_up(apart: list[str], tmp_path: Path) -> 
     command = [*apart, sys.executable, "-m", "pytest_ddpscale.node"]
     result = subprocess.run(command, cwd=tmp_path, input=b"", stdout=subprocess.PIPE, timeout=60, check=False)
     up = decode_news(result.stdout.splitlines()[0])
-    assert isinstance(up, Up)
+    assert isinstance(up, Report)
     assert up.loopback_problem == "Network is unreachable"
 
 
@@ -74,7 +73,7 @@ def test_whatever_else_keeps_ranks_apart_is_said_in_the_systems_words(error: OSE
 
 
 def test_who_only_plans_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun, "loopback_problem", lambda: "Network is unreachable")
+    monkeypatch.setattr(launcher, "loopback_problem", lambda: "Network is unreachable")
     assert TorchrunLauncher(settings(), {}).cluster(plans_only=True) == Cluster()
     with pytest.raises(SkuError, match=r"^loopback on .*a firewall or a sandbox blocks connections\.$"):
         TorchrunLauncher(settings(), {}).cluster(plans_only=False)

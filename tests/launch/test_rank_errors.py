@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.launch.gang_failure import describe
-from pytest_ddpscale.launch.rank_errors import cuda_error_in, gpu_errors
+from pytest_ddpscale.launch.gang_failure import cuda_error_in, describe, gpu_errors
 from pytest_ddpscale.run.place import Place
 from tests.builders.launches import News
 from tests.rows import rows
@@ -64,7 +63,7 @@ def gang() -> News:
 def test_partners_that_lost_their_communicator_are_not_among_them(gang: News) -> None:
     gang.failed(2, "DistBackendError", PARTNER)
     gang.failed(1, "AcceleratorError", LAUNCH_FAILURE, device="GPU-7", gpu_index=7)
-    gang.say("words", 1, local_rank=0, lines=WATCHDOG)
+    gang.say("words", 1, words={"local_rank": 0, "lines": WATCHDOG})
     gang.exit(1, [0, 1, 102, True])
     (found,) = gpu_errors(gang.roll)
     assert found.place == Place("n1", 1, "GPU-7", 7)
@@ -74,8 +73,8 @@ def test_partners_that_lost_their_communicator_are_not_among_them(gang: News) ->
 def test_a_rank_that_the_watchdog_aborts_has_its_error_in_its_last_words(gang: News) -> None:
     gang.gone(3)
     gang.failed(0, "DistBackendError", PARTNER)
-    gang.say("words", 1, local_rank=1, lines=WATCHDOG)
-    gang.say("words", 0, local_rank=1, lines=WATCHDOG)  # of a rank that torchrun ended
+    gang.say("words", 1, words={"local_rank": 1, "lines": WATCHDOG})
+    gang.say("words", 0, words={"local_rank": 1, "lines": WATCHDOG})  # of a rank that torchrun ended
     gang.exit(0, [0, 1, 100, True])
     gang.exit(1, [1, -6, 103, True], [0, 1, 102, False])
     (found,) = gpu_errors(gang.roll)

@@ -19,9 +19,8 @@ import pytest
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch import supervisor as supervisor_module
-from pytest_ddpscale.launch.gang_owner import GangEnd, GangOwner
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner, Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.slurm import SlurmLauncher
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.node.protocol import SILENCE_S, Task

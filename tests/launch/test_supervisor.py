@@ -13,8 +13,8 @@ import pytest
 from msgspec import to_builtins
 
 from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study

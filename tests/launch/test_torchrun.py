@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Container, Launch
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher, launch_here
+from pytest_ddpscale.launch.environment import launch_here
+from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Container, Launch, TorchrunLauncher
 from tests.builders.launches import settings
 
 AGENT = ["-m", "pytest_ddpscale.node"]

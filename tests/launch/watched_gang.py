@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from pytest_ddpscale.launch.gang_owner import GangEnd
+from pytest_ddpscale.launch.gang_state import GangEnd, GangOwner
 from pytest_ddpscale.run.rank_folder import WantedArms
 from pytest_ddpscale.run.strict_json import parse_strict_json
-from pytest_ddpscale.run.survey_record import Survey
 
 Run = Callable[..., GangEnd]
 
 
-class Owner:
+class Owner(GangOwner):
     """Has a gang run, and takes note of all it hears of it."""
 
     def __init__(self, heard: list[Any]) -> None:
@@ -34,9 +33,6 @@ class Owner:
 
     def deadline_unix_s(self) -> float | None:
         return self.deadline()
-
-    def admit(self, surveys: Sequence[Survey]) -> str:
-        return ""
 
     def interrupted(self, interrupt: KeyboardInterrupt) -> None:
         self.told(interrupt)

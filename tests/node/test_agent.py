@@ -21,15 +21,13 @@ from pytest_ddpscale.node import agent as agent_module
 from pytest_ddpscale.node.addresses import outward_addresses
 from pytest_ddpscale.node.agent import NodeAgent
 from pytest_ddpscale.node.protocol import (
-    Endpoint,
-    Exit,
     Joining,
     Meet,
     Order,
+    Report,
     Start,
     Stay,
     Stop,
-    Up,
     decode_news,
     encode_order,
 )
@@ -91,7 +89,7 @@ def tell(process: subprocess.Popen[bytes], order: Order) -> None:
 def test_it_says_that_it_is_up_and_waits_in_silence(start: Run) -> None:
     process = start()
     up = next_message(process)
-    assert (type(up), up.version, up.node, up.host) == (Up, __version__, 0, socket.gethostname())
+    assert (type(up), up.version, up.node, up.host) == (Report, __version__, 0, socket.gethostname())
     assert process.poll() is None
     assert psutil.Process(process.pid).children() == []
 
@@ -111,9 +109,8 @@ def test_or_names_the_variables_that_do(start: Run) -> None:
 def test_the_first_one_says_where_ranks_meet_and_the_others_say_nothing(start: Run, peer: str, expected: str) -> None:
     orders = encode_order(task(nodes=2)) + encode_order(Meet(peer)) + LET_GO
     _, answer, _ = rest(start("--node=0"), orders)
-    assert isinstance(answer, Endpoint)
-    assert re.fullmatch(expected, answer.problem if peer == "nobody.invalid" else answer.endpoint)
-    assert list(map(type, rest(start("--node=1"), orders))) == [Up, Exit]
+    assert re.fullmatch(expected, answer.endpoint_problem if peer == "nobody.invalid" else answer.endpoint)
+    assert [one.is_last for one in rest(start("--node=1"), orders)] == [False, True]
 
 
 def test_who_is_not_known_by_name_is_met_at_an_address_of_its_own(start: Run) -> None:
@@ -137,7 +134,7 @@ def test_who_is_not_known_by_name_is_met_at_an_address_of_its_own(start: Run) ->
 def test_it_ends_in_order_when_nobody_wants_it_any_more(start: Run, orders: bytes) -> None:
     process = start()
     next_message(process)
-    assert rest(process, orders) == [Exit(node=0, host=socket.gethostname())]
+    assert rest(process, orders) == [Report(node=0, host=socket.gethostname(), is_last=True)]
     assert process.returncode == 0
 
 
@@ -149,7 +146,8 @@ def test_an_input_that_was_not_passed_on_is_told(stdin: int) -> None:
     with subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe) as process:
         output, errors = process.communicate(timeout=60)
     _, ended = map(decode_news, output.splitlines())
-    assert isinstance(ended, Exit)
+    assert isinstance(ended, Report)
+    assert ended.is_last
     assert (ended.code, process.returncode) == (1, 1)
     assert errors.startswith(b"nothing came on the agent's standard input: pass it on, as `kubectl exec -i`")
 
@@ -161,7 +159,7 @@ def test_an_order_may_come_in_pieces(start: Run) -> None:
     for byte in LET_GO:
         process.stdin.write(bytes([byte]))
         process.stdin.flush()
-    assert isinstance(next_message(process), Exit)
+    assert next_message(process).is_last
     assert process.wait(timeout=60) == 0
 
 
@@ -179,7 +177,7 @@ def test_it_says_what_its_node_is_to_ranks_before_it_is_asked(
     survey = next_message(process).survey
     assert (survey.host, survey.problem, survey.versions["torch"], survey.has_driver) == ("n4", "", "2.8.0+cpu", False)
     assert set(survey.free_bytes) == {"shared_memory", "temporary"}
-    assert list(map(type, rest(process, LET_GO))) == [Exit]
+    assert [one.is_last for one in rest(process, LET_GO)] == [True]
 
 
 def test_while_its_node_is_surveyed_it_can_be_stopped(start: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -190,7 +188,7 @@ def test_while_its_node_is_surveyed_it_can_be_stopped(start: Run, tmp_path_facto
     until = time.monotonic() + 30
     while not (asking := psutil.Process(process.pid).children(recursive=True)):
         assert time.monotonic() < until
-    assert list(map(type, rest(process, LET_GO))) == [Exit]
+    assert [one.is_last for one in rest(process, LET_GO)] == [True]
     _, alive = psutil.wait_procs(asking, timeout=30)
     assert alive == []
 
@@ -258,6 +256,6 @@ def test_gpus_are_looked_at_once_ranks_have_failed_unless_somebody_is_in_a_hurry
     orders: list[Order], is_input_open: bool, hurried: bool
 ) -> None:
     agent = NodeAgent(0, "n1")
-    agent._orders.extend(orders)
+    agent._orders |= {type(one): one for one in orders}
     agent._is_input_open = is_input_open
     assert agent._is_hurried is hurried

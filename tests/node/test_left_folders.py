@@ -1,4 +1,4 @@
-"""Folders of an agent that was killed are removed by the next agent on its node."""
+"""Folders of an agent that was killed are removed by who ends its gang, or the next agent on its node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpscale.node.processes import stop_gang
 from pytest_ddpscale.node.protocol import Start, Stop, encode_order
 from pytest_ddpscale.run.rank_folder import STATUS_VARIABLE
 from tests.builders.launches import task
@@ -60,6 +61,16 @@ def start(tmp_path: Path) -> Iterator[Agent]:
 
 def logs(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "tmp").glob("ddpscale-*"))
+
+
+def test_who_ends_a_gang_on_this_machine_removes_them(start: Agent, tmp_path: Path) -> None:
+    killed, left = start("killed")
+    _, kept = start("living")
+    killed.kill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        stop_gang([killed], "of another name", 5.0)
+    assert (left.exists(), kept.exists(), len(logs(tmp_path))) == (False, True, 1)
 
 
 def test_the_next_agent_removes_what_no_living_one_owns(start: Agent, tmp_path: Path) -> None:

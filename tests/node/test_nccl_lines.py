@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_ddpscale.node.protocol import FileBytes, Joining, LastWords, Start, decode_news, encode_order
+from pytest_ddpscale.node.protocol import FileBytes, Joining, Report, Start, decode_news, encode_order
 from pytest_ddpscale.run.rank_folder import STATUS_VARIABLE
 from tests.builders.launches import task
 
@@ -45,7 +45,8 @@ def told(tmp_path: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
         joining = Joining()
         pieces = [found for line in agent.stdout if (found := decode_news(line)) is not None]
         said = [whole for piece in pieces if (whole := joining.whole(piece)) is not None]
-    words = [one for one in said if isinstance(one, LastWords)]
+    assert getattr(said[-1], "is_last", False)
+    words = [one.words for one in said if isinstance(one, Report) and one.words]
     assert {one.local_rank for one in words} <= {1}
     return [line for one in words for line in one.nccl], {
         one.file: one.data.decode() for one in said if isinstance(one, FileBytes)

@@ -14,17 +14,16 @@ from pytest_ddpscale.node.protocol import (
     MOST_BYTES,
     SILENCE_S,
     STAY_EVERY_S,
-    Beat,
     Failed,
     FileBytes,
     Heard,
     Joining,
     Meet,
     RankSeen,
+    Report,
     Start,
     Stay,
     Stop,
-    Up,
     decode_news,
     decode_order,
     encode_news,
@@ -120,14 +119,14 @@ def test_orders_come_as_they_were_said(order: Any) -> None:
         {"say": "rank", "node": 0, "host": "n1", "local_rank": 0, "steps": None},
         {"say": "rank", "node": 0, "host": "n1", "local_rank": 0, "mood": "good"},
         {"say": "gone", "node": 0, "host": "n1", "local_rank": 0, "phase": 7},
-        {"say": "words", "node": 0, "host": "n1", "text": "x"},
-        {"say": "up", "node": "0", "host": "n1", "version": "1"},
-        {"say": "up", "node": True, "host": "n1", "version": "1"},
-        {"say": "up", "node": 0, "host": None, "version": "1"},
-        {"say": "exit", "node": 0, "host": "n1", "exits": [[0, -9]]},
-        {"say": "exit", "node": 0, "host": "n1", "exits": [[0, "x", 1, True]]},
-        {"say": "exit", "node": 0, "host": "n1", "exits": 3},
-        {"say": "exit", "node": 0, "host": "n1", "oom_kills": "many"},
+        {"say": "report", "node": 0, "host": "n1", "words": {"local_rank": 0, "text": "x"}},
+        {"say": "report", "node": "0", "host": "n1", "version": "1"},
+        {"say": "report", "node": True, "host": "n1", "version": "1"},
+        {"say": "report", "node": 0, "host": None, "version": "1"},
+        {"say": "report", "node": 0, "host": "n1", "exits": [[0, -9]]},
+        {"say": "report", "node": 0, "host": "n1", "exits": [[0, "x", 1, True]]},
+        {"say": "report", "node": 0, "host": "n1", "exits": 3},
+        {"say": "report", "node": 0, "host": "n1", "oom_kills": "many"},
         {"say": "file", "node": 0, "host": "n1", "file": "x", "data": "x"},
         {"say": 1},
     ],
@@ -137,15 +136,15 @@ def test_a_message_that_no_agent_makes_is_none(message: dict[str, Any]) -> None:
 
 
 def test_agents_of_another_version_can_say_which() -> None:
-    message = {"say": "up", "node": 0, "host": "n1", "version": "9", "mood": "good"}
-    assert decode_news(MARK + json.dumps(message).encode()) == Up(node=0, host="n1", version="9")
+    message = {"say": "report", "node": 0, "host": "n1", "version": "9", "mood": "good"}
+    assert decode_news(MARK + json.dumps(message).encode()) == Report(node=0, host="n1", version="9")
 
 
 @given(st.binary())
 @example(MARK + b"[" * 100_000)
-@example(MARK + b'{"say": "beat", "node": NaN, "host": "n"}')
-@example(MARK + b'{"say": "beat", "node": 1e999, "host": "n"}')
-@example(MARK + b'{"say": "beat", "node": ' + b"9" * 5000 + b', "host": "n"}')
+@example(MARK + b'{"say": "report", "node": NaN, "host": "n"}')
+@example(MARK + b'{"say": "report", "node": 1e999, "host": "n"}')
+@example(MARK + b'{"say": "report", "node": ' + b"9" * 5000 + b', "host": "n"}')
 @example(MARK * 3)
 def test_garbage_is_no_message(line: bytes) -> None:
     for decode in (decode_news, decode_order):
@@ -160,8 +159,8 @@ def test_half_a_line_is_no_message(cut: int) -> None:
 
 
 def test_what_stands_before_the_mark_is_passed_over() -> None:
-    [line] = encode_news(Beat(**WHERE))
-    assert decode_news(b"3: module: loaded" + line) == Beat(**WHERE)
+    [line] = encode_news(Report(**WHERE))
+    assert decode_news(b"3: module: loaded" + line) == Report(**WHERE)
 
 
 def test_several_words_may_be_missed_before_a_side_is_taken_for_lost() -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,20 @@ from msgspec import structs
 from pytest_ddpscale import __version__
 from pytest_ddpscale.node import survey as survey_module
 from pytest_ddpscale.node.addresses import outward_addresses
-from pytest_ddpscale.node.agent import SURVEY_LIMIT_S, survey_command, survey_from
-from pytest_ddpscale.node.limited_command import Command
-from pytest_ddpscale.node.survey import free_bytes, infiniband_ports, post_mortem, with_visibility
+from pytest_ddpscale.node.agent import SURVEY_LIMIT_S
+from pytest_ddpscale.node.processes import Command
+from pytest_ddpscale.node.survey import (
+    free_bytes,
+    infiniband_ports,
+    post_mortem,
+    survey_command,
+    survey_from,
+    with_visibility,
+)
 from pytest_ddpscale.run.record_lines import line_of
 from pytest_ddpscale.run.strict_json import decode
 from pytest_ddpscale.run.survey_record import InfiniBandPort, Survey, SurveyedGpu
-from tests.node.fake_torch import CUDA_BUILD, write_torch
+from tests.node.fake_torch import CPU_BUILD, CUDA_BUILD, write_torch
 from tests.nvml_stand_in.fixtures import machine, nvml_library_directory
 from tests.nvml_stand_in.gpus import ANY_FUNCTION, GPU_IS_LOST
 from tests.nvml_stand_in.machine import A100, HANG, UNKNOWN_ERROR, PlayedMachine, node_of, uuid_of
@@ -50,10 +58,7 @@ def node(machine: PlayedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def survey(*, gpus: bool = True) -> Survey:
     """Of this node, as its agent has it made."""
-    command = survey_command("n7", *([] if gpus else ["--no-gpu"]))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    [line] = done.stdout.splitlines()
-    return decode(msgspec.json.Decoder(Survey), line.encode())
+    return outcome(Command(survey_command("n7", *([] if gpus else ["--no-gpu"])), SURVEY_LIMIT_S))
 
 
 def test_a_node_with_eight_gpus(node: PlayedMachine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +149,71 @@ def test_a_drivers_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None
 
 def outcome(command: Command) -> Survey:
     """What comes of it."""
-    deadline_s = time.monotonic() + 30
-    while (found := survey_from(command, "n7")) is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return found
+    assert command.is_done(30.0)
+    return survey_from(command, "n7")
+
+
+CUDA = (["2.8.0+cu128", "12.8", "2.27.3"], ("sm_80", "sm_90", "compute_120"), "")
+
+
+def without_torch(problem: str) -> Any:
+    return [None] * 3, (), problem
+
+
+@rows(
+    ("source", "expected"),
+    [
+        (CPU_BUILD, (["2.8.0+cpu", None, None], (), "")),
+        (CUDA_BUILD, CUDA),
+        (f"print('a site says hello', end='')\n{CUDA_BUILD}", CUDA),
+        (f"import atexit\natexit.register(print, {{}})\n{CUDA_BUILD}", CUDA),
+        (f"{CUDA_BUILD}\n_C._cuda_getArchFlags = lambda: None", (CUDA[0], (), "")),
+        ("raise ImportError('libcudart.so.12: cannot open shared object file')",
+         without_torch("ImportError: libcudart.so.12: cannot open shared object file")),
+        ("", without_torch("AttributeError: module 'torch' has no attribute '__version__'")),
+        ("import os\nos._exit(134)", without_torch("ended with code 134; its last message: about to import torch")),
+        ("import os\nos._exit(0)", without_torch("ended with code 0; its last message: about to import torch")),
+        ("import time\ntime.sleep(60)",
+         without_torch("was not done within 4 s; its last message: about to import torch")),
+    ],
+)  # fmt: skip
+def test_torch_is_as_it_says_and_whatever_it_does_costs_no_other_fact(
+    source: str, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(write_torch(tmp_path, source)))
+    found = outcome(Command(survey_command("n7", "--no-gpu"), 4.0 if "sleep" in source else SURVEY_LIMIT_S))
+    versions = [found.versions[name] for name in ("torch", "cuda", "nccl")]
+    assert (versions, found.arch_list, found.torch_problem) == expected
+    assert (found.problem, found.cuda_problem, found.versions["pytest_ddpscale"]) == ("", "", __version__)
+
+
+@rows(
+    ("count", "counted"),
+    [
+        ("return 2", (2, "")),
+        ("import warnings; warnings.warn('Error 802: oh (Triggered internally at a.cpp:1.)'); return 0",
+         (0, "Error 802: oh")),
+        ("raise SystemExit(3)", (None, "ended with code 3; its last message: about to count GPUs by CUDA")),
+        ("import time; time.sleep(60)",
+         (None, "was not done within 4 s; its last message: about to count GPUs by CUDA")),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted_by_cuda_and_a_failure_costs_no_other_fact(
+    node: PlayedMachine, tmp_path: Path, count: str, counted: tuple[int | None, str]
+) -> None:
+    node.play([A100])
+    write_torch(tmp_path, CUDA_BUILD.replace("return 8", count))
+    found = outcome(Command(survey_command("n7"), 4.0 if "sleep" in count else SURVEY_LIMIT_S))
+    assert (found.torch_gpus, found.cuda_problem) == counted
+    assert (found.versions["torch"], found.torch_problem, len(found.gpus)) == ("2.8.0+cu128", "", 1)
+
+
+def test_the_torch_that_is_installed_is_asked_without_being_imported_here() -> None:
+    was_there = "torch" in sys.modules
+    found = survey(gpus=False)
+    assert (found.versions["torch"] or "").partition("+")[0] == version("torch").partition("+")[0]
+    assert bool(found.versions["cuda"]) == bool(found.arch_list)
+    assert ("torch" in sys.modules) is was_there
 
 
 class TestProcess:

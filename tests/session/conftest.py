@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session import measure
 from pytest_ddpscale.session import open as opening
-from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.session.open import find_source
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.launch.launcher import Cluster, Container, Launch, launcher_for
+from pytest_ddpscale.launch.launcher import Cluster, Container, Launch, TorchrunLauncher, launcher_for
 from pytest_ddpscale.launch.slurm import SlurmLauncher
-from pytest_ddpscale.launch.torchrun import TorchrunLauncher
 from pytest_ddpscale.session.measure import launch_on
 from pytest_ddpscale.session.sources import THIS_MACHINE
 from pytest_ddpscale.settings import Settings, settings_from

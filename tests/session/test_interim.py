@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpscale.launch.limits import Limits
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Interrupted, Notice
 from pytest_ddpscale.run.records import EndReason, StudyEnd, StudyStart
 from pytest_ddpscale.run.strict_json import parse_strict_json

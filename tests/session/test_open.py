@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.errors import OptionError, SkuError
+from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.strict_json import parse_strict_json
 from pytest_ddpscale.run.survey_record import SurveyedGpu
 from pytest_ddpscale.session import open as opening
-from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.session.sources import THIS_MACHINE, Machine
 from tests.builders.json_types import as_json, read_as
 from tests.builders.sessions import THRESHOLDS, Open, gpu, measured_run

@@ -36,7 +36,7 @@ for machine, visible in json.loads(sys.argv[1]):
     try:
         here = gpus_of(post_mortem("node"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         why = "; ".join(f"silent {error}" for error in here.silent) or here.why_none + " fault" * here.is_fault
-        told = [[g.index, f"{g.name}/{g.pci_device_id}/{g.memory_bytes / 2**30:.2f}"] for g in here.gpus]
+        told = [[g.index, f"{g.name}/{g.pci_device_id}/{(g.memory_bytes or 0) / 2**30:.2f}"] for g in here.gpus]
         print(json.dumps([told or "none", why]))
     except SkuError as error:
         print(json.dumps(["refused", str(error)]))

@@ -28,6 +28,7 @@ extends: packaged
 skus:
   twin-a: {description: twin, aliases: [b200-rack7, Rack], detect: {name: '^NVIDIA Twin$'}}
   twin-b: {description: twin, detect: {name: '^NVIDIA Twin$'}}
+  part: {description: of a GPU, detect: {name: '^NVIDIA A100-20C$', memory_gib: 20}}
   made-up: {description: known by its name alone, detect: {name: '^Made Up$'}}
 """
 
@@ -54,7 +55,7 @@ def _why_wrong(row: str, file: ThresholdsFile) -> str:
 
 
 def played(index: int, name: str, pci_device_id: str, gib: float) -> SurveyedGpu:
-    return SurveyedGpu(index, f"GPU-{index}", name, "", pci_device_id, memory_bytes=round(gib * 2**30))
+    return SurveyedGpu(index, f"GPU-{index}", name, "", pci_device_id, memory_bytes=round(gib * 2**30) or None)
 
 
 def _gpus(here: str) -> Iterator[SurveyedGpu]:

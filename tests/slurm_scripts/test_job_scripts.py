@@ -83,9 +83,10 @@ def test_acceptance_makes_a_run_named_after_its_job(job: Stage) -> None:
 
 def test_acceptance_takes_the_sites_thresholds_and_arguments(job: Stage) -> None:
     settings = {"DDPSCALE_THRESHOLDS": "our thresholds.yaml", "DDPSCALE_ARGS": "--ddp-container=a.sif  --ddp-nvtx"}
-    job.run("acceptance.sbatch", settings=JOB | settings)
+    job.provide("pytest", 'echo "$DDPSCALE_THRESHOLDS"')
+    assert job.run("acceptance.sbatch", settings=JOB | settings).stdout == "our thresholds.yaml\n"
     [arguments] = job.calls("pytest")
-    assert arguments[2:5] == ["--ddp-container=a.sif", "--ddp-nvtx", "--thresholds=our thresholds.yaml"]
+    assert arguments[2:4] == ["--ddp-container=a.sif", "--ddp-nvtx"]
 
 
 def test_acceptance_goes_on_where_a_requeued_job_was(job: Stage) -> None:
@@ -121,8 +122,10 @@ def test_nightly_checks_its_node_into_a_directory_of_night_and_node(job: Stage) 
 
 
 def test_nightly_asks_for_no_more_gpus_than_the_node_has(job: Stage) -> None:
-    job.run("nightly_health.sbatch", settings=NIGHTLY | {"SLURM_GPUS_ON_NODE": "4", "DDPSCALE_THRESHOLDS": "t.yaml"})
-    assert job.calls("pytest")[0][-2:] == ["--thresholds=t.yaml", "--ddp-world-sizes=1,2,3,4"]
+    job.provide("pytest", 'echo "$DDPSCALE_THRESHOLDS"')
+    settings = NIGHTLY | {"SLURM_GPUS_ON_NODE": "4", "DDPSCALE_THRESHOLDS": "t.yaml"}
+    assert job.run("nightly_health.sbatch", settings=settings).stdout == "t.yaml\n"
+    assert job.calls("pytest")[0][-1] == "--ddp-world-sizes=1,2,3,4"
 
 
 def test_nightly_checks_a_node_once_a_night(job: Stage) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import launcher_for
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study

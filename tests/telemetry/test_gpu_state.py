@@ -83,7 +83,8 @@ BROKEN: list[tuple[PlayedGpu, dict[str, Any]]] = [
     (replace(A100, failures={ANY_FUNCTION: GPU_IS_LOST}), {"problem": "GPU is lost", "is_lost": True, "uuid": ""}),
     (failing(MemoryInfo=GPU_IS_LOST), {"problem": "GPU is lost", "is_lost": True, "name": A100.name,
                                        "memory_bytes": "GPU is lost", "processes": "GPU is lost"}),
-    (failing(UUID=UNKNOWN_ERROR), {"problem": "Unknown Error", "is_lost": False, "uuid": "", "name": A100.name}),
+    (failing(UUID=UNKNOWN_ERROR),
+     {"problem": "nvmlDeviceGetUUID fails (Unknown Error)", "is_lost": False, "uuid": "", "name": A100.name}),
     (failing(HandleByIndex_v2=NO_PERMISSION),
      {"problem": "", "is_visible": False, "unreadable": {"handle": "Insufficient Permissions"}}),
 ]  # fmt: skip

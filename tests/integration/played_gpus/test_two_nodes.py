@@ -11,8 +11,8 @@ import pytest
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.launch.environment import worker_environment
+from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.launcher import AgentProcess, Launch
-from pytest_ddpscale.launch.limits import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy, Study

@@ -54,5 +54,5 @@ def play_gpu(link: str) -> None:
 # torchrun sets LOCAL_RANK for ranks alone; the sampler has it from its rank.
 if "PLAYED_LINK" in os.environ and "LOCAL_RANK" in os.environ and "pytest_ddpscale.worker" in sys.orig_argv:
     play_gpu(os.environ["PLAYED_LINK"])
-elif "PLAYED_TORCH" in os.environ and "-c" in sys.orig_argv and "_cuda_getArchFlags" in sys.orig_argv[-1]:
+elif "PLAYED_TORCH" in os.environ and "pytest_ddpscale.node.survey" in sys.orig_argv:
     sys.path.insert(0, os.environ["PLAYED_TORCH"])
