@@ -18,7 +18,7 @@ _OF_NO_DEVICE = ("", "no such device 0", "NO SUCH DEVICE", "§")
 # An escaped character or a class, whose characters are not operators.
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<bound>[af]?)")
-# Minor versions that the worker's tests ran with: docs/evidence/slurm-lab.md. pyproject.toml has the oldest.
+# Minor versions that the worker's tests ran with: docs/evidence has them. pyproject.toml has the oldest.
 OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 # Compute capabilities of the oldest GPUs that CUDA 13 supports, and of the oldest that need CUDA 12.8.
