@@ -320,7 +320,7 @@ class Settings:
         "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
         default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs",
+        "SQLite file with earlier results of this site's nodes; default: ddpscale-runs/history.sqlite here",
         in_environment=True)
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpscale.errors import OptionError, RunDirectoryError
-from pytest_ddpscale.history.recording import started_at_of, versions_by_host
+from pytest_ddpscale.history.store import started_at_of, versions_by_host
 from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.records import gangs_by_number

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_ddpscale.history.baseline import read_baseline
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.judging import judge_regression
-from pytest_ddpscale.history.reading import host_runs
-from pytest_ddpscale.history.recording import record_run
+from pytest_ddpscale.history.regression import judge_regression, read_baseline
+from pytest_ddpscale.history.store import node_runs, reading, record_run
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import read_judgement
@@ -18,7 +15,7 @@ from tests.approved import assert_approved
 from tests.builders.measurements import measurements_of
 from tests.builders.nights import SKU, at, conclude, judged_run
 from tests.builders.rounds import columns_of
-from tests.history.test_judging import case
+from tests.history.test_regression import case
 
 NIGHTS = (
     *[("healthy", (100.0, 100.0))] * 7,
@@ -54,7 +51,7 @@ def add(history: Path, run: RunDirectory, evidence: Evidence) -> None:
 def regressed(history: Path) -> list[str]:
     """Of each night, the values that enter no baseline."""
     with reading(history) as connection:
-        runs = host_runs(connection, SKU, "n1")
+        runs = node_runs(connection, SKU, "n1")
     return [", ".join(sorted(f"{one.arm} of {one.place.number}" for one in run.worse)) for run in runs]
 
 
@@ -67,8 +64,7 @@ def lines(folder: Path) -> Iterator[str]:
         baseline = read_baseline(history, SKU, ["n1"], at(number))
         yield f"night {number}, {NIGHTS[number][0]}; regressed: {fallen or 'nothing'}"
         for bound in (0.95, 0.97):
-            asked = replace(case(), requirement=replace(case().requirement, bound=bound))
-            found = judge_regression(asked, nights[number][1], baseline, 0.95)
+            found = judge_regression(case(bound), nights[number][1], baseline, 0.95)
             low, high = found.interval or (0.0, 0.0)
             yield f"  {found.outcome} by {bound:g}: {found.value or 0:.4f}, {low:.4f} … {high:.4f}; {found.reason}"
         yield from (f"    {one.kind} {one.place.number} of {one.host}" for one in found.culprits)
