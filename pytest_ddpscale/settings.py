@@ -213,6 +213,22 @@ def confidence_level(text: str) -> float:
     return confidence
 
 
+def share_between(least: float, most: float) -> Callable[[str], float]:
+    """Make a parser of ``5%``, ``5 %`` or ``0.05``, which is 0.05."""
+
+    def parse(text: str) -> float:
+        number = text.strip().removesuffix("%")
+        try:
+            share = float(number.replace("_", "?")) / (100 if number != text.strip() else 1)
+        except ValueError:
+            share = float("nan")
+        if not least <= share <= most:
+            raise ValueError(f"a share such as 5% or 0.05, from {100 * least:g}% to {100 * most:g}%")
+        return abs(share)  # no -0
+
+    return parse
+
+
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as a shell does; refuse arguments that this package sets itself."""
     arguments = words_of_command(text, "arguments of srun")
