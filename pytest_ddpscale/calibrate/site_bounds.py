@@ -108,7 +108,7 @@ def overlay_of(calibration: Calibration, provenance: Provenance, file: Threshold
 
 
 def calibration_lines(calibration: Calibration, provenance: Provenance) -> Iterator[str]:
-    """The answer, the table, nodes that were left out, requirements that keep their bound, and at last the source."""
+    """The answer, the table, nodes that were left out, and requirements that keep their bound."""
     number, left = len(calibration.calibrated), len(calibration.left)
     answer = (
         f"{'SIMULATED, no machine was measured: ' * provenance['is_simulated']}{number} of {number + left} bounds of "
@@ -118,8 +118,7 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
     rows: list[Sequence[str]] = []
     for metric, of_metric in groupby(calibration.calibrated, lambda one: one.name.partition("[")[0]):
         rows += [(metric, *[""] * (len(_HEADER) - 1)), *map(_row, of_metric)]
-    notes, source = bullets(_sentences(calibration)), Line(f"Source: {source_text(calibration, provenance)}")
-    return text_lines(Line(answer), Table(columns, rows), notes, source, width=_COLUMNS)
+    return text_lines(Line(answer), Table(columns, rows), bullets(_sentences(calibration)), width=_COLUMNS)
 
 
 def _sentences(calibration: Calibration) -> Iterator[str]:

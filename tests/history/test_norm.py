@@ -57,36 +57,6 @@ def forget(history: Path, *more: str) -> int:
     return main(["history", "--forget", "n1", "--history", str(history), *more])
 
 
-def test_a_gpu_that_fell_fails_every_night_and_not_only_the_first(history: Path) -> None:
-    verdicts = [night(history, GOOD + number, FELL) for number in range(25)]
-    assert {one.outcome for one in verdicts} == {"failed"}
-    assert {round(one.value or 0, 2) for one in verdicts} == {0.9}
-    note = verdicts[-1].notes[-1]
-    assert note == "regressed values do not enter the baseline; ddpscale history --forget NODE begins a new one"
-
-
-def test_what_fell_is_kept_and_shown(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    night(history, GOOD, FELL)
-    with reading(history) as connection:
-        last = node_runs(connection, SKU, "n1")[-1]
-    assert {(one.gpu_index, one.arm) for one in last.worse} == {(1, "each"), (None, "ddp")}
-    assert len(last.values) == 4
-    assert {(one.gpu_index, one.arm) for one in last.norm} == {(0, "alone"), (0, "each")}
-    assert main(["history", "n1", "--history", str(history)]) == 0
-    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if "night6" in line]
-    assert "2" in row, "values that regressed, no baseline"
-    [node] = read_histories(history)
-    assert node.drifts[0].high < 1
-
-
-def test_a_gpu_that_is_repaired_passes_by_its_norm_of_before(history: Path) -> None:
-    for number in range(8):
-        night(history, GOOD + number, FELL)
-    verdict = night(history, GOOD + 8, SOUND)
-    assert verdict.outcome == "passed"
-    assert verdict.value == pytest.approx(1.0, abs=0.01)
-
-
 def test_a_node_that_is_forgotten_has_a_new_norm_after_five_nights(
     history: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
