@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from pytest_ddpscale.errors import HistoryError, OptionError
 from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.history.prediction import CONFIDENCE, Compared, Reference, compared, references, shared_confidence
@@ -24,7 +26,7 @@ class NodeHistory(NamedTuple):
 
     Attributes:
         sku: canonical name; ``simulated …`` of simulated runs.
-        runs: the latest ones, oldest first; at least one.
+        runs: the latest ones, oldest first; at least one; of their values only the regressed ones.
         drifts: of the values of its last week with enough earlier ones, the worst first.
         young: the other values of that week.
         changes: of the software between the last run and those before.
@@ -58,7 +60,7 @@ def read_histories(history_file: Path, sku: str | None = None, node: str | None 
             if asked not in (None, *known):
                 raise OptionError(option, f"found {asked!r}", f"one of {first_few(known, _MOST_NAMED)}")
             nodes = [one for one in nodes if asked in (None, one[at])]
-        runs = [node_runs(connection, *one) for one in nodes]
+        runs = (node_runs(connection, *one) for one in nodes)
         confidence = shared_confidence(CONFIDENCE, len(nodes))
         # Without runs where the only one is being replaced at this moment.
         return [_history(of_node, confidence) for of_node in runs if of_node]
@@ -81,4 +83,6 @@ def _history(runs: Sequence[NodeRun], confidence: float) -> NodeHistory:
     drifts.sort(key=lambda one: (one.high >= 1, one.ratio))
     known = {one.value.series for one in drifts}
     young = [one for one in values.values() if one.series not in known]
-    return NodeHistory(last.sku, last.host, runs, drifts, young, version_changes(versions_seen(before), last.versions))
+    changes = version_changes(versions_seen(before), last.versions)
+    shown = [replace(run, values=tuple(run.worse)) for run in runs]  # of many nodes all values would fill the memory
+    return NodeHistory(last.sku, last.host, shown, drifts, young, changes)
