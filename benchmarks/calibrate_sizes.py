@@ -32,7 +32,7 @@ from calibrate_rehearsal import CONFIDENCE, MOST_EXCLUDED, PER_NODE, evidence_of
 from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.calibrate.calibration import calibrate
-from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
+from pytest_ddpscale.calibrate.site_bounds import overlay_of, provenance_of
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.judge.judge import judge

@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs
+from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRun, compare_runs
 from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.words.reasons import worded
@@ -64,16 +63,16 @@ def main() -> None:
     pairs = parser.parse_args().pairs
     file = load_thresholds(packaged("thresholds.yaml"))
     quiet = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, noise=1e-6))
-    truth = {one.id: one.change.size for one in compared(quiet, 0, SLOW) if one.change}
+    truth = {one.a.id: one.change.size for one in compared(quiet, 0, SLOW) if one.change}
     for name, options in NOISES.items():
         cluster = open_cluster(file, ClusterOptions("a100", GPUS, workloads=WORKLOADS, **options))
         alike = [[one.difference == NONE for one in compared(cluster, pair)] for pair in range(pairs)]
         same, count = sum(map(sum, alike)), sum(map(len, alike))
         print(f"{name}: {same} of {count} show none; worst pair {min(map(sum, alike))} of {len(alike[0])}")
         slowed = [one for pair in range(pairs) for one in compared(cluster, pair, SLOW)]
-        worse = [(one.world_size == GPUS, one.is_worse) for one in slowed if abs(truth[one.id]) >= LEAST_LOSS]
+        worse = [(one.a.world_size == GPUS, one.is_worse) for one in slowed if abs(truth[one.a.id]) >= LEAST_LOSS]
         of_all, of_fewer = ([told for is_of_all, told in worse if is_of_all is wanted] for wanted in (True, False))
-        spared = [one.difference == NONE for one in slowed if abs(truth[one.id]) < NEGLIGIBLE_CHANGE]
+        spared = [one.difference == NONE for one in slowed if abs(truth[one.a.id]) < NEGLIGIBLE_CHANGE]
         print(f"  {SLOW}: of all GPUs {sum(of_all)} of {len(of_all)} that are worse are shown to be, of fewer "
               f"{sum(of_fewer)} of {len(of_fewer)}; {sum(spared)} of {len(spared)} that are not show none")  # fmt: skip
 

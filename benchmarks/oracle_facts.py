@@ -117,22 +117,18 @@ def history_rows(history: str) -> Facts:
     """Values of the run that was added last: by what was measured, on each node in the order of its GPUs."""
     facts: Facts = defaultdict(dict)
     with closing(sqlite3.connect(history)) as database:
-        run, *about = database.execute("SELECT id, sku, outcome FROM runs ORDER BY rowid DESC").fetchone()
-        facts["history"]["run"] = " ".join(about)
-        for host, versions in database.execute("SELECT host, versions FROM hosts WHERE run = ?", [run]):
-            facts["history"].setdefault(versions, []).append(host)
-        values = database.execute(
-            "SELECT host, gpu_index, gpu_uuid, metric, subject, world_size, arm, definition, batch_size, value, "
-            "standing FROM key_values WHERE run = ? ORDER BY host, gpu_index",
-            [run],
-        )
-        for host, index, uuid, *series, definition, batch, value, standing in values:
-            fact = facts[" ".join(["history", *map(str, series), *[f"batch {batch}"] * (batch is not None)])]
-            fact["definition"] = definition
-            fact.setdefault(host, {})["node" if index is None else str(index)] = value
-            facts["history"].setdefault(f"GPUs of {host}", {})[str(index)] = uuid
-            if standing != "norm":
-                fact.setdefault(standing, []).append(f"{host} {index}")
+        asked = "SELECT document FROM nodes WHERE run = (SELECT run FROM nodes ORDER BY rowid DESC) ORDER BY host"
+        for node in (json.loads(document) for (document,) in database.execute(asked)):
+            facts["history"]["run"] = f"{node['sku']} {node['outcome']}"
+            versions = json.dumps(node["versions"], separators=(",", ":"))
+            facts["history"].setdefault(versions, []).append(node["host"])
+            for host, index, uuid, *series, definition, value, _, batch, has_regressed in node["values"]:
+                fact = facts[" ".join(["history", *map(str, series), *[f"batch {batch}"] * (batch is not None)])]
+                fact["definition"] = definition
+                fact.setdefault(host, {})["node" if index is None else str(index)] = value
+                facts["history"].setdefault(f"GPUs of {host}", {})[str(index)] = uuid
+                if has_regressed:
+                    fact.setdefault("worse", []).append(f"{host} {index}")
     return facts
 
 

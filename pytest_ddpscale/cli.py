@@ -354,8 +354,8 @@ def _scaling(arguments: argparse.Namespace) -> None:
 
 
 def _history(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.database import DEFAULT_HISTORY
     from pytest_ddpscale.history.overview import read_histories
+    from pytest_ddpscale.history.store import DEFAULT_HISTORY
     from pytest_ddpscale.report.listings import json_text, node_lines, overview_lines
 
     file: Path = arguments.history or DEFAULT_HISTORY
@@ -377,7 +377,7 @@ def _history(arguments: argparse.Namespace) -> None:
 
 
 def _forget(file: Path, arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.recording import forget
+    from pytest_ddpscale.history.store import forget
 
     if arguments.node is not None:
         raise OptionError("--forget", f"found {arguments.node!r} beside it", "one node")
@@ -386,7 +386,7 @@ def _forget(file: Path, arguments: argparse.Namespace) -> None:
 
 
 def _add_to_history(file: Path, arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.recording import add_run
+    from pytest_ddpscale.history.store import add_run
 
     if arguments.node is not None or arguments.gpu_sku is not None or arguments.forget is not None:
         raise OptionError("--add", "found NODE, --gpu-sku or --forget with it", "run directories only")

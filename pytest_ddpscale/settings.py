@@ -213,6 +213,22 @@ def confidence_level(text: str) -> float:
     return confidence
 
 
+def share_between(least: float, most: float) -> Callable[[str], float]:
+    """Make a parser of ``5%``, ``5 %`` or ``0.05``, which is 0.05."""
+
+    def parse(text: str) -> float:
+        number = text.strip().removesuffix("%")
+        try:
+            share = float(number.replace("_", "?")) / (100 if number != text.strip() else 1)
+        except ValueError:
+            share = float("nan")
+        if not least <= share <= most:
+            raise ValueError(f"a share such as 5% or 0.05, from {100 * least:g}% to {100 * most:g}%")
+        return abs(share)  # no -0
+
+    return parse
+
+
 def arguments_of_srun(text: str) -> tuple[str, ...]:
     """Split as a shell does; refuse arguments that this package sets itself."""
     arguments = words_of_command(text, "arguments of srun")
@@ -320,7 +336,7 @@ class Settings:
         "nodes that fail a check before launch: measure them anyway, leave them out, or stop without measuring",
         default=MEASURE)
     history: Path | None = _option("--ddp-history", "FILE", path, "judging",
-        "SQLite file with earlier results of this site's nodes; default: history.sqlite beside runs in ddpscale-runs",
+        "SQLite file with earlier results of this site's nodes; default: ddpscale-runs/history.sqlite here",
         in_environment=True)
     confidence: float = _option("--ddp-confidence", "0.95", confidence_level, "judging",
         "confidence of the intervals", default="0.95")

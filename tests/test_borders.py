@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker": {"datasets", "families", "plan", "run", "telemetry"},
     "judge": {"plan", "run", "thresholds"},
     "history": {"plan", "run", "thresholds", "judge"},
-    "calibrate": {"report", "plan", "run", "thresholds", "judge", "history"},
+    "calibrate": {"settings", "report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report"},
     "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch"},

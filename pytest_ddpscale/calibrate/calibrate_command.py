@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.settings import read_value, share_between
 from pytest_ddpscale.util.packaged import usual_thresholds
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def add_calibrate(commands: Commands) -> None:
         help="highest chance that a healthy node fails its whole run; default: 1%%")  # fmt: skip
     add("--max-excluded", default="25%", metavar="P",
         help="largest share of nodes that may be left out as outliers; default: 25%%")  # fmt: skip
+    add("--lower", action="store_true", help="also replace published bounds by weaker ones")
     add("--write", type=Path, metavar="NEW.yaml",
         help="show and write a new thresholds file with the bounds, which extends --thresholds; an existing file is "
              "never changed")  # fmt: skip
@@ -50,22 +52,21 @@ def add_calibrate(commands: Commands) -> None:
 def _calibrate(arguments: argparse.Namespace) -> None:
     """Print the calibration, and write it with --write. Raises BadInput."""
     from pytest_ddpscale.calibrate.calibration import calibrate
-    from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
-    from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
+    from pytest_ddpscale.calibrate.site_bounds import calibration_json, calibration_lines, overlay_of, provenance_of
     from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run, refuse_unlike_runs
     from pytest_ddpscale.run.strict_json import strict_json
     from pytest_ddpscale.thresholds.loading import load_thresholds
     from pytest_ddpscale.thresholds.site_file import refuse_unwritable, write_overlay
 
-    rate = _share("--false-reject-rate", arguments.false_reject_rate, _LARGEST_RATE)
-    most_excluded = _share("--max-excluded", arguments.max_excluded, 0.5)
+    rate = read_value("--false-reject-rate", arguments.false_reject_rate, share_between(_LEAST_SHARE, _LARGEST_RATE))
+    most_excluded = read_value("--max-excluded", arguments.max_excluded, share_between(_LEAST_SHARE, 0.5))
     file = load_thresholds(arguments.thresholds or usual_thresholds())
     if arguments.write is not None:
         refuse_unwritable(arguments.write, file)
     runs = [read_trusted_run(directory) for directory in arguments.directories]
     refuse_unlike_runs(runs, simulated_too=arguments.allow_simulated)
     sku = _sku(file, runs[0], arguments.gpu_sku)
-    calibration = calibrate(file, sku, runs, rate, most_excluded)
+    calibration = calibrate(file, sku, runs, rate, most_excluded, lowers=arguments.lower)
     provenance = provenance_of(calibration, runs)
     overlay = overlay_of(calibration, provenance, file)
     if arguments.json:
@@ -84,18 +85,6 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         print(f"Wrote {arguments.write}. Next: ddpscale thresholds check {arguments.write}", file=sys.stderr)
     elif not arguments.json:
         print(f"\nFor an overlay (--write FILE writes it):\n\n{overlay.text(Path())}", end="")
-
-
-def _share(option: str, text: str, most: float) -> float:
-    """Parse ``1%``, ``1 %`` or ``0.01`` as 0.01. Raises OptionError."""
-    number = text.strip().removesuffix("%").strip()
-    try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = float("nan")
-    if not _LEAST_SHARE <= share <= most:
-        raise OptionError(option, f"found {text!r}", f"a share such as 1%, from 0.0001% to {most:.0%}")
-    return share
 
 
 def _sku(file: ThresholdsFile, run: TrustedRun, asked: str | None) -> str:

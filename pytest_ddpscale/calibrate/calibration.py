@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pytest_ddpscale.calibrate.excluding import FEWEST_OTHERS, Deviation, ValueSet, deviating_nodes
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
@@ -38,7 +38,37 @@ LEAST_GAP = 0.01
 _DIGITS = 4
 _ONE_IN_TWENTY = statistics.NormalDist().inv_cdf(0.95)
 
-ByLaunch = Mapping[str, Mapping[str, NodeValue]]  # by host, then by launch
+
+@dataclass(frozen=True)
+class Measured:
+    """A requirement with the values of nodes, by host and launch."""
+
+    case: AnyCase
+    values: Mapping[str, Mapping[str, NodeValue]]
+
+    @property
+    def errs_by_factors(self) -> bool:
+        """Whether the numbers are logarithms."""
+        return self.case.requirement.definition.scale == "factors"
+
+    @property
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """What statistics take, by host and launch."""
+        number = math.log if self.errs_by_factors else float
+        return {host: {name: number(one.value) for name, one in of.items()} for host, of in self.values.items()}
+
+    def value(self, number: float) -> float:
+        """In the metric's unit."""
+        return math.exp(number) if self.errs_by_factors else number
+
+    def scale(self, centre: float) -> float:
+        """Scale of a relative difference of numbers: 1 for logarithms and shares, else the value."""
+        is_share = self.case.requirement.definition.unit == "fraction"
+        return 1.0 if self.errs_by_factors or is_share else abs(centre)
+
+    def without(self, nodes: Collection[str]) -> Measured:
+        """Of the other nodes."""
+        return Measured(self.case, {host: of for host, of in self.values.items() if host not in nodes})
 
 
 @dataclass(frozen=True)
@@ -108,7 +138,8 @@ class Calibration:
         calibrated: requirements with new bounds, in the order of the file.
         excluded: nodes that were left out.
         left: requirements that keep their bounds, by name, with the reason.
-        unseen: names of measured requirements on speed that keep a provisional bound.
+        unseen: names of measured requirements on speed that keep a provisional bound, which only warns and may be far
+            off.
     """
 
     sku: str
@@ -116,7 +147,7 @@ class Calibration:
     nodes: tuple[str, ...]
     calibrated: tuple[CalibratedRequirement, ...]
     excluded: tuple[ExcludedNode, ...]
-    left: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str]
     unseen: tuple[str, ...] = ()
 
     def accepts_by(self, one: CalibratedRequirement) -> bool:
@@ -130,12 +161,9 @@ class Calibration:
 
 
 def calibrate(
-    file: ThresholdsFile,
-    sku: str,
-    runs: Sequence[TrustedRun],
-    false_reject_rate: float,
-    max_excluded: float,
-) -> Calibration:
+    file: ThresholdsFile, sku: str, runs: Sequence[TrustedRun], false_reject_rate: float, max_excluded: float, *,
+    lowers: bool = False,
+) -> Calibration:  # fmt: skip
     """Bounds for the requirements that a single node can decide.
 
     Args:
@@ -144,57 +172,42 @@ def calibrate(
         runs: of trusted nodes, on the same software.
         false_reject_rate: highest chance that a healthy node fails its whole run, 0 … 0.5.
         max_excluded: largest share of nodes that may be left out.
+        lowers: whether a published bound may become weaker.
 
     Raises:
         OptionError: too many nodes are outliers, or too few nodes or launches remain.
     """
-    layout = Layout(1, runs[0].evidence.plan.layout.ranks_per_node)
-    every_case = cases_for(file, sku, layout)
-    cases, reasons = _answerable(every_case)
-    unfit = _unfit(every_case, runs)
-    values = {case.id: _by_host(case, runs, unfit) for case in cases}
+    every_case = cases_for(file, sku, Layout(1, runs[0].evidence.plan.layout.ranks_per_node))
+    cases, left = _answerable(every_case)
+    unfit: dict[str, str] = {}
+    for run in reversed(runs):  # the first reason counts
+        unfit |= unfit_nodes(every_case, run.evidence)
+    measured = [Measured(case, _by_host(case, runs)).without(unfit) for case in cases]
     hosts = sorted({host for run in runs for host in run.hosts})
     excluded = [ExcludedNode(host, why) for host, why in sorted(unfit.items())]
-    excluded += excluded_nodes(cases, values, [host for host in hosts if host not in unfit], max_excluded)
+    excluded += excluded_nodes(measured, math.floor(max_excluded * len({*hosts} - unfit.keys())))
     _refuse_too_many(excluded, hosts, max_excluded)
     gone = {one.node for one in excluded}
-    kept = {
-        case.id: {host: by_launch for host, by_launch in values[case.id].items() if host not in gone} for case in cases
-    }
-    spreads: dict[str, NextValue] = {}
-    for case in cases:
-        spread = _spread(case, kept[case.id])
-        if isinstance(spread, NextValue):
-            spreads[case.id] = spread
+    spreads: list[tuple[Measured, NextValue]] = []
+    for one in (of_all.without(gone) for of_all in measured):
+        spread = _spread(one) if one.values else why_no_values(one.case, runs[0].evidence)
+        if isinstance(spread, str):
+            left[one.case.id] = spread
         else:
-            reasons[case.id] = spread if kept[case.id] else why_no_values(case, runs[0].evidence)
+            spreads.append((one, spread))
     calibrated: list[CalibratedRequirement] = []
-    for case in cases:
-        if case.id in spreads:
-            chance = false_reject_rate / len(spreads)
-            bounded = _bounded(case, spreads[case.id], kept[case.id], chance)
-            if isinstance(bounded, CalibratedRequirement):
-                calibrated.append(bounded)
-            else:
-                reasons[case.id] = bounded
-    remaining = tuple(host for host in hosts if host not in gone)
+    for one, spread in spreads:
+        bounded = _bounded(one, spread, false_reject_rate / len(spreads), lowers=lowers)
+        if isinstance(bounded, str):
+            left[one.case.id] = bounded
+        else:
+            calibrated.append(bounded)
+    bound = {one.name for one in calibrated}
+    unseen = [one.case for one in measured if one.without(gone).values and one.case.id not in bound]
     return Calibration(
-        sku, false_reject_rate, remaining, tuple(calibrated), tuple(excluded), reasons,
-        _unseen(cases, kept, calibrated),
+        sku, false_reject_rate, tuple(host for host in hosts if host not in gone), tuple(calibrated), tuple(excluded),
+        left, tuple(one.id for one in unseen if one.requirement.provisional and one.requirement.definition.tells_speed),
     )  # fmt: skip
-
-
-def _unseen(
-    cases: Sequence[AnyCase], measured: Mapping[str, ByLaunch], calibrated: Sequence[CalibratedRequirement]
-) -> tuple[str, ...]:
-    """Measured requirements on speed that keep a provisional bound, which only warns and may be far off."""
-    bounded = {one.name for one in calibrated}
-    return tuple(
-        case.id
-        for case in cases
-        if case.requirement.provisional and case.requirement.definition.tells_speed
-        if measured[case.id] and case.id not in bounded
-    )
 
 
 def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]]:
@@ -207,95 +220,51 @@ def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]
             reasons[case.id] = "exact: there is nothing to calibrate"
         elif definition.subject == "node":
             reasons[case.id] = "depends on each node's own history"
-        elif case.requirement.key() in found:
+        elif found.setdefault(case.requirement.key(), case) is not case:
             reasons[case.id] = "another row requires the same"
-        else:
-            found[case.requirement.key()] = case
     return list(found.values()), reasons
 
 
-def _unfit(cases: Sequence[AnyCase], runs: Sequence[TrustedRun]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for run in runs:
-        for host, why in unfit_nodes(cases, run.evidence).items():
-            found.setdefault(host, why)
-    return found
-
-
-def _by_host(case: AnyCase, runs: Sequence[TrustedRun], unfit: Mapping[str, str]) -> dict[str, dict[str, NodeValue]]:
+def _by_host(case: AnyCase, runs: Sequence[TrustedRun]) -> dict[str, dict[str, NodeValue]]:
     found: dict[str, dict[str, NodeValue]] = {}
     for run in runs:
         for host, value in node_values(case, run.evidence).items():
-            if host in run.gpus and host not in unfit:
+            if host in run.gpus:
                 found.setdefault(host, {})[run.name] = value
     return found
 
 
-def _errs_by_factors(case: AnyCase) -> bool:
-    return case.requirement.definition.scale == "factors"
-
-
-def _transformed(case: AnyCase, value: float) -> float:
-    return math.log(value) if _errs_by_factors(case) else value
-
-
-def _least_sd(case: AnyCase, centre: float) -> float:
-    """Least spread assumed, in transformed values."""
-    return LEAST_SPREAD * _scale_of(case, centre)
-
-
-def _least_gap(case: AnyCase, centre: float) -> float:
-    """Least distance between nodes that can make one an outlier, in transformed values."""
-    return LEAST_GAP * _scale_of(case, centre)
-
-
-def _scale_of(case: AnyCase, centre: float) -> float:
-    """Scale of a relative difference: 1 for logarithms and shares, else the value."""
-    is_share = case.requirement.definition.unit == "fraction"
-    return 1.0 if _errs_by_factors(case) or is_share else abs(centre)
-
-
-def excluded_nodes(
-    cases: Sequence[AnyCase], values: Mapping[str, ByLaunch], hosts: Sequence[str], max_excluded: float
-) -> list[ExcludedNode]:
+def excluded_nodes(measured: Sequence[Measured], most: int) -> list[ExcludedNode]:
     """Outliers, in the mean over launches or in one launch with enough other nodes.
 
     Args:
-        cases: requirements.
-        values: of each requirement, by its name.
-        hosts: all nodes.
-        max_excluded: largest share of nodes that may be left out of one set of values at a time.
+        measured: requirements with their values.
+        most: most nodes that may be left out of one set of values at a time.
     """
-    sets: list[ValueSet] = []
-    of_case = {case.id: case for case in cases}
-    for case in cases:
-        logs = {
-            host: {launch: _transformed(case, one.value) for launch, one in by_launch.items()}
-            for host, by_launch in values[case.id].items()
-        }
-        means = {host: math.fsum(by_launch.values()) / len(by_launch) for host, by_launch in logs.items()}
-        centre = math.fsum(means.values()) / len(means) if means else 0.0
-        least = _least_sd(case, centre), _least_gap(case, centre), _errs_by_factors(case)
-        sets.append(ValueSet(case.id, means, *least))
-        launches = dict.fromkeys(launch for by_launch in logs.values() for launch in by_launch)
-        for launch in launches if len(launches) > 1 else ():
-            in_launch = {host: by_launch[launch] for host, by_launch in logs.items() if launch in by_launch}
-            if len(in_launch) > FEWEST_OTHERS:
-                sets.append(ValueSet(case.id, in_launch, *least, launch))
-    found = []
-    for deviation in deviating_nodes(sets, math.floor(max_excluded * len(hosts))):
-        case = of_case[deviation.name]
-        found.append(ExcludedNode(deviation.node, _why(case, deviation, values[case.id][deviation.node]), deviation))
-    return found
+    of_case = {one.case.id: one for one in measured}
+    found = deviating_nodes([one for of_one in measured for one in _value_sets(of_one)], most)
+    return [ExcludedNode(one.node, _why(of_case[one.name], one), one) for one in found]
 
 
-def _why(case: AnyCase, deviation: Deviation, of_node: Mapping[str, NodeValue]) -> str:
-    definition, back = case.requirement.definition, math.exp if _errs_by_factors(case) else float
-    value, centre = back(deviation.value), back(deviation.centre)
+def _value_sets(one: Measured) -> Iterator[ValueSet]:
+    numbers = one.numbers
+    means = {host: math.fsum(by_launch.values()) / len(by_launch) for host, by_launch in numbers.items()}
+    scale = one.scale(math.fsum(means.values()) / len(means) if means else 0.0)
+    least = LEAST_SPREAD * scale, LEAST_GAP * scale, one.errs_by_factors
+    yield ValueSet(one.case.id, means, *least)
+    launches = dict.fromkeys(launch for by_launch in numbers.values() for launch in by_launch)
+    for launch in launches if len(launches) > 1 else ():
+        in_launch = {host: by_launch[launch] for host, by_launch in numbers.items() if launch in by_launch}
+        if len(in_launch) > FEWEST_OTHERS:
+            yield ValueSet(one.case.id, in_launch, *least, launch)
+
+
+def _why(one: Measured, deviation: Deviation) -> str:
+    value, centre, case = one.value(deviation.value), one.value(deviation.centre), one.case
     unit = "" if case.unit in ("fraction", "x") else f" {case.unit}"
     in_launch = f" in {deviation.launch}" if deviation.launch else ""
-    worst = max if definition.upper_bound else min
-    place = worst(of_node.values(), key=lambda one: one.value).place
+    worst = max if case.requirement.definition.upper_bound else min
+    place = worst(one.values[deviation.node].values(), key=lambda of_launch: of_launch.value).place
     at = f" ({place})" if place != deviation.node else ""
     apart = percent(value / centre - 1, 1, signed=True) if centre else f"{value - centre:+.3g}"
     return (
@@ -317,37 +286,28 @@ def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max
         raise OptionError("RUN_DIR", f"{left} nodes remain", f"at least {FEWEST_NODES}")
 
 
-def _spread(case: AnyCase, kept: ByLaunch) -> NextValue | str:
+def _spread(one: Measured) -> NextValue | str:
     """Prediction for a further node, or why there is none."""
-    if len(kept) < FEWEST_NODES:
-        return f"measured on {len(kept)} nodes; expected at least {FEWEST_NODES}"
-    logs = {
-        host: {launch: _transformed(case, one.value) for launch, one in by_launch.items()}
-        for host, by_launch in kept.items()
-    }
-    repeated = sum(len(by_launch) >= FEWEST_LAUNCHES for by_launch in logs.values())
-    if 2 * repeated < len(logs):
+    number, repeated = len(one.values), sum(len(of_node) >= FEWEST_LAUNCHES for of_node in one.values.values())
+    if number < FEWEST_NODES:
+        return f"measured on {number} nodes; expected at least {FEWEST_NODES}"
+    if 2 * repeated < number:
         return (
-            f"only {repeated} of {len(logs)} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
+            f"only {repeated} of {number} nodes had {FEWEST_LAUNCHES} launches, too few for a deviation between "
             "launches; add a run of another day"
         )
-    return next_value(logs)
+    return next_value(one.numbers)
 
 
-def _reach(kept: ByLaunch) -> float:
-    """Half a confidence interval of the judge, the median over nodes and launches."""
-    return statistics.median(one.reach for by_launch in kept.values() for one in by_launch.values())
-
-
-def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) -> CalibratedRequirement | str:
+def _bounded(one: Measured, spread: NextValue, chance: float, *, lowers: bool) -> CalibratedRequirement | str:
     """The bound with a margin in per cent, rounded away from the value, or why there is none."""
-    requirement, definition = case.requirement, case.requirement.definition
-    back = math.exp if _errs_by_factors(case) else float
+    case, requirement, definition = one.case, one.case.requirement, one.case.requirement.definition
     sign = 1 if definition.upper_bound else -1
-    reach = _reach(kept)
-    predicted = spread.bound(chance, _least_sd(case, spread.mean), upper=definition.upper_bound)
-    exact = back(predicted + sign * reach)
-    value = float(f"{back(spread.mean):.{_DIGITS}g}")
+    every = [value for by_launch in one.values.values() for value in by_launch.values()]
+    reach = statistics.median(value.reach for value in every)
+    least_sd = LEAST_SPREAD * one.scale(spread.mean)
+    exact = one.value(spread.bound(chance, least_sd, upper=definition.upper_bound) + sign * reach)
+    value = float(f"{one.value(spread.mean):.{_DIGITS}g}")
     if value <= 0:
         return f"the nodes reach {value:g}, so there is no margin in per cent"
     margin_pct = max(0.1, math.ceil(round(sign * (exact / value - 1) * 1000, 6)) / 10)
@@ -357,6 +317,10 @@ def _bounded(case: AnyCase, spread: NextValue, kept: ByLaunch, chance: float) ->
     least, most = definition.range_at(case.world_size)
     if not (least <= bound < most if definition.upper_bound else least <= bound <= most):
         return f"a bound of {bound:.4g} would judge nothing; expected {least:g} to {most:g}"
-    launches = sum(map(len, kept.values())) / len(kept)
-    sds = spread.node_sd, spread.launch_sd, reach
-    return CalibratedRequirement(requirement, case.id, value, *sds, margin_pct, bound, len(kept), launches, case.unit)
+    found = CalibratedRequirement(
+        requirement, case.id, value, spread.node_sd, spread.launch_sd, reach, margin_pct, bound, len(one.values),
+        len(every) / len(one.values), case.unit,
+    )  # fmt: skip
+    if found.is_weaker and not lowers:
+        return f"its {bound:.4g} would be weaker than the published {requirement.bound:.4g}; --lower takes it"
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,9 +42,32 @@ def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
     """The judge's estimate by host in one launch: the mean over rounds, of logarithms if values err by factors.
 
     A node is left out if the judge would not use its number: rounds are missing or too few, the value is not credible,
-    devices waited for their host, or loss scaling skipped steps.
+    devices waited for their host, or loss scaling skipped steps; and if it lacks a GPU or pair that others have.
     """
-    return _of_training(case, evidence) if isinstance(case, Case) else _of_probe(case, evidence)
+    plan, definition, groups = evidence.plan, case.requirement.definition, None
+    names: Sequence[str]
+    if isinstance(case, Case):
+        study, found = matching_study(plan, case.question), values_of(evidence, case.question) / case.constant
+        if study is None or found.broken is not None or not all(map(plan.layout.fits_node, case.question.arms)):
+            return {}
+        groups, limit, names = groups_of(case.question, study, evidence), study.rounds, found.places
+        hosts = list(groups.merged[-1].ranks.by_host) if list(names) == [WHOLE] else names
+        judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, found, groups=groups)
+    elif case.probe is None or definition.compares_places or plan.probes is None:
+        return {}
+    else:
+        probed, limit = probed_values(evidence.probed(case.probe), case.probe, plan.layout), plan.probes.rounds
+        names = [place.name for place in probed.places]
+        hosts = ["" if one.kind == "gang" or one.is_between_nodes else one.host for one in probed.places]
+        judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, probed)
+    by_host: dict[str, list[NodeValue | None]] = {}
+    of_places = zip(hosts, _usable(judged, names, limit), judged.values.rounds().tolist(), strict=False)
+    for host, one, rounds in of_places:
+        if host and rounds:
+            by_host.setdefault(host, []).append(one)
+    worst, most = max if definition.upper_bound else min, max(map(len, by_host.values()), default=0)
+    usable = {host: [one for one in of_host if one] for host, of_host in by_host.items()}
+    return {host: worst(of, key=lambda one: one.value) for host, of in usable.items() if len(of) == most}
 
 
 def why_no_values(case: AnyCase, evidence: Evidence) -> str:
@@ -72,47 +94,6 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
             found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")
     return found
-
-
-def _of_training(case: Case, evidence: Evidence) -> dict[str, NodeValue]:
-    if not all(map(evidence.plan.layout.fits_node, case.question.arms)):
-        return {}
-    study, values = matching_study(evidence.plan, case.question), values_of(evidence, case.question) / case.constant
-    if study is None or values.broken is not None:
-        return {}
-    found = groups_of(case.question, study, evidence)
-    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, values, groups=found)
-    hosts = list(found.merged[-1].ranks.by_host) if list(values.places) == [WHOLE] else values.places
-    return {
-        host: one
-        for host, one in zip(hosts, _usable(judged, values.places, study.rounds), strict=False)
-        if one is not None
-    }
-
-
-def _of_probe(case: NodeCase, evidence: Evidence) -> dict[str, NodeValue]:
-    if case.probe is None or case.requirement.definition.compares_places:
-        return {}
-    values = probed_values(evidence.probed(case.probe), case.probe, evidence.plan.layout)
-    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, values)
-    usable = _usable(
-        judged, [place.name for place in values.places], evidence.plan.probes.rounds if evidence.plan.probes else 0
-    )
-    by_host: dict[str, list[NodeValue]] = {}
-    places_of: Counter[str] = Counter()
-    for place, one, rounds in zip(values.places, usable, values.rounds().tolist(), strict=True):
-        if not rounds or place.kind == "gang" or place.is_between_nodes:
-            continue
-        places_of[place.host] += 1
-        if one is not None:
-            by_host.setdefault(place.host, []).append(one)
-    all_places = max(places_of.values(), default=0)  # of a node without missing GPUs or pairs
-    worst = max if case.requirement.definition.upper_bound else min
-    return {
-        host: worst(of_host, key=lambda one: one.value)
-        for host, of_host in by_host.items()
-        if len(of_host) == all_places
-    }
 
 
 def _usable(judged: Judged, names: Sequence[str], most_rounds: int) -> list[NodeValue | None]:

@@ -53,21 +53,6 @@ class NextValue:
         return self.mean + reach if upper else self.mean - reach
 
 
-@dataclass(frozen=True)
-class _MeanSquare:
-    """A sum of squares over its degrees of freedom."""
-
-    squares: float
-    degrees: int
-
-    @property
-    def value(self) -> float:
-        return self.squares / self.degrees if self.degrees else 0.0
-
-    def pooled(self, other: _MeanSquare) -> _MeanSquare:
-        return _MeanSquare(self.squares + other.squares, self.degrees + other.degrees)
-
-
 def next_value(values: Mapping[str, Mapping[str, float]]) -> NextValue:
     """Predict the value of a new node in a new launch.
 
@@ -82,57 +67,37 @@ def next_value(values: Mapping[str, Mapping[str, float]]) -> NextValue:
     if nodes < 2 or number - nodes < 1:
         raise ValueError(f"{number} values of {nodes} nodes; expected at least 2 nodes and a node with 2 launches")
     mean = statistics.fmean(means.values())
-    launches, of_launches, rest = _within_nodes(values, means)
-    between = _MeanSquare(number / nodes * math.fsum((one - mean) ** 2 for one in means.values()), nodes - 1)
-    return _predicted(mean, (nodes, len(launches), number), between, of_launches, rest)
-
-
-def _predicted(
-    mean: float, counts: tuple[int, int, int], between: _MeanSquare, of_launches: _MeanSquare, rest: _MeanSquare
-) -> NextValue:
-    """The prediction from mean squares; `counts` are those of nodes, launches and values."""
-    nodes, launches, number = counts
-    per_node, per_launch = number / nodes, number / launches
-    if of_launches.value <= rest.value:
-        rest, of_launches = rest.pooled(of_launches), _MeanSquare(0.0, 0)
-    if between.value <= rest.value:
-        rest, between = rest.pooled(between), _MeanSquare(0.0, 0)
-    terms = []
-    if between.degrees:
-        terms.append(((1 + 1 / nodes) / per_node, between))
-    if of_launches.degrees:
-        terms.append(((1 + 1 / launches) / per_launch, of_launches))
-    terms.append((max(0.0, 1 + 1 / number - sum(weight for weight, _ in terms)), rest))
-    variance = math.fsum(weight * square.value for weight, square in terms)
-    share = math.fsum((weight * square.value) ** 2 / square.degrees for weight, square in terms if square.degrees)
-    node_variance = max(0.0, between.value - rest.value) / per_node
-    common_variance = max(0.0, of_launches.value - rest.value) / per_launch
-    return NextValue(
-        mean,
-        math.sqrt(node_variance),
-        math.sqrt(common_variance + rest.value),
-        math.sqrt(variance),
-        max(1, math.floor(variance**2 / share)) if share > 0 else number - 1,
-    )
-
-
-def _within_nodes(
-    values: Mapping[str, Mapping[str, float]], means: Mapping[str, float]
-) -> tuple[list[str], _MeanSquare, _MeanSquare]:
-    """Launches, the mean square between launches, and the mean square of the rest within nodes."""
     by_launch: dict[str, list[float]] = {}
     for node, of_node in values.items():
         for launch, value in of_node.items():
             by_launch.setdefault(launch, []).append(value - means[node])
-    number = sum(map(len, by_launch.values()))
-    whole = _MeanSquare(
-        math.fsum(one * one for of_launch in by_launch.values() for one in of_launch), number - len(values)
-    )
-    common = _MeanSquare(
+    launches = len(by_launch)
+    # Sums of squares and their degrees of freedom: between nodes, between launches, and the rest.
+    sums = [
+        number / nodes * math.fsum((one - mean) ** 2 for one in means.values()),
         math.fsum(len(of_launch) * statistics.fmean(of_launch) ** 2 for of_launch in by_launch.values()),
-        len(by_launch) - 1,
+        math.fsum(one * one for of_launch in by_launch.values() for one in of_launch),
+    ]
+    degrees = [nodes - 1, launches - 1, number - nodes]
+    if launches < 2 or degrees[2] <= degrees[1] or launches == number:
+        sums[1], degrees[1] = 0.0, 0
+    else:
+        sums[2], degrees[2] = max(0.0, sums[2] - sums[1]), degrees[2] - degrees[1]
+    for part in (1, 0):  # pooled with the rest if it does not exceed it
+        if not degrees[part] or sums[part] / degrees[part] <= sums[2] / degrees[2]:
+            sums[2], degrees[2] = sums[2] + sums[part], degrees[2] + degrees[part]
+            sums[part], degrees[part] = 0.0, 0
+    between, common, rest = squares = [one / of if of else 0.0 for one, of in zip(sums, degrees, strict=True)]
+    weights = [(1 + one) / each * bool(of) for one, each, of in (
+        (1 / nodes, number / nodes, degrees[0]), (1 / launches, number / launches, degrees[1]))]  # fmt: skip
+    weights.append(max(0.0, 1 + 1 / number - sum(weights)))
+    terms = [weight * square for weight, square in zip(weights, squares, strict=True)]
+    variance = math.fsum(terms)
+    share = math.fsum(term**2 / of for term, of in zip(terms, degrees, strict=True) if of)
+    return NextValue(
+        mean,
+        math.sqrt(max(0.0, between - rest) / (number / nodes)),
+        math.sqrt(max(0.0, common - rest) / (number / launches) + rest),
+        math.sqrt(variance),
+        max(1, math.floor(variance**2 / share)) if share > 0 else number - 1,
     )
-    if common.degrees < 1 or whole.degrees - common.degrees < 1 or len(by_launch) == number:
-        return list(by_launch), _MeanSquare(0.0, 0), whole
-    rest = _MeanSquare(max(0.0, whole.squares - common.squares), whole.degrees - common.degrees)
-    return list(by_launch), common, rest

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value
+from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value, share_between
+from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.printable import one_line
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.compare.gate import Gate, Gated
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-Found = TypeVar("Found", bound="Gated")
+
+class Gated(Protocol):
+    """A comparison that --fail-below can check."""
+
+    @property
+    def lost(self) -> Sequence[str]:
+        """Values that were measured before but have nothing to compare with now."""
+
+    def worse_by(self, share: float) -> list[str]:
+        """Values that certainly are worse by more than `share`."""
+
+
+Found = TypeVar("Found", bound=Gated)
+_MOST_NAMES = 20
 WORSE = 1  # exit code if something is worse than --fail-below allows
 
 
@@ -42,25 +55,23 @@ def add_compare(commands: Commands) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
     from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
-    from pytest_ddpscale.compare.compared_run import read_compared_run
-    from pytest_ddpscale.compare.comparing import compare_runs
+    from pytest_ddpscale.compare.comparing import compare_runs, read_compared_run
     from pytest_ddpscale.compare.ddp_benchmark_file import report_at
-    from pytest_ddpscale.compare.gate import Gate
 
-    fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
-    if arguments.allow_missing and fail_below is None:
+    if arguments.fail_below is not None:
+        arguments.fail_below = read_value("--fail-below", arguments.fail_below, share_between(0, 0.9999))
+    elif arguments.allow_missing:
         raise OptionError("--allow-missing", "found without --fail-below", "both: without --fail-below nothing fails")
-    gate = Gate(fail_below, arguments.allow_missing)
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
     if len(arguments.directories) != 2:
         raise OptionError("RUN_DIR", f"found {len(arguments.directories)}", "two runs")
     if any(map(report_at, arguments.directories)):
-        return _of_ddp_benchmark(arguments, confidence, gate)
+        return _of_ddp_benchmark(arguments, confidence)
     runs = [read_compared_run(directory) for directory in arguments.directories]
-    return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, gate, arguments.format)
+    return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, arguments)
 
 
-def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Gate) -> int:
+def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float) -> int:
     from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
     from pytest_ddpscale.compare.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
     from pytest_ddpscale.compare.ddp_benchmark_lines import benchmark_comparison_json, benchmark_comparison_lines
@@ -78,34 +89,41 @@ def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float, gate: Ga
     found = compare_reports(baseline, test, confidence)
     if not found.benchmarks:
         raise OptionError("RUN_DIR", "the reports have no model and batch size in common", "reports of the same work")
-    return _print(found, benchmark_comparison_lines, benchmark_comparison_json, gate, arguments.format)
+    return _print(found, benchmark_comparison_lines, benchmark_comparison_json, arguments)
 
 
 def _print(
-    found: Found, lines: Callable[[Found], Iterator[str]], as_json: Callable[[Found], dict[str, Any]], gate: Gate,
-    form: str,
+    found: Found, lines: Callable[[Found], Iterator[str]], as_json: Callable[[Found], dict[str, Any]],
+    arguments: argparse.Namespace,
 ) -> int:  # fmt: skip
     """Print a comparison in the requested format, with the result of --fail-below. Returns the exit code."""
     from pytest_ddpscale.compare.compare_text import wrapped
     from pytest_ddpscale.run.strict_json import strict_json
 
-    if form == "json":
-        print(strict_json(as_json(found) | gate.as_json(found)))
+    sentences, gate = _gate(found, arguments.fail_below, arguments.allow_missing)
+    if arguments.format == "json":
+        print(strict_json(as_json(found) | gate))
     else:
         answer, *others = lines(found)
-        said = [line for sentence in gate.lines(found) for line in wrapped(sentence)]
-        for line in (answer, *said, *others):
-            print(line)
-    return WORSE if gate.fails(found) else 0
+        print("\n".join([answer, *(line for sentence in sentences for line in wrapped(sentence)), *others]))
+    return WORSE if gate["fails"] else 0
 
 
-def _share(text: str) -> float:
-    """Parse ``5%``, ``5 %`` or ``0.05`` as 0.05. Raises ValueError."""
-    number = text.strip().removesuffix("%").strip()
-    try:
-        share = float(number.replace("_", "?")) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = float("nan")
-    if not 0 <= share < 1:
-        raise ValueError("a share such as 5% or 0.05, from 0% to below 100%")
-    return abs(share)  # no -0
+def _gate(found: Gated, share: float | None, allows_missing: bool) -> tuple[list[str], dict[str, Any]]:
+    """What --fail-below says, a sentence for each reason to fail, and its part of a JSON object.
+
+    What was lost fails too, because an unmeasured value is not shown to be as good; not for a run that measures less on
+    purpose, such as one node of many.
+    """
+    worse, lost = [] if share is None else found.worse_by(share), list(found.lost)
+    limit, accepts = f"worse by more than {100 * (share or 0):g} %", " (--allow-missing accepts this)"
+    reasons = [(limit, worse, "")]
+    reasons += [("measured before, nothing to compare with it now", lost, accepts)] * (not allows_missing)
+    said = [
+        f"FAIL: {what}: {len(names)}: {first_few([*map(one_line, names)], _MOST_NAMES)}{more}"
+        for what, names, more in reasons
+        if names and share is not None
+    ]
+    allowed = f"; {len(lost)} measured before but not now: allowed" if lost else ""
+    passes = [f"Nothing is certainly {limit}{allowed}."] * (share is not None)
+    return said or passes, {"fail_below": share, "worse": worse, "lost": lost, "fails": bool(said)}

@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns
+from pytest_ddpscale.compare.comparing import ALIKE, ComparedRequirement, ComparedRun, ComparedRuns
+from pytest_ddpscale.compare.configuration import configuration_differences
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.words.outcome import outcome_word
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Column, Table, text_lines
+from pytest_ddpscale.util.document import Column, Line, Table, bullets, table, text_lines
 from pytest_ddpscale.util.listing import count_text
 from pytest_ddpscale.util.printable import one_line
 
 COLUMNS = 100  # of a line
-_ALIKE = "no difference shown"
-_HEADERS = {
+_CONFIGURATION = [Column("differs"), Column("A", may_shrink=True), Column("B", may_shrink=True)]
+_TITLES = {
     "same SKU": ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT"),
     "generations": ("WORKLOAD", "A {unit}/s/GPU", "B {unit}/s/GPU", "RATIO", "INTERVAL", "RESULT"),
 }
 
 
 def compared_lines(found: ComparedRuns) -> Iterator[str]:
-    """The answer, the runs, differences of configuration, and each requirement."""
+    """The answer, the runs, differences of configuration, and each requirement that differs; of generations all."""
+    told = [one for one in found.requirements if one.change]
+    shown = [one for one in told if found.kind == "generations" or one.difference != ALIKE]
+    shown.sort(key=lambda one: (not one.is_worse, one.difference == ALIKE, -abs(one.change.size if one.change else 0)))
+    titles = [one.format(unit=found.a.evidence.plan.unit) for one in _TITLES[found.kind]]
+    differences = configuration_differences(found.a, found.b)
     yield counts_line(found.requirements)
-    for letter, run in (("A", found.a), ("B", found.b)):
-        yield f"{letter}  {one_line(run.path)}: {_run_text(run)}"
+    yield from (f"{letter}  {one_line(run.path)}: {_run_text(run)}" for letter, run in (("A", found.a), ("B", found.b)))
     yield ""
-    yield from _configuration(found)
+    same = Line("" if differences else "Configuration: no difference known.")
+    yield from text_lines(Table(_CONFIGURATION, differences), same, width=COLUMNS)
     yield ""
-    yield from _requirements(found)
+    if shown:
+        yield from text_lines(table(titles, map(_row, shown)))
+        yield ""
+    yield from text_lines(bullets(_notes(found, told, len(told) - len(shown))), width=COLUMNS)
 
 
 def compared_json(found: ComparedRuns) -> dict[str, Any]:
     """One JSON object; shares and ratios are numbers, not per cent."""
+    differences = configuration_differences(found.a, found.b)
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "kind": found.kind,
         "confidence": found.confidence,
         "a": _run_json(found.a),
         "b": _run_json(found.b),
-        "configuration": [asdict(one) for one in found.configuration],
-        "requirements": [_requirement_json(one) for one in found.requirements],
+        "configuration": [dict(zip(("name", "a", "b"), one, strict=True)) for one in differences],
+        "requirements": [one.as_json() for one in found.requirements],
         "only_a": found.only_a,
         "only_b": found.only_b,
     }
@@ -70,109 +77,46 @@ def _run_json(run: ComparedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _requirement_json(one: ComparedRequirement) -> dict[str, Any]:
-    """One requirement as JSON types."""
-    said = asdict(one)
-    for name in ("a", "b", "change"):
-        value = getattr(one, name)
-        said[name] = value._asdict() if value is not None else None
-    return said
+def _row(one: ComparedRequirement) -> tuple[str, ...]:
+    """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2 points``, of other differences ``+1.2 ms``."""
+    assert one.change is not None  # callers pass only compared requirements
+    values = [digits.number_text(side.value or 0.0, side.unit) for side in (one.a, one.b)]
+    form, factor, unit = ("{:+.3g}", 1, f" {one.a.unit}")
+    if one.is_ratio:
+        form, unit = "{:.3f}", "×"
+    elif one.a.unit == "fraction":
+        form, factor, unit = "{:+.1f}", 100, " points"
+    size, low, high = (form.format(factor * (one.is_ratio + x)).replace("-", "−") for x in one.change)
+    result = digits.ABSENT if one.difference == ALIKE else one.difference
+    return one.a.id, *values, f"{size}{unit}", f"{low} … {high}", result
 
 
-def _configuration(found: ComparedRuns) -> Iterator[str]:
-    if not found.configuration:
-        yield "Configuration: no difference known."
-        return
-    yield "Configuration differs:"
-    rows = [("", "A", "B"), *((one.name, one.a, one.b) for one in found.configuration)]
-    yield from table_lines_of(rows, indent="  ", shrinking=(1, 2))
-
-
-def _requirements(found: ComparedRuns) -> Iterator[str]:
-    """Requirements that differ, worse ones first, and the number of those that do not; of generations all."""
-    told = [one for one in found.requirements if one.change]
-    alike = [one for one in told if found.kind == "same SKU" and one.difference == _ALIKE]
-    unit = found.a.evidence.plan.unit
-    header = [one.format(unit=unit) for one in _HEADERS[found.kind]]
-    rows = [_row(one) for one in sorted(told, key=_most_telling_first) if one not in alike]
-    if rows:
-        yield from table_lines_of([header, *rows], shrinking=())
+def _notes(found: ComparedRuns, told: Sequence[ComparedRequirement], alike: int) -> Iterator[str]:
     if alike:
-        yield f"{count_text(len(alike), 'requirement')} without a difference: --format=json has each"
-    yield ""
+        yield f"{count_text(alike, 'requirement')} without a difference: --format=json has each"
     why_not: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     for one in found.requirements:
         if one.change is None:
-            why_not.setdefault(one_line(one.why_not), []).append(one_line(one.id))
-    for why, ids in why_not.items():
-        yield from wrapped(f"not compared: {', '.join(ids)}: {why}")
+            why_not.setdefault(one.why_not, []).append(one.a.id)
+        elif one.a.place != one.b.place:
+            places.setdefault(f"{one.a.place or 'all'} in A, {one.b.place or 'all'} in B", []).append(one.a.id)
+    yield from (f"not compared: {', '.join(ids)}: {why}" for why, ids in why_not.items())
     for letter, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
-            yield from wrapped(f"only in {letter}: {one_line(', '.join(names))}")
-    for sentence in _proviso_sentences(found, told):
-        yield from wrapped(sentence)
-
-
-def _most_telling_first(one: ComparedRequirement) -> tuple[bool, bool, float]:
-    size = abs(one.change.size) if one.change else 0.0
-    return not one.is_worse, one.difference == _ALIKE, -size
-
-
-def _row(one: ComparedRequirement) -> tuple[str, ...]:
-    of_both = (one.value_a, one.value_b)
-    values = [digits.ABSENT if value is None else digits.number_text(value, one.unit) for value in of_both]
-    result = digits.ABSENT if one.difference == _ALIKE else one.difference
-    return (one.id, *values, *_change_texts(one), result)
-
-
-def _change_texts(one: ComparedRequirement) -> tuple[str, str]:
-    """``0.909×`` and ``0.905 … 0.914``; for shares ``+1.2`` points, for other differences ``+1.2 ms``."""
-    assert one.change is not None  # callers pass only compared requirements
-    size, low, high = one.change
-    if one.is_ratio:
-        return f"{1 + size:.3f}×", f"{_floor(1 + low):.3f} … {_ceil(1 + high):.3f}"
-    if one.unit != "fraction":
-        return f"{_signed(size)} {one.unit}", f"{_signed(low)} … {_signed(high)}"
-    return f"{_points(size)} points", f"{_points(_floor(low))} … {_points(_ceil(high))}"
-
-
-def _points(share: float) -> str:
-    shown = f"{100 * share:+.1f}".replace("-", "−")
-    return "0.0" if not shown.strip("+−0.") else shown
-
-
-def _signed(number: float) -> str:
-    return f"{number:+.3g}".replace("-", "−")
-
-
-def _floor(number: float) -> float:
-    return math.floor(1000 * number) / 1000
-
-
-def _ceil(number: float) -> float:
-    return math.ceil(1000 * number) / 1000
-
-
-def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement]) -> Iterator[str]:
-    count = count_text(len(told), "interval")
-    share = 1 - found.confidence
+            yield f"only in {letter}: {', '.join(names)}"
     yield (
-        f"{count}, each at {percent(found.confidence)} confidence: noise of rounds alone shows a difference in at most "
-        f"{percent(share)} of requirements."
+        f"{count_text(len(told), 'interval')}, each at {percent(found.confidence)} confidence: noise of rounds alone "
+        f"shows a difference in at most {percent(1 - found.confidence)} of requirements."
     )
     if not all(one.knows_launches for one in told):
         yield (
             "These two launches only: not all intervals include differences between launches (5 earlier runs in "
             "the history would)."
         )
-    places: dict[tuple[str, str], list[str]] = {}
-    for one in told:
-        if one.place_a != one.place_b:
-            places.setdefault((one.place_a or "all", one.place_b or "all"), []).append(one.id)
     if places:
         yield "Where places are judged by themselves, the worst of each run is compared:"
-    for (of_a, of_b), ids in places.items():
-        yield one_line(f"{of_a} in A, {of_b} in B: {', '.join(ids)}")
+        yield from (f"{of_both}: {', '.join(ids)}" for of_both, ids in places.items())
     if found.a.is_simulated != found.b.is_simulated:
         yield "One run was simulated: the difference says nothing about a machine."
 
@@ -180,22 +124,18 @@ def _proviso_sentences(found: ComparedRuns, told: Sequence[ComparedRequirement])
 def counts_line(requirements: Sequence[ComparedRequirement]) -> str:
     """The answer, and how many requirements are worse, better, or neither."""
     told = [one for one in requirements if one.change]
-    worse = sum(one.is_worse for one in told)
-    same = sum(one.difference == "no difference shown" for one in told)
+    worse, same = sum(one.is_worse for one in told), sum(one.difference == ALIKE for one in told)
     better = len(told) - worse - same
-    counted = f"of {len(told)} requirements {worse} are worse in B, {better} better, {same} show no difference"
     answers = [word for word, number in (("worse", worse), ("better", better)) if number]
-    answer = " and ".join(answers) or ("no difference shown" if told else "nothing to compare")
+    answer = " and ".join(answers) or (ALIKE if told else "nothing to compare")
+    counted = f"of {len(told)} requirements {worse} are worse in B, {better} better, {same} show no difference"
     return f"{answer.capitalize()}: {counted}."
 
 
-def table_lines_of(
-    rows: Sequence[Sequence[str]], indent: str = "", shrinking: Collection[int] = (0,)
-) -> Iterator[str]:  # fmt: skip
-    """Rows as lines of at most `COLUMNS` characters, the first with the titles; these columns shrink to it."""
-    columns = [Column(title, may_shrink=at in shrinking) for at, title in enumerate(rows[0])]
-    lines = text_lines(Table(columns, rows[1:]), width=COLUMNS - len(indent) if shrinking else None)
-    return (f"{indent}{line}" for line in lines)
+def table_lines_of(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines of at most `COLUMNS` characters, the first with the titles; the first column shrinks to it."""
+    columns = [Column(title, may_shrink=not at) for at, title in enumerate(rows[0])]
+    return text_lines(Table(columns, rows[1:]), width=COLUMNS)
 
 
 def wrapped(sentence: str) -> list[str]:

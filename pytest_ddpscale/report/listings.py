@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from pytest_ddpscale.errors import BadInput, RunDirectoryError
 from pytest_ddpscale.plan.estimate import UNKNOWN, estimate, study_times
 from pytest_ddpscale.plan.pairing import first_rounds
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.causes import headline
-from pytest_ddpscale.report.digits import ABSENT, number_text
+from pytest_ddpscale.report.digits import ABSENT
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.run_record import ranks_by_host
@@ -25,7 +26,8 @@ from pytest_ddpscale.util.printable import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.history.key_values import KeyValue
-    from pytest_ddpscale.history.overview import NodeHistory, ValueComparison
+    from pytest_ddpscale.history.overview import NodeHistory
+    from pytest_ddpscale.history.prediction import Compared
 
 _RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("devices", is_number=True),
          Column("outcome", may_shrink=True))  # fmt: skip
@@ -114,12 +116,12 @@ def _came_to(run: RunDirectory, record: RunRecord) -> str:
 
 
 def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
-    """A line for each node: its last run and its worst drift."""
+    """A line for each node: its last run, how many failed, and its most certain drift."""
     rows = [
-        (one.host, one.sku, str(len(one.runs)), one.last.started_at, one.last.outcome.replace("_", " "), _worst(one))
+        (one.host, one.sku, one.runs[-1].started_at, one.runs[-1].outcome.replace("_", " "), _failed(one), _worst(one))
         for one in nodes
     ]
-    return text_lines(table(("NODE", "SKU", "RUNS", "LAST RUN", "OUTCOME", "WORST DRIFT"), rows))
+    return text_lines(table(("NODE", "SKU", "LAST RUN", "OUTCOME", "NIGHTS", "WORST DRIFT"), rows))
 
 
 def node_lines(node: NodeHistory) -> Iterator[str]:
@@ -131,15 +133,18 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
         for run in node.runs[: -_RUNS_SHOWN - 1 : -1]
     ]
     changes = f"Software changed since the earlier runs: {'; '.join(node.changes)}." if node.changes else ""
-    inorder = sorted(node.drifts, key=lambda drift: (not drift.is_worse, -drift.loss))
-    worse = sum(drift.is_worse for drift in inorder)
     told = (
-        f"{worse} of {count_text(len(inorder), 'value')} worse than predicted from the node's own past; "
-        f"a value is judged after {FEWEST_VALUES} earlier runs."
+        f"{sum(one.high < 1 for one in node.drifts)} of {count_text(len(node.drifts) + len(node.young), 'value')} "
+        f"worse than predicted from the node's own past; a value is judged after {FEWEST_VALUES} earlier runs."
     )
-    rows = [(*_named(one.value), f"{one.value.value:.4g} {one.value.unit}", _beside(one.past)) for one in inorder]
+    beside = {
+        one.value: f"{_change(one)} from {one.past.mean:.4g} ± {percent(one.past.log_sd, 1)} of "
+        f"{count_text(one.past.number, 'run')}{_word(one)}"
+        for one in node.drifts
+    } | dict.fromkeys(node.young, "too few runs")
+    rows = [(one.what, _place(one), f"{one.value:.4g} {one.unit}", past) for one, past in beside.items()]
     return text_lines(
-        Line(f"{node.host}, {node.sku}: {count_text(len(node.runs), 'run')}"),
+        Line(f"{node.host}, {node.sku}: {_failed(node)}"),
         table(("RUN", "OUTCOME", "FAILED", "REGRESSED, NO BASELINE", "PATH"), runs),
         Line(changes), Line(told), table(("VALUE", "PLACE", "NOW", "OWN PAST"), rows),
     )  # fmt: skip
@@ -149,36 +154,34 @@ def json_text(nodes: Sequence[NodeHistory]) -> str:
     """One JSON array with an object for each node."""
     found = []
     for node in nodes:
-        runs = [{key: value for key, value in asdict(run).items() if key != "values"} for run in node.runs]
-        drifts = [asdict(drift) | {"is_worse": drift.is_worse} for drift in node.drifts]
+        runs = [{name: value for name, value in asdict(run).items() if name != "values"} for run in node.runs]
+        drifts = [
+            one._asdict() | {"value": asdict(one.value), "past": one.past._asdict(), "is_worse": one.high < 1}
+            for one in node.drifts
+        ]
         found.append({"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts})
     return strict_json(found)
 
 
+def _failed(node: NodeHistory) -> str:
+    failed = sum(run.outcome == "rejected" for run in node.runs)
+    return f"failed {failed} of the last {count_text(len(node.runs), 'night')}"
+
+
 def _worst(node: NodeHistory) -> str:
-    worst = node.worst
-    if worst is None or worst.past is None:
+    if not node.drifts:
         return "nothing to compare with"
-    what, place = _named(worst.value)
-    return f"{what} of {place}: {_change(worst.past)} from its own past{_word(worst.past)}"
+    worst = node.drifts[0]
+    return f"{worst.value.what} of {_place(worst.value)}: {_change(worst)} from its own past{_word(worst)}"
 
 
-def _named(value: KeyValue) -> tuple[str, str]:
-    """The measured quantity and its place."""
-    return value.what, "node" if value.gpu_uuid is None else one_line(value.place.short)
+def _place(value: KeyValue) -> str:
+    return "node" if value.gpu_uuid is None else one_line(value.place.short)
 
 
-def _beside(one: ValueComparison | None) -> str:
-    if one is None:
-        return "none"
-    spread = number_text(one.reference.spread, "fraction")
-    others = f"{one.reference.median:.4g} ± {spread} of {count_text(one.reference.number, 'run')}"
-    return f"{_change(one)} from {others}{_word(one)}"
+def _word(one: Compared) -> str:
+    return " WORSE" if one.high < 1 else " BETTER" if one.low > 1 else ""
 
 
-def _word(one: ValueComparison) -> str:
-    return {"usual": "", "unknown": " (too few)"}.get(one.standing, f" {one.standing.upper()}")
-
-
-def _change(one: ValueComparison) -> str:
+def _change(one: Compared) -> str:
     return percent(one.ratio - 1, 1, signed=True)

@@ -169,11 +169,11 @@ class MeasureSource(EvidenceSource):
         """Record how the session ended, and the ranks' hosts, versions and environment."""
         self.measured_run.note(status=status, finished_at=now_iso())
 
-    def remember(self, judgement: Judgement, history_file: Path | None) -> str:
+    def remember(self, judgement: Judgement, history_file: Path) -> str:
         """Add this run's results to the history, for comparison with later runs."""
         from pytest_ddpscale.session.past_runs import remember
 
-        return remember(history_file, self.measured_run, judgement, self.evidence) if history_file else ""
+        return remember(history_file, self.measured_run, judgement, self.evidence)
 
     def _launch(self, plan: Plan, listener: Listener) -> None:
         settings = self.subject.settings

@@ -7,10 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput, HistoryError
-from pytest_ddpscale.history.baseline import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.reading import runs_between
-from pytest_ddpscale.history.recording import record_run, started_at_of
+from pytest_ddpscale.history.regression import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
+from pytest_ddpscale.history.store import hosts_of, node_runs, reading, record_run, started_at_of
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory, read_file
 from pytest_ddpscale.run.verdicts import Judgement
@@ -18,7 +16,7 @@ from pytest_ddpscale.run.verdicts import Judgement
 RECENT_DAYS = 7
 
 
-def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> Baseline | None:
+def baseline_of(measured: RunDirectory, history_file: Path, sku: str, evidence: Evidence) -> Baseline | None:
     """Earlier results of a run's nodes.
 
     They come from the run itself if it was judged before, so that a verdict can be repeated anywhere; else from the
@@ -29,40 +27,30 @@ def baseline_of(measured: RunDirectory, history_file: Path | None, sku: str, evi
         HistoryError: the history cannot be used.
     """
     kept = kept_baseline(measured)
-    if kept is not None or history_file is None or not history_file.exists():
+    if kept is not None or not history_file.exists():
         return kept
     return read_baseline(history_file, sku, _hosts(evidence), started_at_of(measured.read_run()))
 
 
-def recent_runs(measured: RunDirectory, history_file: Path | None, sku: str, evidence: Evidence) -> str:
-    """How many runs of exactly these nodes began in the `RECENT_DAYS` before, and how they ended; empty for none.
-
-    Under the same thresholds: a run whose directory is gone counts, because it may have been.
+def recent_runs(measured: RunDirectory, history_file: Path, sku: str, evidence: Evidence) -> str:
+    """How many runs of exactly these nodes began in the `RECENT_DAYS` before under the same thresholds, and how they
+    ended; empty for none.
     """
-    record = measured.read_run()
+    record, hosts = measured.read_run(), _hosts(evidence)
     until, since = started_at_of(record), (record.began - timedelta(RECENT_DAYS)).isoformat(timespec="seconds")
-    if history_file is None or not history_file.exists() or record.thresholds is None:
+    if not (history_file.exists() and record.thresholds and hosts):
         return ""
     try:
         with reading(history_file) as connection:
-            runs = runs_between(connection, sku, since, until)
+            runs = [one for one in node_runs(connection, sku, min(hosts), until) if one.started_at >= since]
+            alike = [one for one in runs if hosts_of(connection, one.run) == hosts]
     except HistoryError as error:
         return f"earlier runs of these nodes are unknown: {error}"
-    same = (None, record.thresholds.sha256)
-    ended = [outcome for path, outcome, hosts in runs if hosts == _hosts(evidence) and _thresholds_of(path) in same]
+    ended = [one.outcome for one in alike if one.thresholds == record.thresholds.sha256]
     if not ended:
         return ""
     times = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in Counter(ended).most_common())
     return f"earlier runs of these nodes under the same thresholds in the last {RECENT_DAYS} days: {times}"
-
-
-def _thresholds_of(run: str) -> str | None:
-    """Digest of the thresholds of an earlier run; None if its directory is gone."""
-    try:
-        thresholds = RunDirectory.open(Path(run)).read_run().thresholds
-    except BadInput:
-        return None
-    return thresholds.sha256 if thresholds else None
 
 
 def _hosts(evidence: Evidence) -> frozenset[str]:

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from pytest_ddpscale.errors import HistoryError, OptionError
-from pytest_ddpscale.history.baseline import Baseline
-from pytest_ddpscale.history.database import history_file_of
-from pytest_ddpscale.history.judging import judge_regression
-from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
-from pytest_ddpscale.history.recording import history_sku
+from pytest_ddpscale.history.regression import Baseline, judge_regression, may_be_widened, with_launch_deviation
+from pytest_ddpscale.history.store import DEFAULT_HISTORY, history_sku
 from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.judge.coverage import coverage_of, notes_on_variables
 from pytest_ddpscale.judge.judge import judge
@@ -81,9 +78,9 @@ class AcceptanceSession:
         return self.source.run
 
     @property
-    def history_file(self) -> Path | None:
-        """The site's history; None if this session keeps none."""
-        return history_file_of(self.subject.settings.history, self.run) if self.run is not None else None
+    def history_file(self) -> Path:
+        """The site's history, wherever the run is kept."""
+        return self.subject.settings.history or DEFAULT_HISTORY
 
     def judge(self, case: AnyCase, listener: Listener) -> Verdict:
         """The verdict on one requirement, measured first if necessary."""

@@ -36,7 +36,7 @@ from pytest_ddpscale.util.listing import alike, first_few
 from pytest_ddpscale.util.masking import masked_arguments
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.history.baseline import Baseline
+    from pytest_ddpscale.history.regression import Baseline
     from pytest_ddpscale.run.evidence import Evidence
 
 THIS_MACHINE = Cluster()
@@ -271,8 +271,8 @@ class EvidenceSource(ABC):
         """Notes of who judges an earlier run, as in a judgement's basis; a measured run has its own in run.json."""
         return {}
 
-    def remember(self, judgement: Judgement, history_file: Path | None) -> str:
-        """Add a new run to the site's history. Returns why that failed; empty if it did not, or if there is none."""
+    def remember(self, judgement: Judgement, history_file: Path) -> str:
+        """Add a new run to the site's history. Returns why that failed; empty if it did not."""
         return ""
 
     def open_run(self) -> None:

@@ -12,12 +12,12 @@ from pytest_ddpscale.calibrate.calibration import (
     MOST_MARGIN_PCT,
     CalibratedRequirement,
     Calibration,
+    Measured,
     calibrate,
     excluded_nodes,
 )
-from pytest_ddpscale.calibrate.calibration_text import calibration_lines
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
-from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of
+from pytest_ddpscale.calibrate.site_bounds import calibration_lines, overlay_of, provenance_of
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
@@ -94,6 +94,24 @@ def test_a_bound_below_a_published_one_is_noted(found: Calibration) -> None:
     assert replace(memory, bound=60.0, requirement=published).is_weaker
 
 
+def test_a_published_bound_is_loosened_only_if_told_to(
+    tmp_path: Path, sound: list[TrustedRun], found: Calibration
+) -> None:
+    (tmp_path / "site.yaml").write_text(
+        "schema_version: 2\nextends: packaged\nsources: {paper: a paper}\nskus:\n"
+        f"  {SKU}: {{requirements: [{{throughput_per_gpu: {{1: {of(found, THROUGHPUT).value}}}, of: {WORKLOAD}, "
+        "published: paper, margin: 0.1 %}]}\n"
+    )
+    file = load_thresholds(tmp_path / "site.yaml")
+    kept = calibrate(file, SKU, sound, 0.01, 0.25)
+    assert THROUGHPUT not in {one.name for one in kept.calibrated}
+    assert "would be weaker than the published " in kept.left[THROUGHPUT]
+    assert kept.unseen == ()
+    lowered = calibrate(file, SKU, sound, 0.01, 0.25, lowers=True)
+    assert of(lowered, THROUGHPUT).is_weaker
+    assert {one.name for one in lowered.calibrated} == {THROUGHPUT, *(one.name for one in kept.calibrated)}
+
+
 def test_it_is_said_from_which_loss_on_a_node_is_found(found: Calibration) -> None:
     throughput = replace(of(found, THROUGHPUT), value=100.0, bound=98.0, node_sd=0.003, launch_sd=0.004, reach=0.005)
     assert throughput.found_from_pct == pytest.approx(100 * (1 - 0.98 * math.exp(-0.005 - 1.645 * 0.005)), abs=0.01)
@@ -152,7 +170,7 @@ def test_shares_of_nothing_have_a_spread(sound: list[TrustedRun]) -> None:
     memory = f"memory_spread[{WORKLOAD}-node]"
     values = {host_name(node): {"launch": NodeValue(0.0, 0.0, "")} for node in range(NODES)}
     values["simulated-7"] = {"launch": NodeValue(0.5, 0.0, "simulated-7")}
-    [found] = excluded_nodes([CASES[memory]], {memory: values}, list(values), 0.25)
+    [found] = excluded_nodes([Measured(CASES[memory], values)], 2)
     assert found.node == "simulated-7"
     assert found.deviation is not None
     assert math.isfinite(found.deviation.distance)
@@ -225,7 +243,7 @@ def test_bounds_that_leave_a_speed_unseen_reject_but_do_not_accept(tmp_path: Pat
         assert (row.provisional, row.severity) == (True, "fail")
         assert row.bound == pytest.approx(one.bound, rel=1e-5)
     said = "\n".join(calibration_lines(few, provenance_of(few, runs)))
-    assert "These bounds reject but do not accept: " in said
+    assert "of these bounds reject but do not accept: " in said
 
 
 def test_bounds_on_every_speed_accept(found: Calibration, sound: list[TrustedRun]) -> None:

@@ -11,8 +11,13 @@ import pytest
 import yaml
 
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
-from pytest_ddpscale.calibrate.calibration_text import calibration_json, calibration_lines
-from pytest_ddpscale.calibrate.provenance import overlay_of, provenance_of, source_text
+from pytest_ddpscale.calibrate.site_bounds import (
+    calibration_json,
+    calibration_lines,
+    overlay_of,
+    provenance_of,
+    source_text,
+)
 from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
@@ -35,22 +40,22 @@ def calibration(runs: list[TrustedRun]) -> Calibration:
 
 def test_the_source_says_who_when_and_with_what(calibration: Calibration, runs: list[TrustedRun]) -> None:
     provenance = provenance_of(calibration, runs)
-    assert provenance.name == "calibrated-2026-11-23"
+    assert provenance["name"] == "calibrated-2026-11-23"
     text = source_text(calibration, provenance)
     for said in (
-        "5 nodes (simulated-0 simulated-2 simulated-3", "in 3 launches, 2026-11-21 to 2026-11-23", "driver 580.1",
-        "torch 2.14.0", "nccl 2.28.3", "10 GPUs: GPU-simulate", "at most 0.01", "left out: simulated-1",
+        "5 nodes in 3 launches, 2026-11-21 to 2026-11-23; ", "nodes: simulated-0 simulated-2 simulated-3",
+        "driver 580.1", "torch 2.14.0", "nccl 2.28.3", "10 GPUs: GPU-simulate", "at most 0.01", "left out: simulated-1",
     ):  # fmt: skip
         assert said in text
     assert "SIMULATED" not in text
-    assert "GPU-simulated-1-0" not in [uuid for node in provenance.gpus.values() for uuid in node]
+    assert "GPU-simulated-1-0" not in [uuid for node in provenance["gpus"].values() for uuid in node]
     rehearsed = provenance_of(calibration, [replace(run, is_simulated=True) for run in runs])
     assert source_text(calibration, rehearsed).startswith("SIMULATED, no machine was measured: ")
 
 
 def test_of_a_thousand_gpus_the_source_has_a_digest(calibration: Calibration, runs: list[TrustedRun]) -> None:
     gpus = {f"n{i:03}": tuple(f"GPU-{i:08x}-{gpu}" for gpu in range(8)) for i in range(125)}
-    everybody = replace(provenance_of(calibration, runs), nodes=tuple(gpus), gpus=gpus)
+    everybody = {**provenance_of(calibration, runs), "nodes": list(gpus), "gpus": gpus}
     text = source_text(calibration, everybody)
     assert "1000 GPUs: GPU-00000000 … GPU-0000007c, sha256 " in text
     assert len(text) < 4000

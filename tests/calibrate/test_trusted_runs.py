@@ -85,7 +85,7 @@ def test_what_is_unlike_is_refused(runs: list[TrustedRun]) -> None:
         ([first, replace(second, digest=first.digest)], "launch-2: has the same measurements as launch-1"),
         ([first, replace(second, sku="h100")], "mixed: SKU h100 on launch-2; SKU rtx-pro-6000-server on launch-1"),
         ([first, replace(second, evidence=three_gpus)], "mixed: number of GPUs per node 1 on launch-2"),
-        ([first, other_versions(second, host, torch="2.15.0")], f"{host} had torch 2.14.0 in launch-1 and 2.15.0"),
+        ([first, other_versions(second, host, torch="2.15.0")], f"torch 2.15.0 on {host}"),
         ([other_versions(one, host, driver="570.1") for one in runs], f"mixed: driver 570.1 on {host}; driver 580.1"),
         ([replace(one, gpus={host: one.gpus[host]}) for one in runs], "the runs have 1 node ("),
     ):

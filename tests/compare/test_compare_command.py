@@ -93,7 +93,7 @@ def test_the_worst_places_of_both_runs_are_named(tmp_path: Path, capsys: Printed
     for name, place in (("a", "n1"), ("b", "n2")):
         write_verdicts(tmp_path / name, verdict(place=place))
     assert main(["compare", *paths]) == 0
-    assert "\nn1 in A, n2 in B: throughput_per_gpu[r-2gpu]\n" in capsys.readouterr().out
+    assert "\n- n1 in A, n2 in B: throughput_per_gpu[r-2gpu]\n" in capsys.readouterr().out
 
 
 LOST = "FAIL: measured before, nothing to compare with it now: 1: throughput_per_gpu[gone]"

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.compare.compared_run import ComparedRun
-from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRuns, compare_runs
+from pytest_ddpscale.compare.comparing import ComparedRequirement, ComparedRun, ComparedRuns, compare_runs
+from pytest_ddpscale.compare.configuration import configuration_differences
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.report.words.reasons import worded
 from pytest_ddpscale.run.evidence import evidence_of
-from pytest_ddpscale.run.verdicts import Judgement
+from pytest_ddpscale.run.verdicts import Judgement, Verdict
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import parse_faults
 from pytest_ddpscale.simulate.writing import records
 from pytest_ddpscale.thresholds.cases import training_cases
 from tests.builders.clusters import a100
 from tests.builders.json_types import run_record
-from tests.builders.judged import Estimate, ValueChange
+from tests.builders.judged import ValueChange
 from tests.builders.workloads import with_settings
 
 CONFIDENCE = 0.95
@@ -45,15 +45,19 @@ def compared(a: ComparedRun, b: ComparedRun) -> ComparedRuns:
     return compare_runs(a, b, CONFIDENCE)
 
 
+def configuration(found: ComparedRuns) -> dict[str, tuple[str, str]]:
+    return {name: (of_a, of_b) for name, of_a, of_b in configuration_differences(found.a, found.b)}
+
+
 def of(found: ComparedRuns, metric: str, world_size: int) -> ComparedRequirement:
-    return next(one for one in found.requirements if (one.metric, one.world_size) == (metric, world_size))
+    return next(one for one in found.requirements if (one.a.metric, one.a.world_size) == (metric, world_size))
 
 
 def test_two_runs_of_one_machine_show_no_difference() -> None:
     found = compared(run(1), run(2))
     assert found.requirements
     assert {one.difference for one in found.requirements} == {"no difference shown"}
-    assert found.configuration == ()
+    assert configuration(found) == {}
 
 
 def test_a_slow_rank_makes_slower_what_waits_for_it_and_not_one_gpu() -> None:
@@ -74,8 +78,8 @@ def test_the_other_way_round_it_is_faster() -> None:
 def test_only_what_is_surely_worse_by_more_than_a_share_is_told() -> None:
     found = compared(run(1), run(3, "slow-gpu:3:1.1"))
     names = set(found.worse_by(0.05))
-    assert of(found, "throughput_per_gpu", 8).id in names
-    assert of(found, "rank_uniformity", 8).id in names
+    assert of(found, "throughput_per_gpu", 8).a.id in names
+    assert of(found, "rank_uniformity", 8).a.id in names
     assert found.worse_by(0.2) == []
     assert compared(run(3, "slow-gpu:3:1.1"), run(1)).worse_by(0.0) == []
 
@@ -83,22 +87,23 @@ def test_only_what_is_surely_worse_by_more_than_a_share_is_told() -> None:
 @pytest.mark.parametrize(("more_ms", "is_worse"), [(0.06, False), (3.9, False), (4.1, True)])
 def test_a_share_of_a_difference_in_ms_is_of_the_first_value(more_ms: float, is_worse: bool) -> None:
     change = ValueChange(more_ms, more_ms, more_ms)
-    found = ComparedRequirement("communication_time[r-2gpu]", "communication_time", "r", 2, "ms", is_ratio=False,
-                                a=Estimate(80.0, (80.0, 80.0)), change=change, is_worse=True)  # fmt: skip
+    verdict = Verdict("communication_time[r-2gpu]", "communication_time", "r", 2, "warn", {"at_most": 90.0}, "passed",
+                      80.0)  # fmt: skip
+    found = ComparedRequirement(verdict, verdict, change)
     assert found.is_worse_by(0.05) == is_worse
 
 
 def test_one_rank_that_computes_wrongly_is_worse_by_any_share() -> None:
     found = compared(run(1), run(3, "corrupt-rank:3"))
-    agreement = next(one for one in found.requirements if one.metric == "replica_agreement")
+    agreement = next(one for one in found.requirements if one.a.metric == "replica_agreement")
     assert agreement.change is not None
     assert -0.13 < agreement.change.size < 0
-    assert agreement.id in found.worse_by(0.2)
+    assert agreement.a.id in found.worse_by(0.2)
 
 
 def test_what_wrong_data_makes_useless_is_lost() -> None:
     found = compared(run(1), run(3, "corrupt-rank:3"))
-    lost = {one.id for one in found.requirements if one.why_not.startswith("B: error")}
+    lost = {one.a.id for one in found.requirements if one.why_not.startswith("B: error")}
     assert lost
     assert set(found.lost) == lost
 
@@ -107,8 +112,8 @@ def test_what_has_too_few_rounds_now_is_lost() -> None:
     found = compared(run(1), run(2, "missing-rank:3:5"))
     throughput = of(found, "throughput_per_gpu", 8)
     assert throughput.change is None
-    assert throughput.id in found.lost
-    assert of(found, "throughput_per_gpu", 1).id not in found.lost
+    assert throughput.a.id in found.lost
+    assert of(found, "throughput_per_gpu", 1).a.id not in found.lost
 
 
 def with_launch_sd(one: ComparedRun, sd: float) -> ComparedRun:
@@ -134,15 +139,14 @@ def test_the_ratio_is_that_of_the_verdicts_values_and_their_places_are_named() -
     a, b = run(1, "slow-gpu:3:1.03", gpus=16), run(2, "slow-gpu:11:1.1", gpus=16)
     found = compared(a, b)
     for one in found.requirements:
-        for side, value, place in ((a, one.value_a, one.place_a), (b, one.value_b, one.place_b)):
-            (verdict,) = (verdict for verdict in side.judgement.verdicts if verdict.id == one.id)
-            assert (value, place) == (verdict.value, verdict.place)
-        if one.change is not None and one.value_a is not None and one.value_b is not None:
-            printed = one.value_b / one.value_a - 1 if one.is_ratio else one.value_b - one.value_a
+        assert one.a in a.judgement.verdicts
+        assert one.b in b.judgement.verdicts
+        if one.change is not None and one.a.value is not None and one.b.value is not None:
+            printed = one.b.value / one.a.value - 1 if one.is_ratio else one.b.value - one.a.value
             assert one.change.size == pytest.approx(printed)
             assert one.change.low <= printed <= one.change.high
     shared = of(found, "throughput_per_gpu", 8)
-    assert (shared.place_a, shared.place_b, shared.difference) == ("simulated-0", "simulated-1", "slower")
+    assert (shared.a.place, shared.b.place, shared.difference) == ("simulated-0", "simulated-1", "slower")
 
 
 def test_verdicts_of_another_confidence_are_not_compared_at_this_one() -> None:
@@ -164,8 +168,8 @@ def test_a_node_is_compared_with_the_worst_of_a_larger_run() -> None:
     found = compared(run(1, gpus=16), run(2, gpus=8))
     shared = of(found, "throughput_per_gpu", 8)
     assert shared.difference == "no difference shown"
-    assert {one.id for one in found.requirements} <= {one.id for one in run(2).judgement.verdicts}
-    assert "nodes" in {one.name for one in found.configuration}
+    assert {one.a.id for one in found.requirements} <= {one.id for one in run(2).judgement.verdicts}
+    assert "nodes" in configuration(found)
 
 
 def other(base: ComparedRun, **changes: Any) -> ComparedRun:
@@ -176,8 +180,7 @@ def other(base: ComparedRun, **changes: Any) -> ComparedRun:
 
 
 def test_another_batch_is_a_difference_in_configuration() -> None:
-    batches = {one.name: (one.a, one.b) for one in compared(run(1), other(run(2), compile=True)).configuration}
-    assert batches == {"compile": ("False", "True")}
+    assert configuration(compared(run(1), other(run(2), compile=True))) == {"compile": ("False", "True")}
 
 
 def test_another_image_size_is_other_work() -> None:
@@ -189,5 +192,5 @@ def test_other_skus_are_compared_by_throughput() -> None:
     older = replace(run(2), record=run_record(sku="v100", status="simulated", simulated=True))
     found = compared(run(1), older)
     assert found.kind == "generations"
-    assert {one.metric for one in found.requirements} == {"throughput_per_gpu"}
-    assert {one.world_size for one in found.requirements} >= {1, 8}
+    assert {one.a.metric for one in found.requirements} == {"throughput_per_gpu"}
+    assert {one.a.world_size for one in found.requirements} >= {1, 8}

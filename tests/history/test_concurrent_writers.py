@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_ddpscale.history.database import reading
-from tests.builders.nights import judged_run
+from pytest_ddpscale.history.store import node_runs, reading
+from tests.builders.nights import SKU, judged_run
 
 WRITERS, RUNS = 4, 3
 WRITER = """
 import sys
 from pathlib import Path
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.store import add_run
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -45,8 +45,7 @@ def test_all_runs_of_many_writers_are_kept_once(tmp_path: Path) -> None:
     said = [word for writer in writers for word in writer.communicate(timeout=60)[0].split()]
     assert sorted(said) == ["added"] * WRITERS * RUNS + ["known"] * WRITERS * RUNS
     with reading(history) as connection:
-        kept = connection.execute("SELECT run_path FROM runs ORDER BY run_path").fetchall()
-        values = connection.execute("SELECT run, count(*) FROM key_values GROUP BY run").fetchall()
+        kept = [run for writer in range(WRITERS) for run in node_runs(connection, SKU, f"n{writer}")]
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert [path for (path,) in kept] == sorted(path for theirs in runs for path in theirs)
-    assert [number for _, number in values] == [4] * WRITERS * RUNS
+    assert sorted(run.path for run in kept) == sorted(path for theirs in runs for path in theirs)
+    assert [len(run.values) for run in kept] == [4] * WRITERS * RUNS

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.store import add_run, writing
+from pytest_ddpscale.run.survey_record import Survey
 from tests.approved import assert_approved, masked
-from tests.builders.nights import SKU, at, judged_run
+from tests.builders.nights import SKU, at, conclude, judged_run
 
 HOSTS = [f"n{number}" for number in range(1, 8)]
 
@@ -53,7 +54,7 @@ def test_nodes_and_one_node_are_told_to_people_and_programs(
     assert (node["sku"], node["host"], node["changes"]) == (SKU, "n3", ["driver 575 before, 580 now"])
     assert [run["started_at"] for run in node["runs"]] == [at(night) for night in range(7)]
     assert sum(drift["is_worse"] for drift in node["drifts"]) == 2
-    assert {drift["past"]["reference"]["number"] for drift in node["drifts"]} == {6}
+    assert {drift["past"]["number"] for drift in node["drifts"]} == {6}
 
 
 def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -63,6 +64,28 @@ def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp
     text = said(capsys, "n1", "--history", file)
     assert "a value is judged after 5 earlier runs." in text
     assert "nothing to compare with" in said(capsys, "--history", file)
+
+
+def test_a_gpu_that_was_replaced_begins_anew_and_the_old_one_is_told_of_no_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "h.sqlite"
+    for night in range(8):
+        run = judged_run(tmp_path / str(night), night)
+        if night == 6:
+            told = run.measurements_jsonl.read_text().replace("GPU-n1-1", "GPU-new")
+            run.measurements_jsonl.write_text(told)
+        if night == 7:  # a night that only looked at the node
+            run.measurements_jsonl.unlink()
+            run.append_record(Survey("n1", 1.0))
+        conclude(run, "partial", at(night))
+        add_run(file, run.path)
+    lines = said(capsys, "n1", "--history", file).splitlines()
+    assert [line.split("img/s")[1].strip() for line in lines if "2 at once" in line] == [
+        "+0.0 % from 100 ± 0.0 % of 6 runs",
+        "too few runs",
+    ]
+    assert "0 of 4 values worse" in "\n".join(lines)
 
 
 def test_adding_goes_on_after_a_directory_that_is_none(
@@ -86,6 +109,9 @@ def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], history: Pat
     assert "--gpu-sku: found 'b200'" in refused(capsys, "--gpu-sku", "b200")
     assert "does not exist" in refused(capsys, "--history", tmp_path / "none.sqlite")
     assert "run directories only" in refused(capsys, "n1", "--add", tmp_path)
+    with writing(tmp_path / "empty"):
+        pass
+    assert "has no node" in refused(capsys, "--history", tmp_path / "empty")
     letter = tmp_path / "letter"
     letter.write_text("dear all")
     run = judged_run(tmp_path / "run").path

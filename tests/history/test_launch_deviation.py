@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.history.baseline import Baseline
 from pytest_ddpscale.history.key_values import key_values_of
-from pytest_ddpscale.history.launch_deviation import may_be_widened, with_launch_deviation
-from pytest_ddpscale.history.prediction import reference_of
+from pytest_ddpscale.history.prediction import Reference, reference_of
+from pytest_ddpscale.history.regression import Baseline, may_be_widened, with_launch_deviation
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
@@ -31,10 +30,13 @@ def evidence(tmp_path: Path) -> Evidence:
     return read_evidence(judged_run(tmp_path / "run", 9))
 
 
+def reference(past: Sequence[float]) -> Reference:
+    return reference_of([*map(math.log, past)])
+
+
 def widened(evidence: Evidence, case: Case, past: Sequence[float], **changes: object) -> Verdict:
     """The verdict where every value of the run had these before."""
-    known = reference_of(past)
-    assert known is not None
+    known = reference(past)
     baseline = Baseline(SKU, at(9), tuple((one.series, known) for one in key_values_of(evidence)))
     verdict = replace(judge(case, evidence, CONFIDENCE), **changes)  # type: ignore[arg-type]
     assert may_be_widened(verdict, case)
@@ -43,14 +45,12 @@ def widened(evidence: Evidence, case: Case, past: Sequence[float], **changes: ob
 
 def test_the_interval_is_wider_and_says_by_what(evidence: Evidence) -> None:
     verdict = widened(evidence, WIDE, RESTLESS, flags=(THIS_LAUNCH_ONLY,))
-    reference = reference_of(RESTLESS)
-    assert reference is not None
     assert verdict.passed
     assert verdict.value is not None
     assert verdict.interval is not None
     for end in verdict.interval:
-        assert abs(math.log(end / verdict.value)) == pytest.approx(2.5706 * reference.log_sd, rel=0.01)
-    assert verdict.launch_sd == reference.log_sd
+        assert abs(math.log(end / verdict.value)) == pytest.approx(2.5706 * reference(RESTLESS).log_sd, rel=0.01)
+    assert verdict.launch_sd == reference(RESTLESS).log_sd
     assert verdict.notes == ("interval with the deviation between 6 earlier launches (14.3 %)",)
     assert verdict.flags == (), "it is about more than this launch"
 

@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.history.baseline import Baseline, read_baseline
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.judging import judge_regression
 from pytest_ddpscale.history.overview import read_histories
-from pytest_ddpscale.history.reading import MOST_RUNS, host_runs
-from pytest_ddpscale.history.recording import add_run, record_run
+from pytest_ddpscale.history.regression import Baseline, judge_regression, read_baseline
+from pytest_ddpscale.history.store import MOST_RUNS, add_run, node_runs, reading, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.evidence import read_evidence
@@ -26,7 +23,7 @@ from tests.builders.json_types import run_record
 from tests.builders.measurements import measurements_of
 from tests.builders.nights import SKU, at, conclude, judged_run, run_json
 from tests.builders.rounds import columns_of
-from tests.history.test_judging import case
+from tests.history.test_regression import case
 
 pytestmark = pytest.mark.lab
 
@@ -60,37 +57,6 @@ def forget(history: Path, *more: str) -> int:
     return main(["history", "--forget", "n1", "--history", str(history), *more])
 
 
-def test_a_gpu_that_fell_fails_every_night_and_not_only_the_first(history: Path) -> None:
-    verdicts = [night(history, GOOD + number, FELL) for number in range(25)]
-    assert {one.outcome for one in verdicts} == {"failed"}
-    assert {round(one.value or 0, 2) for one in verdicts} == {0.9}
-    note = verdicts[-1].notes[-1]
-    assert note == "regressed values do not enter the baseline; ddpscale history --forget NODE begins a new one"
-
-
-def test_what_fell_is_kept_and_shown(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    night(history, GOOD, FELL)
-    with reading(history) as connection:
-        last = host_runs(connection, SKU, "n1")[-1]
-    assert {(one.gpu_index, one.arm) for one in last.worse} == {(1, "each"), (None, "ddp")}
-    assert len(last.values) == 4
-    assert {(one.gpu_index, one.arm) for one in last.norm} == {(0, "alone"), (0, "each")}
-    assert main(["history", "n1", "--history", str(history)]) == 0
-    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if "night6" in line]
-    assert "2" in row, "values that regressed, no baseline"
-    [node] = read_histories(history)
-    assert node.worst is not None
-    assert node.worst.is_worse
-
-
-def test_a_gpu_that_is_repaired_passes_by_its_norm_of_before(history: Path) -> None:
-    for number in range(8):
-        night(history, GOOD + number, FELL)
-    verdict = night(history, GOOD + 8, SOUND)
-    assert verdict.outcome == "passed"
-    assert verdict.value == pytest.approx(1.0, abs=0.01)
-
-
 def test_a_node_that_is_forgotten_has_a_new_norm_after_five_nights(
     history: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +75,7 @@ def test_only_that_node_of_that_sku_is_forgotten(history: Path) -> None:
     for arguments, code in ((("--gpu-sku=b200",), 4), (("--gpu-sku", SKU), 0), ((), 4)):
         assert forget(history, *arguments) == code
     with reading(history) as connection:
-        assert [len(host_runs(connection, SKU, host)) for host in ("n1", "n2")] == [0, 1]
+        assert [len(node_runs(connection, SKU, host)) for host in ("n1", "n2")] == [0, 1]
 
 
 def test_what_cannot_be_forgotten_is_a_sentence(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,4 +128,4 @@ def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
     assert baseline(history, 99).past == before
     assert before
     [node] = read_histories(history)
-    assert {one.past.standing for one in node.drifts if one.past} == {"worse"}
+    assert {one.high < 1 for one in node.drifts} == {True}

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.reading import skus_and_hosts
+from pytest_ddpscale.history.store import reading, skus_and_hosts
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.records import gangs_by_number
 from pytest_ddpscale.run.run_directory import RunDirectory

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpscale.history.database import reading
-from pytest_ddpscale.history.reading import host_runs
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.store import add_run, node_runs, reading
 from pytest_ddpscale.run.run_directory import RunDirectory
 from tests.plugin.site import Site, assert_no_crash, edit_json, output_of
 from tests.plugin.test_resume import GANG
@@ -52,7 +50,7 @@ def history(site: Site) -> Path:
 def nights_in(history: Path) -> list[str]:
     """Outcomes of the runs that it has of the only node."""
     with reading(history) as connection:
-        return [run.outcome for run in host_runs(connection, "cpu", "node1")]
+        return [run.outcome for run in node_runs(connection, "cpu", "node1")]
 
 
 def latest(site: Site) -> Path:
@@ -64,11 +62,11 @@ def outcome_of(site: Site, run: Path, metric: str) -> tuple[str, str]:
     return found["outcome"], found["reason"]
 
 
-def test_a_run_is_remembered_if_it_lies_with_the_sites_runs(site: Site, history: Path) -> None:
+def test_a_run_is_remembered_wherever_it_is_kept(site: Site, history: Path) -> None:
     assert site.run(*ON_CPU).ret == pytest.ExitCode.OK
     assert nights_in(history) == ["accepted"]
     assert site.run(*ON_CPU, "--ddp-run-dir=elsewhere").ret == pytest.ExitCode.OK
-    assert nights_in(history) == ["accepted"]
+    assert nights_in(history) == ["accepted", "accepted"]
     assert list(site.path.rglob("*.sqlite")) == [history]
 
 
@@ -94,7 +92,8 @@ def remembered(site: Site, history: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     def remember(speed: float) -> None:
         with monkeypatch.context() as then:
             then.setenv("GANG_SPEED", str(speed))
-            assert site.run(*ON_CPU, "--ddp-run-dir=first").ret == pytest.ExitCode.OK
+            first = "--ddp-run-dir=first", "--ddp-history=other.sqlite"
+            assert site.run(*ON_CPU, *first).ret == pytest.ExitCode.OK
         for night in range(1, NIGHTS + 1):
             copy = site.path / f"night{night}"
             shutil.copytree(site.path / "first", copy)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.store import add_run
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.simulate.cluster import open_cluster
 from pytest_ddpscale.simulate.measuring import SimulatedRun

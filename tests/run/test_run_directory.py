@@ -26,9 +26,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run
-from pytest_ddpscale.compare.compared_run import read_compared_run
+from pytest_ddpscale.compare.comparing import read_compared_run
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.store import add_run
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.report.culprits import read_findings

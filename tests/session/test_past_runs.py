@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_ddpscale.errors import HistoryError, RunDirectoryError
-from pytest_ddpscale.history.baseline import Baseline
-from pytest_ddpscale.history.recording import add_run
+from pytest_ddpscale.history.regression import Baseline
+from pytest_ddpscale.history.store import add_run
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
@@ -39,7 +38,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return judged_run(tmp_path / "run", NIGHTS)
 
 
-def baseline(run: RunDirectory, history: Path | None) -> Baseline | None:
+def baseline(run: RunDirectory, history: Path) -> Baseline | None:
     return baseline_of(run, history, SKU, read_evidence(run))
 
 
@@ -49,10 +48,9 @@ class TestBaseline:
         found = baseline(run, history)
         assert found is not None
         assert (found.sku, found.before) == (SKU, at(NIGHTS))
-        assert {(series.host, one.number, round(one.median)) for series, one in found.past} == {("n1", 3, 100)}
+        assert {(series.host, one.number, round(one.mean)) for series, one in found.past} == {("n1", 3, 100)}
 
     def test_is_none_without_a_history(self, tmp_path: Path, run: RunDirectory) -> None:
-        assert baseline(run, None) is None
         assert baseline(run, tmp_path / "nowhere.sqlite") is None
 
     def test_that_was_kept_counts_and_the_history_no_longer(self, history: Path, run: RunDirectory) -> None:
@@ -61,7 +59,8 @@ class TestBaseline:
         run.write_json(run.baseline_json, first)
         history.write_bytes(b"no history any more")
         assert baseline(run, history) == first
-        assert baseline(run, None) == first, "judged on a laptop that has no history"
+        history.unlink()
+        assert baseline(run, history) == first, "judged on a laptop that has no history"
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"past": NaN}', '{"past": 3, "versions": {}}', '{"past": [{}]}'])
     def test_that_is_broken_is_refused(self, history: Path, run: RunDirectory, text: str) -> None:
@@ -75,11 +74,9 @@ class TestBaseline:
             baseline(run, history)
 
 
-def under(run: RunDirectory, digest: str) -> RunDirectory:
-    """The run, as if its thresholds had this digest."""
-    record = run.read_run()
-    run.write_json(run.run_json, msgspec.structs.replace(record, thresholds=ThresholdsUsed("thresholds.yaml", digest)))
-    return run
+def under(digest: str) -> dict[str, Any]:
+    """Of run.json, as if its thresholds had this digest."""
+    return {"thresholds": ThresholdsUsed("thresholds.yaml", digest)}
 
 
 class TestRecentRuns:
@@ -90,20 +87,19 @@ class TestRecentRuns:
             ("second", 3, "same", None, "rejected"), ("third", 4, "same", None, "incomplete"),
             ("other-bounds", 5, "other", None, "accepted"),
             ("other-nodes", 6, "same", {"n2": [100.0, 100.0]}, "accepted"),
-            ("gone", 7, "other", None, "accepted"), ("later", 9, "same", None, "accepted"),
+            ("two-nodes", 7, "same", {"n1": [100.0, 100.0], "n2": [100.0, 100.0]}, "accepted"),
+            ("later", 9, "same", None, "accepted"),
         )  # fmt: skip
         for name, night, digest, hosts, outcome in runs:
-            earlier = judged_run(tmp_path / name, night, hosts, outcome=outcome)
-            add_run(history, earlier.path)
-            under(earlier, digest)
-        (tmp_path / "gone" / "run.json").unlink()
-        run = under(judged_run(tmp_path / "run", 8), "same")
+            add_run(history, judged_run(tmp_path / name, night, hosts, outcome=outcome, record=under(digest)).path)
+        run = judged_run(tmp_path / "run", 8, record=under("same"))
         said = recent_runs(run, history, SKU, read_evidence(run))
-        counts = "2 rejected, 1 incomplete, 1 accepted"
+        counts = "2 rejected, 1 incomplete"
         assert said == f"earlier runs of these nodes under the same thresholds in the last 7 days: {counts}"
 
-    def test_are_not_told_where_there_are_none(self, tmp_path: Path, run: RunDirectory, history: Path) -> None:
-        assert recent_runs(under(run, "same"), tmp_path / "nowhere.sqlite", SKU, read_evidence(run)) == ""
+    def test_are_not_told_where_there_are_none(self, tmp_path: Path, history: Path) -> None:
+        run = judged_run(tmp_path / "run", NIGHTS, record=under("same"))
+        assert recent_runs(run, tmp_path / "nowhere.sqlite", SKU, read_evidence(run)) == ""
         assert recent_runs(run, history, "another-gpu", read_evidence(run)) == ""
 
 

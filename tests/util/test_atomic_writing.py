@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpscale.history.database import writing
+from pytest_ddpscale.history.store import writing
 from pytest_ddpscale.util.atomic_writing import write_atomically
 from tests.rows import rows
 
