@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS, benchmark
 
-TABLE: Any = benchmark("mutation_table")
+TABLE: Any = benchmark("defects")
 DEFECTS = {defect.id: defect for defect in TABLE.DEFECTS}
 ROOT = BENCHMARKS.parent
 REFUSED = "run/test_consistent.py::test_what_accidents_make_of_a_run_is_refused"
