@@ -1,4 +1,4 @@
-"""Judge known runs and show what a change of the code changed: nothing, or differences that somebody has to read.
+"""Judge known runs and show what a change of the code changed: docs/testing.md. Nothing, or what somebody has to read.
 
     python benchmarks/oracle.py --check
     python benchmarks/oracle.py --check --only recorded-a100-slow-gpu 'import-*'
