@@ -559,7 +559,9 @@ def overview(rows: Sequence[Row]) -> Iterator[str]:
     """A table of all SKUs: what each fault comes to, in a word."""
     skus = list(dict.fromkeys(row.scenario.sku for row in rows))
     yield from (_line(["scenario", "GPUs", *skus]), _line(["---"] * (len(skus) + 2)))
-    of = {(row.scenario.name, row.scenario.gpus, row.scenario.sku): row.seen for row in rows}
+    of = {
+        (row.scenario.name, row.scenario.gpus, row.scenario.sku): row.seen for row in rows if row.scenario.at != "none"
+    }
     for name, gpus in dict.fromkeys(key[:2] for key in of):
         yield _line([name, str(gpus), *(of.get((name, gpus, sku), "–") for sku in skus)])
 

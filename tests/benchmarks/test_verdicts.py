@@ -18,7 +18,7 @@ def cells(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *arguments: str) -> 
     """Shares and texts by what follows the colon in a scenario, and by column."""
     monkeypatch.setattr(sys, "argv", ["verdicts.py", *arguments])
     assert verdicts.main() == 0
-    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    lines = [line[2:-2].split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     rows = [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
     return {
         row["scenario"].rpartition(": ")[2]: {key: cell.partition(" [")[0] for key, cell in row.items()} for row in rows
@@ -53,9 +53,9 @@ def test_what_a_sound_cluster_misses_catches_no_fault(monkeypatch: pytest.Monkey
     of = cells(monkeypatch, capsys, *given, "--match=none|gpu:1.2|ecc|all:1.1")
     caught = {name: [row[key] for key in ("rejected", "caught", "named")] for name, row in of.items()}
     assert caught["none"] == ["0", "0", "–"], "strong scaling is host-bound"
-    assert caught["1.2"] == caught["ecc"] == ["100", "100", "100"]
-    assert caught["1.1"] == ["100", "100", "–"]
-    assert of["ecc"]["by"].startswith("node_check[ecc]")
+    assert caught["slow-gpu:1.2"] == caught["bad-gpu:ecc"] == ["100", "100", "100"]
+    assert caught["slow-gpu:all:1.1"] == ["100", "100", "–"]
+    assert of["bad-gpu:ecc"]["by"].startswith("node_check[ecc]")
 
 
 def test_a_fault_that_is_none_is_refused_before_anything_is_simulated(
