@@ -29,7 +29,7 @@ import re
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
@@ -60,19 +60,11 @@ from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import GangRecord
 from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.verdicts import ACCEPTING, Culprit, Judgement, Verdict
+from pytest_ddpscale.simulate import writing
 from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.machine import COMPUTING, NodeSpread
 from pytest_ddpscale.simulate.measuring import HELD_DOWN, Moment, SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
-from pytest_ddpscale.simulate.writing import (
-    after_training,
-    before_measuring,
-    gang_of,
-    host_name,
-    measured,
-    records,
-    telemetry_of_turns,
-)
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
@@ -87,14 +79,6 @@ PUBLISHED = {
     "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
     "device_utilization", "peak_memory_gib",
 }  # fmt: skip
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
 
 
 @dataclass(frozen=True)
@@ -178,8 +162,9 @@ class Scenario:
 
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "str": str, "int": int, "float": float, "bool": bool, "Path": Path, "tuple[str, ...]": _words,
-    "tuple[int, ...]": _numbers,
+    "str": str, "int": int, "float": float, "bool": bool, "Path": Path,
+    "tuple[str, ...]": lambda text: tuple(text.split(",")),
+    "tuple[int, ...]": lambda text: tuple(map(int, text.split(","))),
 }  # fmt: skip
 
 
@@ -236,17 +221,11 @@ def _with_points(sizes: Mapping[int, float], points: float) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class PlacedSpread(NodeSpread):
-    """A spread in which the slow ranks are slower than the median of the others by exactly so much.
-
-    Attributes:
-        slow_ranks: which.
-        ratio: of their median to that of their peers; of all ranks to the spread, if all are slow.
-        by_fault: part of the ratio that an injected fault adds.
-    """
+    """A spread in which the slow ranks are slower than the median of the others by exactly so much."""
 
     slow_ranks: tuple[int, ...] = ()
-    ratio: float = 1.0
-    by_fault: float = 1.0
+    ratio: float = 1.0  # of their median to that of their peers; of all ranks to the spread, if all are slow
+    by_fault: float = 1.0  # part of the ratio that an injected fault adds
 
     def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
         """As `NodeSpread.factors`."""
@@ -305,20 +284,15 @@ class Session:
 def session(run: SimulatedRun, cluster: SimulatedCluster) -> Session:
     """Simulate a session that stops each study once all requirements on it are decided, and judge all."""
     plan, expectation = run.plan, cluster.expectation(run.plan)
-    probes = [] if plan.probes is None else measured(run, plan.probes)
-    found: list[AnyRecord] = [*before_measuring(run, cluster), *probes]
+    probes = [] if plan.probes is None else writing.measured(run, plan.probes)
+    found: list[AnyRecord] = [*writing.before_measuring(run, cluster), *probes]
     rounds = _train(run, Decider(plan, cluster.cases, CONFIDENCE), found)
-    found += after_training(run, cluster)
+    found += writing.after_training(run, cluster)
     blocks = [one for one in found if cluster.is_watched and isinstance(one, Block)]
-    found += [telemetry_of_turns([one], expectation, run.faults) for one in blocks]
+    found += [writing.telemetry_of_turns([one], expectation, run.faults) for one in blocks]
     evidence = evidence_of(plan, None, found)
     asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
     return Session({one.id: worded(judge(one, evidence, CONFIDENCE)) for one in asked}, asked, evidence, rounds)
-
-
-def decide_all(run: SimulatedRun, cluster: SimulatedCluster) -> tuple[Verdict, ...]:
-    """Verdicts of such a session on all requirements."""
-    return tuple(session(run, cluster).verdicts.values())
 
 
 def _train(run: SimulatedRun, decider: Decider, found: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:
@@ -330,7 +304,7 @@ def _train(run: SimulatedRun, decider: Decider, found: list[AnyRecord]) -> dict[
             found.append(record)
 
     if not any(isinstance(record, GangRecord) for record in found):
-        found.append(gang_of(run.plan))
+        found.append(writing.gang_of(run.plan))
     for record in found:
         decider.hear(record)
     rounds: dict[str, list[tuple[Arm, ...]]] = {study.id: [] for study in run.plan.studies}
@@ -347,21 +321,13 @@ def _train(run: SimulatedRun, decider: Decider, found: list[AnyRecord]) -> dict[
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        counts: of columns, how many hold and of how many.
-        by: what ended it so.
-        seen: in a word whether a fault is rejected, keeps the run from being accepted, is warned of, or is not seen.
-        missed: requirements that did not pass.
-        studies: seconds and rounds of each.
-    """
-
-    counts: dict[str, tuple[int, int]]
-    by: str = ""
-    seen: str = ""
-    missed: frozenset[str] = frozenset()
-    studies: dict[str, tuple[float, int]] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]]  # of columns, how many hold and of how many
+    by: str = ""  # what ended it so
+    seen: str = ""  # whether a fault is rejected, keeps the run from being accepted, is warned of, or is not seen
+    missed: frozenset[str] = frozenset()  # requirements that did not pass
+    studies: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and rounds of each
 
     @property
     def minutes(self) -> float:
@@ -376,13 +342,13 @@ def points_on_bound(scenario: Scenario) -> float:
     for _ in range(3):
         cluster, margins = cluster_of(quiet, points), []
         for seed in range(4):
-            verdict = _efficiency(decide_all(run_of(quiet, cluster, 0, seed), cluster))
+            verdict = _efficiency(session(run_of(quiet, cluster, 0, seed), cluster).verdicts.values())
             margins += [verdict.value - verdict.bound_value] if verdict and verdict.value is not None else []
         points -= 100 * float(np.mean(margins))
     return points
 
 
-def _efficiency(verdicts: Sequence[Verdict]) -> Verdict | None:
+def _efficiency(verdicts: Iterable[Verdict]) -> Verdict | None:
     of_node = [v for v in verdicts if v.metric == "weak_scaling_efficiency" and v.world_size <= 8]
     return max(of_node, key=lambda v: v.world_size, default=None)
 
@@ -399,9 +365,7 @@ def measure(scenario: Scenario, seed: int, number: int) -> Ending:
     return _ending(scenario, cluster, run, session(run, cluster), number)
 
 
-def _ending(
-    scenario: Scenario, cluster: SimulatedCluster, run: SimulatedRun, done: Session, number: int
-) -> Ending:  # fmt: skip
+def _ending(scenario: Scenario, cluster: SimulatedCluster, run: SimulatedRun, done: Session, number: int) -> Ending:
     verdicts, layout, links = tuple(done.verdicts.values()), run.plan.layout, slow_links(done.evidence)
     coverage = coverage_of(done.evidence, done.cases, done.verdicts, {}, layout.ranks_per_node)
     facts = RunFacts(verdicts, len(verdicts), coverage=coverage, slow_links=[say(one.because) for one in links])
@@ -418,7 +382,10 @@ def _ending(
     efficiency = _efficiency(verdicts)
     columns |= {"accused": bool(certain - wrong), "efficiency passed": efficiency is not None and efficiency.passed}
     # Where no sound value is known the simulator takes 5 % more than the bound: a warning there says nothing.
-    guessed = {one.id for one in done.cases if one.requirement.sound_value is None and _is_bound(one)}
+    guessed = {
+        one.id for one in done.cases if one.requirement.sound_value is None
+        and not (one.requirement.definition.compares_places or one.requirement.definition.reads_own_pace)
+    }  # fmt: skip
     failed = {v.id: v.severity for v in verdicts if v.outcome == "failed"}
     warned = [name for name, severity in failed.items() if severity == "warn" and name not in guessed]
     told: list[tuple[object, str, str]] = [
@@ -442,11 +409,6 @@ def _ending(
     return Ending({name: (int(holds), 1) for name, holds in columns.items()}, by, seen, missed, studies)
 
 
-def _is_bound(case: AnyCase) -> bool:
-    """Whether it bounds a value that a sound machine reaches, in place of a comparison with peers."""
-    return not (case.requirement.definition.compares_places or case.requirement.definition.reads_own_pace)
-
-
 def _summary(names: Sequence[str]) -> str:
     """``throughput_per_gpu (8), node_check[pcie]``: metrics with the number of their requirements, or the only one."""
     of: dict[str, list[str]] = defaultdict(list)
@@ -458,14 +420,14 @@ def _summary(names: Sequence[str]) -> str:
 
 def _ranks(culprit: Culprit, layout: Layout) -> set[int]:
     """The ranks that a culprit stands for: a GPU, or all GPUs of a node."""
-    node = next(number for number in range(layout.nodes) if host_name(number) == culprit.host)
+    node = next(number for number in range(layout.nodes) if writing.host_name(number) == culprit.host)
     per_node = range(layout.ranks_per_node) if culprit.place.index is None else (culprit.place.index,)
     return {node * layout.ranks_per_node + local for local in per_node}
 
 
 def _linked(blamed: set[Culprit], scenario: Scenario, wrong: set[int]) -> set[int]:
     """The ranks at fault, if their links are slow and one is named, or if their links lose packets and the node is."""
-    host = host_name(min(wrong) // 8)
+    host = writing.host_name(min(wrong) // 8)
     kinds = {{"slow-link": "link", "lossy-link": "node"}.get(one.partition(":")[0]) for one in scenario.faults}
     return wrong if any(c.kind in kinds and host in c.hosts for c in blamed) else set()
 
@@ -488,7 +450,7 @@ def _changes(scenario: Scenario, cluster: SimulatedCluster, seed: int) -> Sequen
     sides = []
     for number, faults in enumerate(((), scenario.faults)):
         run = run_of(replace(scenario, faults=faults), cluster, 0, seed + number)
-        evidence = evidence_of(run.plan, None, list(records(run, cluster)))
+        evidence = evidence_of(run.plan, None, list(writing.records(run, cluster)))
         verdicts = tuple(worded(judge(one, evidence, CONFIDENCE)) for one in training_cases(cluster.cases))
         about = RunRecord(sku=cluster.sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
         judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
@@ -616,12 +578,8 @@ def main() -> int:
             first = next((row for row in before if row.scenario.sku == one.sku), Row(one, found))
             rows.append(Row(one, found, first.most_missed))
             if not given.overview:
-                print(
-                    _line(rows[-1].cells(columns)),
-                    *(of_studies(rows[-1]) if given.studies else ()),
-                    sep="\n",
-                    flush=True,
-                )
+                lines = [_line(rows[-1].cells(columns)), *(of_studies(rows[-1]) if given.studies else ())]
+                print(*lines, sep="\n", flush=True)
     print(*overview(rows) if given.overview else (), sep="\n")
     told = [
         {"scenario": row.scenario.label, "missed": row.missed, "seen": row.seen,

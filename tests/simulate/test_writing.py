@@ -159,7 +159,7 @@ def test_a_slow_gpu_gets_the_same_verdict_at_every_place(factor: float, places: 
     plan = cluster.plan(short_blocks=True)
     for place in places:
         run = SimulatedRun(plan, CLUSTER.performance, faults(f"slow-gpu:{place}:{factor}"), 3)
-        (verdict,) = SESSION.decide_all(run, cluster)
+        (verdict,) = SESSION.session(run, cluster).verdicts.values()
         assert verdict.outcome == outcome
 
 
@@ -167,7 +167,7 @@ def test_each_probe_reaches_the_value_of_its_own_row() -> None:
     options = ClusterOptions("rtx-pro-6000-server", 8, workloads=("resnet50-nchw-fp16",), noise=0.0)
     cluster = open_cluster(thresholds(), options)
     run = SimulatedRun(cluster.plan(FEWEST_ROUNDS, short_blocks=True), cluster.performance, (), 1)
-    found = {one.id: one.value for one in SESSION.decide_all(run, cluster)}
+    found = {one.id: one.value for one in SESSION.session(run, cluster).verdicts.values()}
     probed = [case for case in cluster.cases if isinstance(case, NodeCase) and case.probe]
     bounded = [case for case in probed if not case.requirement.definition.compares_places]
     sound = {case.id: expected_value(case.requirement) for case in bounded}
