@@ -65,6 +65,7 @@ class Defect:
         tests: paths below ``tests`` that touch it.
         rule: of the list in docs/testing.md that it breaks; empty if none.
         seen_by: what shows it: ``oracle: RUN FACT FIELD``, or a test below ``tests``.
+        watched_by: a test below ``tests`` that has to fail, of what the oracle does not see.
     """
 
     id: str
@@ -76,6 +77,7 @@ class Defect:
     tests: tuple[str, ...]
     rule: str
     seen_by: str
+    watched_by: str
 
 
 def _defect(block: str) -> Defect:
@@ -83,9 +85,8 @@ def _defect(block: str) -> Defect:
     id_, kind, what = head.split(" | ")
     old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
     about = dict(line.split(": ", 1) for line in lines if line[0] not in "-+")
-    return Defect(
-        id_, kind, what, file, old, new, tuple(about["tests"].split()), about.get("rule", ""), about.get("seen by", "")
-    )
+    more = (about.get(key, "") for key in ("rule", "seen by", "watched by"))
+    return Defect(id_, kind, what, file, old, new, tuple(about["tests"].split()), *more)
 
 
 _LISTED = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
