@@ -141,7 +141,8 @@ class Scenario:
     @property
     def label(self) -> str:
         """What the row shows."""
-        return f"{self.sku.split('-')[0]}, {self.gpus} GPUs, noise {self.noise:g} %, sd {self.sd:g} %: {self.name}"
+        size = f"{self.gpus or 'all'} GPUs"
+        return f"{self.sku.split('-')[0]}, {size}, noise {self.noise:g} %, sd {self.sd:g} %: {self.name}"
 
     def ranks(self, number: int, layout: Layout) -> range:
         """Ranks at fault in a run."""
@@ -181,6 +182,8 @@ def scenarios(table: str, text: str, more: Sequence[str] = ()) -> Iterator[Scena
         skus, gpus, *own = words.split()
         for sku, size in product(skus.split(","), gpus.split(",")):
             given = dict(word.split("=", 1) for word in (f"sku={sku}", f"gpus={size}", *shared, *own, *more))
+            if unknown := given.keys() - readers:
+                raise ValueError(f"{table}: found {', '.join(unknown)}; expected fields of Scenario: {line}")
             name, goals = (*told, "")[:2]
             found = {key: readers[key](value) for key, value in given.items()}
             scenario = Scenario(table, name, tuple(filter(None, goals.split("; "))), **found)
@@ -560,8 +563,10 @@ def main() -> int:
     try:
         texts |= {name: (TABLES / f"{name}.txt").read_text(encoding="utf-8") for name in given.tables}
         wanted = [one for name, text in texts.items() for one in scenarios(name, text, more)]
-    except (BadInput, OSError, KeyError, ValueError) as error:
+    except (BadInput, OSError, ValueError) as error:
         parser.error(str(error))
+    if not wanted:
+        parser.error(f"name a table, {', '.join(names)}, or give a --line")
     rows: list[Row] = []
     with ProcessPoolExecutor(given.jobs) as pool:
         for one in wanted:
