@@ -463,6 +463,8 @@ def _try_mutation(judge: Oracle | Tests, mutation: Mutation, said: Path) -> None
     """Write who sees a mutation."""
     resource.setrlimit(resource.RLIMIT_CPU, (FORK_LIMIT_S, FORK_LIMIT_S))
     path, number, cases = mutation
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:  # what `reporting` needs
+        del sys.modules[name]
     import_instead(path, Mutator(path, number).tree)
     said.write_text(" ".join(judge.who_sees(cases)))
 
