@@ -1,4 +1,4 @@
-"""An ordinary DistributedDataParallel loop, the reference for pytest-ddpscale's numbers.
+"""An ordinary DistributedDataParallel loop: the reference of the speed ratios in docs/evidence (h200, CPU).
 
     torchrun --nproc-per-node=2 benchmarks/bare_ddp.py --model resnet18 --batch-size 16 --image-size 64
     torchrun --nproc-per-node=8 benchmarks/bare_ddp.py --precision fp16 --memory-format channels_last

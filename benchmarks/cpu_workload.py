@@ -1,4 +1,4 @@
-"""The numbers that the bounds of the ``cpu`` SKU come from: the median and the range of each requirement over runs.
+"""The bounds of the SKU ``cpu`` in thresholds.yaml: the median and the range of each requirement over runs.
 
     for number in 1 2 3 4 5; do pytest --gpu-sku=cpu --ddp-run-dir=OUT/$number; done
     python benchmarks/cpu_workload.py OUT

@@ -1,12 +1,54 @@
-"""Defects that the tests have to catch: each is a piece of code and its replacement.
+"""Which defects the tests catch, written-down ones and random ones, planted one at a time: docs/testing.md.
 
-`mutation_table.py` plants them one at a time. The old text has to be in its file exactly once: when the code changes,
-rewrite the defect for the new code, or replace it by another of the same kind.
+    python benchmarks/defects.py --check                 # whether each defect of defects.txt still applies
+    python benchmarks/defects.py --plant [ID …] [--json FILE]
+    python benchmarks/defects.py --rules                 # whether what the list of rules names sees each
+    python benchmarks/defects.py --random judge/peers.py judge/slow.py --number 40 --tests tests/judge
+
+A written-down defect is planted in a worktree. The tests of the modules that it touches run first, those marked lab
+after them, then short end-to-end tests, finally all tests without that mark; each with -x. Exit code 1 if one survives
+or does not apply. A random one, which turns a comparison, doubles a number, negates a condition, or exchanges min and
+max, is planted in forks. It is seen if a fact of the oracle changes, or, with ``--tests``, if a test fails: then all
+test files that see it are listed, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import contextlib
+import importlib
+import json
+import mmap
+import os
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from multiprocessing import get_context
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import oracle
+import pytest
+from reporting import argument_parser, keep, positive_int
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "pytest_ddpscale"
+END_TO_END = ("tests/plugin/test_outcomes.py", "tests/simulate/test_writing.py")
+LIMIT_S = 1200.0
+NOT_DONE = f"not done after {LIMIT_S:g} s"
+_FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -21,8 +63,9 @@ class Defect:
         old: text that occurs in the file once.
         new: its replacement.
         tests: paths below ``tests`` that touch it.
-        rule: that it breaks, of those that judge/ and run/ decide by; empty if none.
+        rule: of the list in docs/testing.md that it breaks; empty if none.
         seen_by: what shows it: ``oracle: RUN FACT FIELD``, or a test below ``tests``.
+        watched_by: a test below ``tests`` that has to fail, of what the oracle does not see.
     """
 
     id: str
@@ -32,906 +75,459 @@ class Defect:
     old: str
     new: str
     tests: tuple[str, ...]
-    rule: str = ""
-    seen_by: str = ""
+    rule: str
+    seen_by: str
+    watched_by: str
 
 
-JUDGE = ("judge", "session/test_judging.py")
-DEFECTS = (
-    Defect(
-        "bound-flipped",
-        "judge",
-        "an upper bound is kept by values above it",
-        "judge/stats.py",
-        "(self.low >= bound, self.high < bound) if side > 0",
-        "(self.low >= bound, self.high < bound) if side < 0",
-        JUDGE,
-    ),
-    Defect(
-        "one-sided",
-        "judge",
-        "a lower bound is kept if the upper end of the interval keeps it",
-        "judge/stats.py",
-        "good, bad = (self.low >= bound,",
-        "good, bad = (self.high >= bound,",
-        JUDGE,
-    ),
-    Defect(
-        "few-rounds-judged",
-        "judge",
-        "three rounds are enough for a verdict",
-        "judge/stats.py",
-        "        if count < FEWEST_ROUNDS:",
-        "        if count < 3:",
-        JUDGE,
-        rule="too few rounds",
-        seen_by="judge/test_stats.py::test_of_many_places_each_has_its_own",
-    ),
-    Defect(
-        "few-rounds-measured",
-        "judge",
-        "a study may end after two rounds",
-        "judge/judge.py",
-        "isinstance(study, ProbeStudy) else FEWEST_ROUNDS):",
-        "isinstance(study, ProbeStudy) else 2):",
-        JUDGE,
-    ),
-    Defect(
-        "margin-sign",
-        "judge",
-        "the margin of an upper bound has the wrong sign",
-        "run/verdicts.py",
-        "else self.bound_value - self.value\n",
-        "else self.value - self.bound_value\n",
-        ("run/test_verdicts.py", "judge", "report"),
-    ),
-    Defect(
-        "warning-rejects",
-        "judge",
-        "a requirement that only warns rejects the machine",
-        "run/verdicts.py",
-        'or (not self.passed and self.severity == "fail")',
-        "or not self.passed",
-        JUDGE,
-    ),
-    Defect(
-        "error-passes",
-        "judge",
-        "a study that ended in an error does not prevent acceptance",
-        "run/verdicts.py",
-        'return self.outcome == "error" or (not self.passed',
-        'return self.outcome != "error" and (not self.passed',
-        JUDGE,
-    ),
-    Defect(
-        "waiver-never-ends",
-        "judge",
-        "a waiver covers failures after its last day",
-        "thresholds/waiver.py",
-        "return day <= self.until",
-        "return True",
-        ("judge/test_outcomes.py", "judge/test_checks.py"),
-        rule="waiver's end",
-        seen_by="judge/test_outcomes.py::test_a_run_comes_to",
-    ),
-    Defect(
-        "waiver-between-nodes",
-        "judge",
-        "a waiver covers measurements of several nodes together",
-        "judge/outcome.py",
-        "(is_between,",
-        "(False,",
-        ("judge/test_outcomes.py",),
-    ),
-    Defect(
-        "waiver-of-wrong-data",
-        "judge",
-        "a waiver covers a slow study whose replicas differ",
-        "judge/answer.py",
-        'if compares or answer.outcome == "failed":',
-        "if compares:",
-        ("judge/test_outcomes.py", "judge"),
-    ),
-    Defect(
-        "waiver-hides-missing",
-        "judge",
-        "a waiver covers nodes that were not measured if another one fails",
-        "judge/judged.py",
-        "(missing or not np.isin(codes",
-        "(not np.isin(codes",
-        ("judge",),
-    ),
-    Defect(
-        "provisional-accepts",
-        "judge",
-        "a provisional bound can accept a machine",
-        "judge/outcome.py",
-        " and not v.provisional and METRICS",
-        " and METRICS",
-        JUDGE,
-        rule="published bound",
-        seen_by="oracle: lab-told run outcome",
-    ),
-    Defect(
-        "narrow-intervals",
-        "judge",
-        "intervals have a lower confidence",
-        "judge/stats.py",
-        "(0.5 * math.log(spread) - np.log(1 - confidences))",
-        "(0.5 * math.log(spread) - np.log(1 - confidences) / 2)",
-        ("judge", "simulate"),
-    ),
-    Defect(
-        "no-bonferroni",
-        "judge",
-        "with many nodes a failure is not corrected for their number",
-        "judge/judge.py",
-        "1 - (1 - confidence) / of",
-        "judged.blank.confidence",
-        JUDGE,
-        rule="all places",
-        seen_by="oracle: lab-far throughput_per_gpu[net-node] outcome",
-    ),
-    Defect(
-        "lost-node-passes",
-        "judge",
-        "an unmeasured requirement of one of several nodes counts as measured",
-        "judge/judged.py",
-        "else ABSENT if missing else known.min()",
-        "else known.min()",
-        JUDGE,
-        rule="not measured",
-        seen_by="oracle: lab-lost-node throughput_per_gpu[exact-node] outcome",
-    ),
-    Defect(
-        "fastest-sets-pace",
-        "judge",
-        "throughput is the fastest rank's",
-        "run/table.py",
-        "return self.least(self.per_second)",
-        "return self.most(self.per_second)",
-        ("judge",),
-    ),
-    Defect(
-        "half-round",
-        "judge",
-        "a round in which a rank is missing counts",
-        "judge/metrics.py",
-        "(count == arm.world_size)",
-        "(count > 0)",
-        ("judge", "run"),
-    ),
-    Defect(
-        "blame-threshold",
-        "blame",
-        "a rank is blamed from twice the limit of its peers on",
-        "judge/slow.py",
-        "find_slow(times_s, compare(times_s, most), most)",
-        "find_slow(times_s, compare(times_s, 2 * most), most)",
-        ("judge",),
-    ),
-    Defect(
-        "own-peer",
-        "blame",
-        "a rank is compared with peers that include itself",
-        "judge/peers.py",
-        "    medians = (kept((others - 1) // 2) + kept(others // 2)) / 2",
-        "    medians = np.broadcast_to(np.nanmedian(values, axis=1, keepdims=True), values.shape)",
-        ("judge",),
-        rule="median of the others",
-        seen_by="oracle: lab-3-peers throughput_per_gpu[net-node] culprits",
-    ),
-    Defect(
-        "wrong-rank",
-        "blame",
-        "a slow rank of the second node is named by its number on that node",
-        "run/table.py",
-        "return int(self.numbers[column]), self.rank_places[column]",
-        "return self.rank_places[column].local_rank, self.rank_places[column]",
-        ("judge",),
-    ),
-    Defect(
-        "wrong-link-end",
-        "blame",
-        "a slow link is named by one of its ends twice",
-        "judge/links.py",
-        "for node in accused:",
-        "for node in accused[:1] * len(accused):",
-        ("judge",),
-    ),
-    Defect(
-        "sure-of-two",
-        "blame",
-        "one of two ranks that disagree is certain to be wrong",
-        "judge/answer.py",
-        "why, not doubts, computed_wrong",
-        "why, True, computed_wrong",
-        ("judge",),
-    ),
-    Defect(
-        "partner-blamed",
-        "blame",
-        "a rank that torchrun ended is blamed for the end",
-        "launch/gang_failure.py",
-        "if code < 0 and code != _SIGTERM and",
-        "if code < 0 and",
-        ("launch",),
-    ),
-    Defect(
-        "exit-code-swallowed",
-        "launcher",
-        "a launcher that fails silently counts as successful",
-        "launch/gang.py",
-        "(why is None and exit_code != 0)",
-        "(why is None and exit_code is None)",
-        ("launch",),
-    ),
-    Defect(
-        "kill-not-sent",
-        "launcher",
-        "a rank that ignores SIGTERM stays behind",
-        "node/processes.py",
-        "            member.kill()  #",
-        "            member.is_running()  #",
-        ("node", "launch"),
-    ),
-    Defect(
-        "environment-leaked",
-        "launcher",
-        "variables of an outer torchrun or step reach the ranks",
-        "launch/environment.py",
-        "not (False in asked or name in _WITHHELD)",
-        "False not in asked",
-        ("launch",),
-    ),
-    Defect(
-        "node-order",
-        "launcher",
-        "groups of ranks are spread over nodes instead of lying on one each",
-        "plan/layout.py",
-        "range(first_of_node, self.world_size, self.ranks_per_node)",
-        "range(first_of_node, first_of_node + self.nodes)",
-        ("plan", "judge"),
-    ),
-    Defect(
-        "hang-not-ended",
-        "launcher",
-        "an inactive gang is ended much later than the limit",
-        "launch/gang.py",
-        "self._roll.moved_s or 0.0) > limit_s:",
-        "self._roll.moved_s or 0.0) > 100 * limit_s:",
-        ("launch",),
-    ),
-    Defect(
-        "torn-line",
-        "records",
-        "a line truncated by a kill is read as a record",
-        "run/run_directory.py",
-        'if not line.endswith(b"\\n"):\n                if len',
-        "if not line:\n                if len",
-        ("run",),
-    ),
-    Defect(
-        "duplicates",
-        "records",
-        "a second record of something unique is accepted",
-        "run/consistent.py",
-        "first, (which, turn), line",
-        "first, (which, turn, line), line",
-        ("run",),
-    ),
-    Defect(
-        "nan",
-        "records",
-        "NaN is a number in a record",
-        "run/strict_json.py",
-        "parse_constant=_refuse, ",
-        "",
-        ("run",),
-    ),
-    Defect(
-        "half-written",
-        "records",
-        "part of a record stays when the disk is full",
-        "run/run_directory.py",
-        "            file.truncate(length)\n            raise",
-        "            raise",
-        ("run",),
-    ),
-    Defect(
-        "shared-gpu",
-        "records",
-        "two ranks on one GPU count as two GPUs",
-        "run/consistent.py",
-        "first, place.uuid, rank",
-        "first, (place.uuid, rank), rank",
-        ("run",),
-    ),
-    Defect(
-        "steps-contradict",
-        "records",
-        "steps that do not add up to their block are accepted",
-        "run/consistent.py",
-        "STEPS_DIFFER_FROM_BLOCK = 0.05",
-        "STEPS_DIFFER_FROM_BLOCK = 50.0",
-        ("run",),
-    ),
-    Defect(
-        "arm-forgotten",
-        "planner",
-        "the baseline of a ratio is not measured",
-        "plan/planner.py",
-        ".update(question.arms)",
-        ".update(question.arms[-1:])",
-        ("plan", "session/test_planning.py"),
-    ),
-    Defect(
-        "no-turns",
-        "planner",
-        "the arm of one rank always uses the same rank",
-        "plan/study.py",
-        "sorted(range(self.turns), key=lot)[place]",
-        "sorted(range(self.turns), key=lot)[0]",
-        ("plan", "worker"),
-    ),
-    Defect(
-        "wrong-batch",
-        "planner",
-        "under strong scaling each rank trains the global batch",
-        "plan/planner.py",
-        "return whole // world_size",
-        "return whole",
-        ("plan",),
-    ),
-    Defect(
-        "no-sync",
-        "worker",
-        "a GPU's clock starts while it still computes",
-        "worker/device.py",
-        "        torch.cuda.synchronize(self._device)\n        return mark",
-        "        return mark",
-        ("worker",),
-    ),
-    Defect(
-        "steps-off-by-one",
-        "worker",
-        "one more step is trained than counted",
-        "worker/device.py",
-        "            for _ in range(steps):\n",
-        "            for _ in range(steps + 1):\n",
-        ("worker",),
-    ),
-    Defect(
-        "cold-start",
-        "worker",
-        "a block is timed from its first step on, which is slower",
-        "worker/arms.py",
-        "    return max(STEPS_BEFORE_TIMING, ahead)",
-        "    return ahead",
-        ("worker",),
-    ),
-    Defect(
-        "no-checksum",
-        "worker",
-        "replicas are not compared after a block",
-        "worker/arms.py",
-        'if arm.kind == "ddp" else None,',
-        "if False else None,",
-        ("worker",),
-    ),
-    Defect(
-        "event-order",
-        "worker",
-        "a step on a GPU is timed before it began",
-        "worker/device.py",
-        "                step()\n                marks.append(mark())\n",
-        "                marks.append(mark())\n                step()\n",
-        ("worker",),
-    ),
-    Defect(
-        "synced-no-sync",
-        "worker",
-        "the arm without communication communicates",
-        "worker/arms.py",
-        'replica.silent() if arm.kind == "no_sync" else',
-        'replica.silent() if arm.kind == "each" else',
-        ("worker",),
-    ),
-    Defect(
-        "same-images",
-        "worker",
-        "all ranks train on the same images",
-        "worker/arms.py",
-        "seed = 1000 * (self._rank ^ self._swapped) + batch_size",
-        "seed = batch_size",
-        ("worker",),
-    ),
-    Defect(
-        "throttle-mixed",
-        "telemetry",
-        "throttling by heat is reported as a power brake",
-        "telemetry/nvml.py",
-        '0x040: "hw_thermal_slowdown",\n    0x080: "hw_power_brake_slowdown"',
-        '0x080: "hw_thermal_slowdown",\n    0x040: "hw_power_brake_slowdown"',
-        ("telemetry", "judge"),
-    ),
-    Defect(
-        "counter-window",
-        "telemetry",
-        "energy of a window is that between two polls in it",
-        "telemetry/windows.py",
-        "return (last - first) / (last_s - first_s) * (end_s - start_s)",
-        "return last - first",
-        ("telemetry",),
-    ),
-    Defect(
-        "errors-between",
-        "telemetry",
-        "errors between two windows are in neither",
-        "telemetry/windows.py",
-        "before, total = self._counted.get(reading, math.inf), newest",
-        "before, total = dict([(0, math.inf), *self._within(reading, start_s, end_s)[:1]]).popitem()[1], newest",
-        ("telemetry",),
-    ),
-    Defect(
-        "unread-passes",
-        "checks",
-        "GPUs whose processes cannot be read are free",
-        "judge/check_rules.py",
-        '        ("processes", "processes", True),\n',
-        "",
-        ("judge",),
-        rule="unread",
-        seen_by="oracle: lab-checks-unread node_check[processes] outcome",
-    ),
-    Defect(
-        "throttled-now-and-then",
-        "checks",
-        "a clock throttled in most windows is ignored",
-        "judge/checks.py",
-        "(one >= SHARE_OF_ROUNDS * total)",
-        "(one >= 0.95 * total)",
-        ("judge",),
-    ),
-    Defect(
-        "rejected-is-norm",
-        "history",
-        "a rejected run enters the baseline of later ones",
-        "history/store.py",
-        'counts=judgement.outcome != "rejected" and',
-        "counts=",
-        ("history",),
-    ),
-    Defect(
-        "slower-is-better",
-        "history",
-        "a value that falls is an improvement",
-        "history/prediction.py",
-        "lost, reach = reference.log_mean - math.log(value.value), ",
-        "lost, reach = math.log(value.value) - reference.log_mean, ",
-        ("history",),
-    ),
-    Defect(
-        "keys-twice",
-        "thresholds",
-        "the last of duplicate keys counts",
-        "thresholds/reading.py",
-        "        if first is not None:\n",
-        "        if first is not None and not at:\n",
-        ("thresholds",),
-    ),
-    Defect(
-        "octal",
-        "thresholds",
-        "010 is 8",
-        "thresholds/reading.py",
-        "            self._note_odd_number(node, at)\n            return self._constructed(node)\n",
-        "            return self._constructed(node)\n",
-        ("thresholds",),
-    ),
-    Defect(
-        "failure-unexplained",
-        "report",
-        "a requirement that failed has no explanation on the terminal",
-        "report/words/verdicts.py",
-        "    if not verdict.passed:\n        said = [check_text",
-        '    if verdict.outcome == "inconclusive":\n        said = [check_text',
-        ("report",),
-    ),
-    Defect(
-        "failures-miscounted",
-        "report",
-        "JUnit counts warnings as failures",
-        "report/junit.py",
-        '("failures", "/failure")',
-        '("failures", "/skipped")',
-        ("report",),
-    ),
-    Defect(
-        "incomplete-exits-0",
-        "exit code",
-        "an incomplete run ends with exit code 0",
-        "plugin/conclusion.py",
-        "if told.problems or judgement is None or (judgement.blockers and not judgement.rehearsed):",
-        "if told.problems or judgement is None:",
-        ("plugin/test_outcomes.py",),
-    ),
-    Defect(
-        "own-failure-forgotten",
-        "exit code",
-        "a failing test of the site's own is ignored",
-        "plugin/conclusion.py",
-        '    told.spoiled.append(Blocker("test", item.name, why))\n',
-        "",
-        ("plugin/test_outcomes.py",),
-    ),
-    Defect(
-        "half-study-kept",
-        "resume",
-        "a resumed run keeps a study that ran out of time",
-        "run/run_record.py",
-        'ended(records, "decided", "rounds"))',
-        'ended(records, "decided", "rounds", "budget"))',
-        ("session/test_resume.py", "run", "plugin/test_resume.py"),
-    ),
-    Defect(
-        "other-version-resumed",
-        "resume",
-        "a run of another version is resumed",
-        "session/resume.py",
-        "if measured_by != __version__:",
-        "if measured_by is None:",
-        ("session/test_resume.py", "plugin/test_resume.py"),
-    ),
-    Defect(
-        "share-unheeded",
-        "batch",
-        "a batch fits if it trains, whatever memory it uses",
-        "find_batch/batch_trial.py",
-        "trial.share <= fraction:",
-        "trial.share <= 1:",
-        ("find_batch",),
-    ),
-    Defect(
-        "halving-stops-early",
-        "batch",
-        "the search ends with two multiples of 8 untried",
-        "find_batch/batch_search.py",
-        "while too_large - largest > MULTIPLE:",
-        "while too_large - largest > 3 * MULTIPLE:",
-        ("find_batch",),
-    ),
-    Defect(
-        "any-failure-is-memory",
-        "batch",
-        "a rank that fails with any error counts as out of memory",
-        "find_batch/batch_trial.py",
-        "        if is_out_of_memory(failure):\n",
-        "        if failure.type:\n",
-        ("find_batch",),
-    ),
-    Defect(
-        "one-rank-s-memory",
-        "batch",
-        "on a CPU only the rank that took most counts",
-        "find_batch/batch_trial.py",
-        "return sum(rank.own_bytes for rank in ranks)",
-        "return max(rank.own_bytes for rank in ranks)",
-        ("find_batch",),
-    ),
-    Defect(
-        "buckets-of-all-ranks-only",
-        "batch",
-        "a batch is tried without the arms of fewer ranks, whose gradient buckets take memory",
-        "find_batch/batch_trial.py",
-        "    return [*found, Question(WEAK",
-        "    return [Question(WEAK",
-        ("find_batch",),
-    ),
-    Defect(
-        "nccl-unseen",
-        "batch",
-        "of a GPU only what torch's allocator holds counts as taken",
-        "worker/device.py",
-        "own = max(0, others) + torch",
-        "own = torch",
-        ("worker/test_device.py",),
-    ),
-    Defect(
-        "final-early",
-        "judge",
-        "a verdict is final from a quarter of the rounds on",
-        "judge/stats.py",
-        "    if rounds >= limit:",
-        "    if rounds >= limit // 4:",
-        ("judge",),
-        "finality",
-        "oracle: lab-session-ramp run outcome",
-    ),
-    Defect(
-        "not-widened",
-        "judge",
-        "intervals of rounds that correlate are not widened",
-        "judge/stats.py",
-        "widening(rho, count, alike or len(rows)), 1.0)",
-        "1.0, 1.0)",
-        ("judge",),
-        "correlation",
-        "oracle: lab-noisy computation_time[net-node] outcome",
-    ),
-    Defect(
-        "drift-ended",
-        "judge",
-        "the lower limit does not follow a drift",
-        "judge/stats.py",
-        "np.minimum(centres + factors * (low - centres), gone_on)",
-        "(centres + factors * (low - centres))",
-        ("judge",),
-        "drift",
-        "oracle: lab-session-ramp images_per_joule[net-node] outcome",
-    ),
-    Defect(
-        "far-undecided",
-        "judge",
-        "rounds that are all far from the bound decide nothing",
-        "judge/stats.py",
-        "(series - lines[:, np.newaxis]) < 0)",
-        "(series - lines[:, np.newaxis]) < np.inf)",
-        ("judge",),
-        "far",
-        "oracle: lab-noisy communication_time[net-node] outcome",
-    ),
-    Defect(
-        "half-measured",
-        "judge",
-        "half of the rounds may be incomplete",
-        "judge/judged.py",
-        "judged.open(rounds < due,",
-        "judged.open(rounds < due / 2,",
-        ("judge",),
-        "incomplete rounds",
-        "oracle: lab-lost-gpu computation_time[net-node] outcome",
-    ),
-    Defect(
-        "at-times-unseen",
-        "blame",
-        "a rank that is slow in some rounds is not named",
-        "judge/peers.py",
-        "np.where(is_slow, logs, np.nan)) >= _FAR * line",
-        "np.where(is_slow, logs, np.nan)) >= 9 * _FAR * line",
-        ("judge",),
-        "slow at times",
-        "oracle: lab-at-times rank_uniformity[net-node] outcome",
-    ),
-    Defect(
-        "lately-unseen",
-        "blame",
-        "a rank that got slower in the last half is not named",
-        "judge/peers.py",
-        "compare(times_s[half:], limit, looks=2)",
-        "compare(times_s, limit, looks=2)",
-        ("judge",),
-        "lately",
-        "oracle: lab-step computation_time[net-node] culprits",
-    ),
-    Defect(
-        "one-group",
-        "blame",
-        "two groups of ranks are told apart only if they lie far apart",
-        "judge/peers.py",
-        "        distance >= line\n",
-        "        distance >= 9 * line\n",
-        ("judge",),
-        "two groups",
-        "oracle: lab-groups cause slow-gpu culprits",
-    ),
-    Defect(
-        "half-is-slow",
-        "blame",
-        "of two equal groups the slower one is certainly at fault",
-        "judge/peers.py",
-        "is_minority = len(slow) < len(fast) and",
-        "is_minority = len(slow) <= len(fast) and",
-        ("judge",),
-        "half are slow",
-        "oracle: lab-groups cause slow-gpu culprits",
-    ),
-    Defect(
-        "few-peers-certain",
-        "blame",
-        "one of two ranks is certainly slow",
-        "judge/peers.py",
-        "FEWEST_PEERS, FEWEST_PEERS_OF_FAR = 4, 3",
-        "FEWEST_PEERS, FEWEST_PEERS_OF_FAR = 1, 1",
-        ("judge",),
-        "few peers",
-        "oracle: lab-3-peers rank_uniformity[net-node] outcome",
-    ),
-    Defect(
-        "slowest-of-its-round",
-        "judge",
-        "the slowest GPU is chosen by the round that is judged",
-        "judge/uniformity.py",
-        "slowest = np.where(np.isnan(told_s), -np.inf, means).argmax",
-        "slowest = np.where(np.isnan(told_s), -np.inf, told_s).argmax",
-        ("judge",),
-        "the slowest",
-        "oracle: lab-spread-15 weak_scaling_efficiency[net-node] against_slowest",
-    ),
-    Defect(
-        "heat-is-spread",
-        "judge",
-        "a GPU that heat slows counts as ordinary spread",
-        "judge/uniformity.py",
-        "any_of([one in held for one in who])",
-        "any_of([False for _ in who])",
-        ("judge",),
-        "spread's conditions",
-        "oracle: lab-spread-held-down weak_scaling_efficiency[net-node] outcome",
-    ),
-    Defect(
-        "lost-gpu-unseen",
-        "judge",
-        "a GPU is lost only if most of its node is",
-        "judge/coverage.py",
-        "np.bincount(node)[node] <= per_node]",
-        "np.bincount(node)[node] > per_node]",
-        ("judge",),
-        "lost GPU",
-        "oracle: lab-lost-gpu node_check[gpus] outcome",
-    ),
-    Defect(
-        "no-memory-is-lost",
-        "judge",
-        "a rank out of memory for a probe counts as a lost GPU",
-        "judge/coverage.py",
-        " or planned.name in evidence.unsupported:",
-        ":",
-        ("judge",),
-        "out of memory",
-        "oracle: lab-unsupported node_check[gpus] outcome",
-    ),
-    Defect(
-        "seeded-step-unread",
-        "judge",
-        "ranks' own seeded steps are not compared",
-        "judge/answer.py",
-        'numbers.setdefault(seeded.get(rank, ""), len(numbers))',
-        'numbers.setdefault("1", len(numbers))',
-        ("judge",),
-        "seeded step",
-        "oracle: lab-seeded replica_agreement[net-node] interval",
-    ),
-    Defect(
-        "fast-wrong-data",
-        "judge",
-        "wrong data of a probe fail only if it is slow, too",
-        "judge/links.py",
-        'answer.outcome, answer.culprits = "failed", [*culprits',
-        "answer.culprits = [*culprits",
-        ("judge",),
-        "wrong data",
-        "oracle: lab-wrong-pairs run outcome",
-    ),
-    Defect(
-        "witness-accused",
-        "blame",
-        "a rank that sees wrong data of a collective is certainly at fault",
-        "judge/links.py",
-        'did if is_alone else "saw"), is_alone)',
-        'did if is_alone else "saw"), True)',
-        ("judge",),
-        "witnesses",
-        "oracle: lab-wrong-collective busbw_gbps[all-reduce-32mib-node] culprits",
-    ),
-    Defect(
-        "stalls-unseen",
-        "blame",
-        "a node whose messages stall is not named",
-        "judge/links.py",
-        "for node in standings.stalls.named:",
-        "for node in ():",
-        ("judge",),
-        "stalled messages",
-        "oracle: lab-lossy weak_scaling_efficiency[net-2nodes] culprits",
-    ),
-    Defect(
-        "waiting-is-busy",
-        "judge",
-        "a GPU that waits in a kernel counts as busy",
-        "judge/checks.py",
-        "may_wait = ((busy >= BUSY) &",
-        "may_wait = ((busy > 1) &",
-        ("judge",),
-        "waiting GPU",
-        "oracle: lab-stalled device_utilization[net-node] outcome",
-    ),
-    Defect(
-        "links-for-gpu",
-        "blame",
-        "a GPU that is slow with each partner is not named, but its links",
-        "judge/links.py",
-        "sum() > max(1, len(own) / 2)",
-        "sum() > len(own)",
-        ("judge",),
-        "a GPU and its links",
-        "oracle: lab-link-of-gpu pair_bandwidth_gbps[send-recv-256mib-node] culprits",
-    ),
-    Defect(
-        "node-of-link",
-        "blame",
-        "of a slow link its first node is at fault",
-        "judge/links.py",
-        "standings.confirmed_nodes), *standings.confirmed_links):",
-        "standings.confirmed_nodes), *(one[:1] for one in standings.confirmed_links)):",
-        ("judge",),
-        "slow link",
-        "oracle: lab-link-of-two pair_bandwidth_gbps[send-recv-256mib-all] culprits",
-    ),
-    Defect(
-        "most-fail-blamed",
-        "blame",
-        "of nodes most of which fail alike each is certainly at fault",
-        "judge/answer.py",
-        "are_certain = 2 * failed <= planned and 2 * passed >= len(codes)",
-        "are_certain = True",
-        ("judge",),
-        "most fail alike",
-        "oracle: v100-all-slow culprits hosts",
-    ),
-    Defect(
-        "paths-forgotten",
-        "judge",
-        "pairs of nodes may stay unmeasured",
-        "judge/outcome.py",
-        "if missing > 0 or why_missing:",
-        "if missing == coverage.paths_planned:",
-        ("judge",),
-        "paths",
-        "oracle: lab-gaps run outcome",
-    ),
-    Defect(
-        "missed-between-nodes",
-        "judge",
-        "a missed bound between nodes does not prevent acceptance",
-        "judge/outcome.py",
-        'in between if v.outcome == "failed"',
-        'in between[9:] if v.outcome == "failed"',
-        ("judge",),
-        "between nodes",
-        "judge/test_outcomes.py::test_a_run_comes_to",
-    ),
-    Defect(
-        "warning-unmeasured",
-        "judge",
-        "a requirement that only warns need not be measured",
-        "run/verdicts.py",
-        'is_waited_for = self.severity == "fail" or METRICS',
-        'is_waited_for = self.severity == "fail" and METRICS',
-        ("judge",),
-        "warnings, too",
-        "oracle: lab-budget run blockers",
-    ),
-    Defect(
-        "unfinished-judged",
-        "records",
-        "a study that was stopped counts as measured",
-        "run/evidence.py",
-        '        ended(said[StudyEnd], "error"),\n',
-        '        ended(said[StudyEnd], "fault"),\n',
-        ("judge",),
-        "broken off",
-        "oracle: lab-gpu-errors communication_time[net-node] outcome",
-    ),
-    Defect(
-        "above-the-peak",
-        "judge",
-        "a value above the peak of the hardware passes",
-        "judge/judged.py",
-        "MOST_OF_PEAK = 1.05",
-        "MOST_OF_PEAK = 10.5",
-        ("judge",),
-        "impossible values",
-        "oracle: lab-impossible matmul_tflops[matmul-bf16] outcome",
-    ),
-)
+def _defect(block: str) -> Defect:
+    head, file, *lines = block.split("\n")
+    id_, kind, what = head.split(" | ")
+    old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+    about = dict(line.split(": ", 1) for line in lines if line[0] not in "-+")
+    more = (about.get(key, "") for key in ("rule", "seen by", "watched by"))
+    return Defect(id_, kind, what, file, old, new, tuple(about["tests"].split()), *more)
+
+
+_LISTED = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+DEFECTS = [_defect(block) for block in _LISTED.strip().split("\n\n") if not block.startswith("#")]
+
+
+def with_defect(tree: Path, defect: Defect) -> str:
+    """Text of a module with the defect in it. Raises LookupError if its old text is not there exactly once."""
+    path = tree / PACKAGE / defect.file
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if (found := text.count(defect.old)) != 1:
+        raise LookupError(f"{defect.id}: {defect.file} has {found} times {defect.old!r}; expected once")
+    return text.replace(defect.old, defect.new)
+
+
+def without_place(tree: Path, defects: Sequence[Defect]) -> Iterator[str]:
+    """Messages about defects that do not apply to a tree, or name missing tests."""
+    for defect in defects:
+        yield from (f"{defect.id}: no tests/{name}" for name in defect.tests if not (tree / "tests" / name).exists())
+        try:
+            with_defect(tree, defect)
+        except LookupError as error:
+            yield str(error)
+
+
+@contextmanager
+def planted(tree: Path, defect: Defect) -> Iterator[None]:
+    """A tree with a defect in it; files are later than their byte code, which whole seconds and the length tell."""
+    path = tree / PACKAGE / defect.file
+    before, at_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
+    try:
+        for number, text in enumerate((with_defect(tree, defect), before), 1):
+            path.write_text(text, encoding="utf-8")
+            os.utime(path, (at_s + 2 * number,) * 2)
+            if number == 1:
+                yield
+    finally:
+        path.write_text(before, encoding="utf-8")
+        os.utime(path, (at_s + 4,) * 2)
+
+
+@contextmanager
+def scratch_tree(revision: str) -> Iterator[Path]:
+    """A worktree of a revision, removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="defects-") as folder:
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def first_failure(tree: Path, arguments: Sequence[str]) -> str:
+    """The first test that fails in a tree; empty if none fails, `NOT_DONE` if they hang.
+
+    Raises:
+        RuntimeError: pytest could not be run.
+    """
+    # PYTHONPATH goes before what is installed, in every process that tests start.
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the package anew
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
+    try:
+        ran = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return NOT_DONE
+    if ran.returncode in (0, 5):  # 5: nothing was chosen
+        return ""
+    found = _FIRST_FAILURE.search(ran.stdout)
+    if found is None:
+        raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    return found[1]
+
+
+def caught_by(tree: Path, defect: Defect, arguments: Sequence[str]) -> str:
+    """The first test that fails while a defect is planted; empty if none fails."""
+    with planted(tree, defect):
+        return first_failure(tree, arguments)
+
+
+def is_seen(tree: Path, defect: Defect) -> bool:
+    """Whether a defect is seen by what it names: a field of a fact of the oracle, or a test."""
+    if not defect.seen_by.startswith("oracle: "):
+        return bool(caught_by(tree, defect, [f"tests/{defect.seen_by}"]))
+    _, run, *_, field = defect.seen_by.split()
+    command = [sys.executable, str(tree / "benchmarks" / "oracle.py"), "--check", "--facts-only", "--only", run]
+    with planted(tree, defect):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
+    return f": {field}" in said
+
+
+def try_out(tree: Path, defect: Defect) -> tuple[str, str]:
+    """The test that catches a defect, empty of a survivor, and among which.
+
+    A test that also fails without the defect has caught nothing: it is left out, and the tests run again.
+    """
+    touched, left_out = [f"tests/{name}" for name in defect.tests], list[str]()
+    rungs = {
+        "touched": [*touched, "-m", "not lab"], "touched, lab": [*touched, "-m", "lab"],
+        "end to end": END_TO_END, "not lab": ["tests", "-m", "not lab"],
+    }  # fmt: skip
+    for among, arguments in rungs.items():
+        while by := caught_by(tree, defect, [*arguments, *left_out]):
+            if by == NOT_DONE or not first_failure(tree, [by]):
+                return by, among
+            left_out.append(f"--deselect={by}")
+    return "", among
+
+
+def plant_all(tree: Path, defects: Sequence[Defect], file: Path | None) -> int:
+    """Print a table of what catches each. Returns how many survive."""
+    print("| defect | kind | what is wrong | caught by | among | s |\n| --- | --- | --- | --- | --- | --- |")
+    found = []
+    for one in defects:
+        began_s = time.monotonic()
+        by, among = try_out(tree, one)
+        found.append(asdict(one) | {"by": by, "among": among})
+        cells = (one.id, one.kind, one.what, by or "**survives**", among, f"{time.monotonic() - began_s:.0f}")
+        print(f"| {' | '.join(cells)} |", flush=True)
+        keep(file, "defects", {"found": found})
+    survivors = sum(not one["by"] for one in found)
+    print(f"\n{len(found) - survivors} of {len(found)} caught")
+    return survivors
+
+
+FORK_LIMIT_S = 60  # of CPU, for each command
+MOST_LINES = 1000  # of a module
+READ = ("verdicts.json", "junit.xml")  # of all reports, by the oracle
+# Quick to give to forks, slow to import in each.
+PRELOADED = ("hypothesis", "matplotlib", "msgspec", "numpy", "torch", "xdist", "yaml")
+TURNED = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
+TURNED |= {new: old for old, new in TURNED.items()}
+OTHER = {"min": "max", "minimum": "maximum", "fmin": "fmax", "argmin": "argmax", "nanmin": "nanmax", "floor": "ceil"}
+OTHER |= {new: old for old, new in OTHER.items()}
+Place = tuple[range, str, str]  # lines of the statement, none outside of functions; old and new code
+
+
+class Mutator(ast.NodeTransformer):
+    """Finds the places of a module, leaving out f-strings and annotations, and mutates the one of a number."""
+
+    def __init__(self, path: Path, number: int = -1) -> None:
+        self.places, self._number, self._statements = list[Place](), number, [range(0)]
+        self.tree: ast.Module = ast.fix_missing_locations(self.visit(ast.parse(path.read_text(encoding="utf-8"))))
+
+    def visit(self, node: ast.AST) -> Any:
+        """The node, mutated if it is the one."""
+        if isinstance(node, ast.JoinedStr | ast.arg):
+            return node
+        lines = self._statements[-1]
+        if isinstance(node, ast.stmt) and (lines or isinstance(node, ast.FunctionDef)):
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+            body = getattr(node, "body", [])
+            lines = range(first, body[0].lineno if body else (node.end_lineno or first) + 1)
+        self._statements.append(lines)
+        node = self._mutated(self.generic_visit(node))
+        self._statements.pop()
+        return node
+
+    def _mutated(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.If | ast.IfExp | ast.While):
+            node.test = self._offer(node.test, ast.UnaryOp(ast.Not(), node.test))
+        elif isinstance(node, ast.comprehension):
+            node.ifs = [self._offer(one, ast.UnaryOp(ast.Not(), one)) for one in node.ifs]
+        elif isinstance(node, ast.Compare) and type(node.ops[0]) in TURNED:
+            ops: list[ast.cmpop] = [TURNED[type(node.ops[0])](), *node.ops[1:]]
+            return self._offer(node, ast.Compare(node.left, ops, node.comparators))
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            return self._offer(node, ast.Constant(2 * node.value or 1))  # type: ignore[operator]
+        elif isinstance(node, ast.Name) and node.id in OTHER:
+            return self._offer(node, ast.Name(OTHER[node.id], node.ctx))
+        elif isinstance(node, ast.Attribute) and node.attr in OTHER:
+            return self._offer(node, ast.Attribute(node.value, OTHER[node.attr], node.ctx))
+        return node
+
+    def _offer(self, node: ast.expr, mutated: ast.expr) -> ast.expr:
+        self.places.append((self._statements[-1], ast.unparse(node), ast.unparse(mutated)))
+        return mutated if len(self.places) == self._number + 1 else node
+
+
+def import_instead(path: Path, tree: ast.Module) -> None:
+    """Let this process, which has not yet imported a module, import other code in its place."""
+    code, own = compile(tree, str(path), "exec", dont_inherit=True), SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, name: str) -> Any:
+        return code if loader.path == str(path) else own(loader, name)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A chain of runs, or a test; its CPU seconds, and the lines that it executes as `Lines` numbers them."""
+
+    name: str
+    cpu_s: float
+    lines: frozenset[int]
+
+
+class Lines:
+    """Which lines of modules are executed, also in forks of this process."""
+
+    def __init__(self, modules: Sequence[Path]) -> None:
+        self._starts = {str(path): at * MOST_LINES for at, path in enumerate(modules)}
+        self._lines = mmap.mmap(-1, len(modules) * MOST_LINES)
+
+    def __enter__(self) -> Lines:
+        self._lines[:] = bytes(len(self._lines))
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def executed(self) -> list[int]:
+        """Numbers of the lines since it was entered: those of a module, `MOST_LINES`, after those of another."""
+        return [number for number, is_executed in enumerate(self._lines[:]) if is_executed]
+
+    def _trace(self, frame: FrameType, *_: object) -> Any:
+        if (start := self._starts.get(frame.f_code.co_filename)) is None:
+            return None
+
+        def note(frame: FrameType, *_: object) -> Any:
+            self._lines[start + frame.f_lineno] = 1
+            return note
+
+        return note(frame)
+
+
+class Oracle:
+    """Chains of the oracle's runs, made once; what a session decides while it measures is decided anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name, command in oracle.RUNS.items():
+            oracle.RUNS[name] = command.removesuffix(" with texts")
+        os.environ |= oracle.ENVIRONMENT | {"PYTEST_ADDOPTS": "--tb=no"}
+
+    def cases(self, modules: Sequence[Path], processes: int) -> list[Case]:
+        """All chains."""
+        chains = range(len(oracle.CHAINS))
+        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+            list(pool.map(partial(in_a_fork, self._expect, modules), chains))
+        found = [json.loads((self._folder / f"{chain}.json").read_text()) for chain in chains]
+        return [Case(str(chain), cpu_s, frozenset(lines)) for chain, (cpu_s, lines, _) in enumerate(found)]
+
+    def _expect(self, modules: Sequence[Path], chain: int) -> None:
+        self._prepare(self._folder / "expected" / str(chain))
+        with Lines(modules) as lines:
+            facts = dict(self._judged(chain))
+        (self._folder / f"{chain}.json").write_text(json.dumps([sum(os.times()[:4]), lines.executed(), facts]))
+
+    def who_sees(self, cases: Sequence[Case]) -> Iterator[str]:
+        """The first run whose facts differ. Code that breaks, or needs more than `FORK_LIMIT_S` for a run, ends it."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as own:
+            self._prepare(Path(own) / "runs")
+            for case in cases:
+                expected = json.loads((self._folder / f"{case.name}.json").read_text())[2]
+                for name, facts in self._judged(int(case.name)):
+                    if oracle.fact_differences({name: expected[name]}, {name: facts}, oracle.Retired(Path("none"))):
+                        yield name
+                        return
+
+    def _prepare(self, folder: Path) -> None:
+        """Import the package, and let the oracle work in a folder, make runs once and write only what it reads."""
+        make, made = oracle.make, self._folder / "made"
+
+        def make_once(run: str, number: int) -> None:
+            is_made = (made / run).exists()
+            if is_made and not oracle.RUNS[run].startswith("session"):
+                _copy(run, made, Path())
+                return
+            make(run, number)
+            Path(run, "report.md").touch()
+            if not is_made:
+                _copy(run, Path(), made)
+
+        folder.mkdir(parents=True)
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        oracle.find_all([], folder, 1)
+        files = importlib.import_module("pytest_ddpscale.report.files")
+        vars(files)["_attempt"] = lambda what, write: (write() or "") if what in READ else ""
+        vars(oracle)["make"] = make_once
+        os.chdir(folder)
+
+    @staticmethod
+    def _judged(chain: int) -> Iterator[tuple[str, Any]]:
+        """Names and facts of the runs of a chain."""
+        for number, name in enumerate(oracle.CHAINS[chain]):
+            yield name, oracle.found(name, number, f"history-{chain}")[0]
+
+
+class Tests:
+    """Tests of these paths; of each file the first that fails counts."""
+
+    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+        self._folder, self._paths = folder, paths
+        for name in PRELOADED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+    def cases(self, modules: Sequence[Path], _: int) -> list[Case]:
+        """All tests."""
+        in_a_fork(self._expect, Lines(modules))
+        found = json.loads((self._folder / "tests.json").read_text())
+        return [Case(name, cpu_s, frozenset(lines)) for name, cpu_s, lines in found]
+
+    def _expect(self, lines: Lines) -> None:
+        tests: list[tuple[str, float, list[int]]] = []
+
+        class Noted:
+            @pytest.hookimpl(wrapper=True)
+            def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+                began_s = time.process_time()
+                with lines:
+                    yield
+                tests.append((item.nodeid, time.process_time() - began_s, lines.executed()))
+
+        self._run(self._paths, Noted())
+        (self._folder / "tests.json").write_text(json.dumps(tests))
+
+    def who_sees(self, cases: Sequence[Case]) -> Iterator[str]:
+        """Files of which a test fails."""
+        asked, seen = {case.name for case in cases}, set[str]()
+
+        def note(report: pytest.TestReport | pytest.CollectReport) -> None:
+            if report.failed:
+                seen.add(Path(str(report.fspath)).stem)
+
+        class First:
+            pytest_runtest_logreport = pytest_collectreport = staticmethod(lambda report: note(report))
+
+            def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+                items[:] = [item for item in items if item.nodeid in asked]
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_setup(self, item: pytest.Item) -> None:
+                if item.path.stem in seen:  # its fixtures are torn down, so that no other file fails for them
+                    pytest.skip("seen already")
+
+        if asked:  # without paths pytest would collect others
+            self._run(sorted({name.partition("::")[0] for name in asked}), First())
+        yield from sorted(seen)
+
+    @staticmethod
+    def _run(paths: Sequence[str], plugin: object) -> None:
+        os.chdir(ROOT)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", *paths], plugins=[plugin])
+
+
+def in_a_fork(work: Callable[..., None], *given: Any) -> int | None:
+    """Exit code of this work."""
+    fork = get_context("fork").Process(target=work, args=given)
+    fork.start()
+    fork.join()
+    return fork.exitcode
+
+
+def _copy(run: str, source: Path, target: Path) -> None:
+    """Copy a run directory and the files beside it."""
+    shutil.copytree(source / run, target / run)
+    for file in source.glob(f"{run}.*"):
+        shutil.copy2(file, target)
+
+
+Mutation = tuple[Path, int, Sequence[Case]]
+
+
+def _try_mutation(judge: Oracle | Tests, mutation: Mutation, said: Path) -> None:
+    """Write who sees a mutation."""
+    resource.setrlimit(resource.RLIMIT_CPU, (FORK_LIMIT_S, FORK_LIMIT_S))
+    path, number, cases = mutation
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:  # what `reporting` needs
+        del sys.modules[name]
+    import_instead(path, Mutator(path, number).tree)
+    said.write_text(" ".join(judge.who_sees(cases)))
+
+
+def who_sees(judge: Oracle | Tests, folder: Path, mutation: Mutation) -> str:
+    """Who sees a mutation, in words; empty for nobody."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        said = Path(name) / "seen"
+        code = in_a_fork(_try_mutation, judge, mutation, said)
+        return said.read_text() if said.exists() else f"(ended with {code})"
+
+
+def try_random(code: Sequence[str], tests: Sequence[str], number: int, seed: int, processes: int) -> None:
+    """Plant random defects in modules and packages, and print who sees each."""
+    paths = [ROOT / PACKAGE / one for one in code]
+    modules = sorted(file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]))
+    places = [(at, *one) for at, path in enumerate(modules) for one in enumerate(Mutator(path).places)]
+    chosen = random.Random(seed).sample(places, min(number, len(places)))
+    sys.path.insert(0, str(ROOT))
+    survivors = 0
+    with tempfile.TemporaryDirectory() as name:
+        judge = Tests(Path(name), tests) if tests else Oracle(Path(name))
+        cases = sorted(judge.cases(modules, processes), key=lambda case: case.cpu_s)
+        mutations: list[Mutation] = []
+        for at, which, (lines, *_) in chosen:
+            own = {at * MOST_LINES + line for line in lines}
+            mutations.append((modules[at], which, [case for case in cases if not own or own & case.lines]))
+        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+            seen = pool.map(partial(who_sees, judge, Path(name)), mutations)
+            for who, (path, _, executed), (_, _, (lines, old, new)) in zip(seen, mutations, chosen, strict=True):
+                survivors += not who
+                place = f"{path.name}:{(*lines, 1)[0]}: {old} → {new}"
+                print(f"{place}: {who or f'not seen, executed by {len(executed)} of {len(cases)}'}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutations of {' '.join(code)} are seen")
+
+
+def main() -> int:
+    """Run the script. Returns its exit code."""
+    parser = argument_parser(__doc__)
+    does = parser.add_mutually_exclusive_group(required=True)
+    does.add_argument("--check", action="store_true", help="only list defects that do not apply to this checkout")
+    does.add_argument("--plant", nargs="*", metavar="ID", help="plant these, or all")
+    does.add_argument("--rules", action="store_true", help="plant those that break a rule, for what sees them alone")
+    does.add_argument("--random", nargs="+", metavar="CODE", help="modules and packages below pytest_ddpscale")
+    parser.add_argument("--revision", default="HEAD", help="revision of the repository to plant them in (%(default)s)")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="of test files; default: the oracle")
+    parser.add_argument("--number", type=positive_int, default=100, metavar="N", help="of random ones (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="which ones (%(default)s)")
+    parser.add_argument("-j", type=positive_int, default=2, metavar="N", help="processes (%(default)s)")
+    given = parser.parse_args()
+    if given.random:
+        try_random(given.random, given.tests or (), given.number, given.seed, given.j)
+        return 0
+    defects = [defect for defect in DEFECTS if not given.plant or defect.id in given.plant]
+    with contextlib.nullcontext(ROOT) if given.check else scratch_tree(given.revision) as tree:
+        wrong = list(without_place(tree, defects))
+        if given.rules and not wrong:
+            wrong = [f"{one.id}: not seen by {one.seen_by}" for one in defects if one.rule and not is_seen(tree, one)]
+        if wrong or given.plant is None:
+            print(*wrong or [f"{len(defects)} defects {'are seen' if given.rules else 'apply'}"], sep="\n")
+            return int(bool(wrong))
+        return int(plant_all(tree, defects, given.json) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What happens to a gang in which a rank breaks: real ranks on this machine's CPU, with real faults.
+"""What happens to a gang in which a rank breaks, for docs/evidence: real ranks on this machine's CPU, real faults.
 
     python benchmarks/faults.py --json faults.json
 

@@ -1,4 +1,4 @@
-"""Whether the ranks of pytest-ddpscale measure the same speed as a bare DistributedDataParallel loop.
+"""Whether ranks measure the speed of a bare DistributedDataParallel loop: docs/evidence (h200, CPU), docs/decisions.
 
     python benchmarks/fidelity.py --device cpu --json fidelity.json
     python benchmarks/fidelity.py --device cuda --model resnet50 --batch-size 128 --image-size 224 --precision fp16 \

@@ -1,4 +1,4 @@
-"""The cost of simulating, judging and reporting a large cluster, and of steering one while it is measured.
+"""The cost of simulating, judging, reporting and steering a large cluster: docs/evidence.
 
     python benchmarks/judging.py --json judging.json
     python benchmarks/judging.py --gpus 64 512
@@ -15,15 +15,14 @@ writes them: CPU seconds of reading and judging each round, of which the slowest
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from reporting import argument_parser, keep, positive_int, table
 
@@ -36,103 +35,49 @@ from pytest_ddpscale.thresholds.cases import cases_for
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
-SKU = "b200"
-EXPECTED_CPU_S = {64: 2.0, 8192: 10.0}
-EXPECTED_MIB = 1024
-EXPECTED_S_PER_ROUND = 1.0
-CONFIDENCE = 0.95
+SKU, CONFIDENCE = "b200", 0.95
+EXPECTED = "at most 2 s of CPU at 64 GPUs, 10 s at 8,192, 1024 MiB, 1 s for a steered round"
+HEADER = ("GPUs", "file MiB", "simulate s", "judge, report s", "both s", "RSS MiB", "slowest round s")
 _FAILED_TESTS = 1  # pytest's exit code: a simulated cluster is never accepted
-_MIB = 2**20
+# Variables that change the session; modules are compiled once, as in an installed package.
+_CHANGING = ("PYTEST_", "DDPSCALE_", "PYTHONDONTWRITEBYTECODE")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cost of one process.
+def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> tuple[float, float]:
+    """Run a command in a folder, with one thread, so waiting threads add no CPU time.
 
-    Attributes:
-        cpu_s: user and system time, with that of its children.
-        rss_mib: its largest resident set.
-    """
-
-    cpu_s: float
-    rss_mib: float
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Costs of one cluster.
-
-    Attributes:
-        gpus: its size.
-        file_mib: size of measurements.jsonl.
-        simulating: `ddpscale simulate`.
-        judging: `pytest --ddp-judge`, with its report.
-        steering_s: CPU seconds of each round that was steered, in order; empty if none was.
-    """
-
-    gpus: int
-    file_mib: float
-    simulating: Cost
-    judging: Cost
-    steering_s: tuple[float, ...]
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds of both processes."""
-        return self.simulating.cpu_s + self.judging.cpu_s
-
-    @property
-    def rss_mib(self) -> float:
-        """Memory of the larger process."""
-        return max(self.simulating.rss_mib, self.judging.rss_mib)
-
-
-def cost_of(command: Sequence[str | Path], folder: Path, expected: int) -> Cost:
-    """Run a command in a folder and return its cost.
+    Returns:
+        CPU seconds with those of its children, and its largest resident set in MiB.
 
     Raises:
         SystemExit: it exited otherwise.
     """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_CHANGING)}
+    kept |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=folder, env=_environment())
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=folder, env=kept)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != expected:
             said.seek(0)
             raise SystemExit(f"{command[-1]} exited with {process.returncode}:\n{said.read()[-4000:]}")
-    return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def _environment() -> dict[str, str]:
-    """The environment without variables that change the session; one thread, so waiting threads add no CPU time.
-
-    Modules are compiled once, as in an installed package.
-    """
-    changing = ("PYTEST_", "DDPSCALE_", "PYTHONDONTWRITEBYTECODE")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
-    return kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def measure(gpus: int, rounds: int, folder: Path, *, steering: bool) -> Judging:
-    """Simulate, judge and report one cluster.
-
-    Args:
-        gpus: its size.
-        rounds: of every study.
-        folder: where the run directory is made.
-        steering: whether to steer it as well.
-    """
+def measure(gpus: int, rounds: int, folder: Path, *, steering: bool) -> dict[str, float]:
+    """Simulate, judge and report one cluster with so many rounds of every study. Returns costs by `HEADER`."""
     run = folder / f"gpus{gpus}"
     size = ["--gpus", str(gpus), "--rounds", str(rounds)]
     ddpscale = [sys.executable, "-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())"]
-    simulating = cost_of([*ddpscale, "simulate", "--gpu-sku", SKU, *size, "--out", run], folder, 0)
+    made_s, made_mib = cost_of([*ddpscale, "simulate", "--gpu-sku", SKU, *size, "--out", run], folder, 0)
     # Only this project's tests need hypothesis: where it is installed, every session imports it at its end.
     others = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     pytest = [sys.executable, "-m", "pytest", *others, f"--rootdir={folder}"]
-    judging = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={run}"], folder, _FAILED_TESTS)
-    file = run / "measurements.jsonl"
-    steered = tuple(steer(run, folder / f"steered{gpus}")) if steering else ()
-    return Judging(gpus, file.stat().st_size / _MIB, simulating, judging, steered)
+    judged_s, judged_mib = cost_of([*pytest, f"--gpu-sku={SKU}", f"--ddp-judge={run}"], folder, _FAILED_TESTS)
+    mib = (run / "measurements.jsonl").stat().st_size / 2**20
+    slowest_s = max(steer(run, folder / f"steered{gpus}")) if steering else math.nan
+    found = (gpus, mib, made_s, judged_s, made_s + judged_s, max(made_mib, judged_mib), slowest_s)
+    return dict(zip(HEADER, found, strict=True))
 
 
 def steer(source: Path, target: Path) -> Iterator[float]:
@@ -149,49 +94,16 @@ def steer(source: Path, target: Path) -> Iterator[float]:
     run = RunDirectory.create(target)
     run.measurements_jsonl.touch()
     judge = Decider(plan, cases_for(load_thresholds(packaged("thresholds.yaml")), plan.sku, plan.layout), CONFIDENCE)
-    supervisor = Supervisor(launch_here("cpu"), run, Limits(), judge=judge)
-    for lines in _rounds(source / "measurements.jsonl"):
-        sent = b"".join(lines)
-        began_s = time.process_time()
-        for record in supervisor.keep(sent):
-            supervisor.hear(record)
-        yield time.process_time() - began_s
-
-
-def _rounds(path: Path) -> Iterator[list[bytes]]:
-    """The lines of a file, up to the end of each round."""
-    lines: list[bytes] = []
-    with path.open("rb") as file:
+    supervisor, sent = Supervisor(launch_here("cpu"), run, Limits(), judge=judge), b""
+    with (source / "measurements.jsonl").open("rb") as file:
         for line in file:
-            lines.append(line)
+            sent += line
             if b'"round_end"' in line:
-                yield lines
-                lines = []
-
-
-def show(found: Sequence[Judging]) -> None:
-    """Print the table."""
-    header = ("GPUs", "file MiB", "simulate s", "judge, report s", "both s", "RSS MiB", "slowest round s")
-    rows = [
-        (
-            str(one.gpus), f"{one.file_mib:.1f}", f"{one.simulating.cpu_s:.1f}", f"{one.judging.cpu_s:.1f}",
-            f"{one.cpu_s:.1f}", f"{one.rss_mib:.0f}", f"{max(one.steering_s):.2f}" if one.steering_s else "",
-        )
-        for one in found
-    ]  # fmt: skip
-    print(table(header, rows))
-    most = ", ".join(f"{cpu_s:g} s of CPU at {gpus:,} GPUs" for gpus, cpu_s in EXPECTED_CPU_S.items())
-    print(f"\nexpected: at most {most}, {EXPECTED_MIB} MiB, {EXPECTED_S_PER_ROUND:g} s for a steered round")
-
-
-def result_of(found: Sequence[Judging]) -> dict[str, Any]:
-    """The result as it is kept."""
-    return {
-        "sizes": [asdict(one) | {"cpu_s": one.cpu_s, "rss_mib": one.rss_mib} for one in found],
-        "expected_cpu_s": {str(gpus): cpu_s for gpus, cpu_s in EXPECTED_CPU_S.items()},
-        "expected_mib": EXPECTED_MIB,
-        "expected_s_per_round": EXPECTED_S_PER_ROUND,
-    }
+                began_s = time.process_time()
+                for record in supervisor.keep(sent):
+                    supervisor.hear(record)
+                yield time.process_time() - began_s
+                sent = b""
 
 
 def main() -> int:
@@ -201,11 +113,13 @@ def main() -> int:
     parser.add_argument("--gpus", type=positive_int, nargs="+", default=sizes, help="cluster sizes (%(default)s)")
     parser.add_argument("--rounds", type=positive_int, default=16, help="rounds of every study (%(default)s)")
     parser.add_argument("--steering", action="store_true", help="steer each cluster, too")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="judging-") as folder:
-        found = [measure(gpus, arguments.rounds, Path(folder), steering=arguments.steering) for gpus in arguments.gpus]
-    show(found)
-    keep(arguments.json, "judging", result_of(found))
+        found = [measure(gpus, given.rounds, Path(folder), steering=given.steering) for gpus in given.gpus]
+    print(table(HEADER, [[f"{value:.4g}" for value in one.values()] for one in found]))
+    print(f"\nexpected: {EXPECTED}")
+    told = [{name: value for name, value in one.items() if not math.isnan(value)} for one in found]
+    keep(given.json, "judging", {"sizes": told})
     return 0
 
 

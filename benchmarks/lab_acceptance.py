@@ -1,4 +1,4 @@
-"""How often a small cluster gets the correct verdict from the shipped requirements of the SKU ``cpu``.
+"""How often a small cluster gets the correct verdict from the SKU ``cpu`` as shipped: docs/evidence.
 
     python benchmarks/lab_acceptance.py --launches 10 --json lab_acceptance.json
     python benchmarks/lab_acceptance.py --launches 1 --keep runs

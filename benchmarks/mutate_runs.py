@@ -1,38 +1,38 @@
-"""Whether changed run directories are refused with a message, or judged no better than before.
+"""Whether changed run directories are refused with a message, or judged no better than before: docs/evidence.
 
     python benchmarks/mutate_runs.py [--run DIR …] [--every N] [--json FILE]
 
-Without ``--run`` two simulated runs with faults and a sound one are changed; a real run can be added. Each mutant is
+Without ``--run`` three simulated runs with faults and a sound one are changed; a real run can be added. Each mutant is
 judged in this process: a refusal has to be one of our messages, never a traceback or a hang. No requirement may newly
-pass, and none whose evidence a mutant takes away, or makes impossible, may go on passing.
+pass, and none whose evidence a mutant of benchmarks/mutations.txt takes away, or makes impossible, may go on passing.
 """
 
 from __future__ import annotations
 
-import base64
 import collections
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import oracle_runs
+from hostile_inputs import long
 from reporting import argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
-from pytest_ddpscale.run.block import STEP_BYTES
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.verdicts import Judgement, Verdict
+from pytest_ddpscale.run.verdicts import ACCEPTING, Judgement, Verdict
 from pytest_ddpscale.session import open as session_open
 from pytest_ddpscale.session.session import AcceptanceSession
 from pytest_ddpscale.session.sources import Site
@@ -44,14 +44,22 @@ from pytest_ddpscale.simulate.writing import write_simulated_run
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 
+LISTED = Path(__file__).with_name("mutations.txt")
 OUTCOMES = ("refused", "no better", "wrong pass", "traceback", "hang")
 HANG_S = 60
 SIMULATED_FAULTS = (("slow-gpu:3:1.3", "corrupt-rank:5"), ("missing-rank:3:2",), ("bad-gpu:3:ecc",), ())
-FILES = ("run.json", "plan.json", "measurements.jsonl")
+MEASURED = oracle_runs.MEASURED
 WRONG_VALUES = (
     "null", "true", "-1", "0", "1e308", "-1e300", "1e999", "NaN", "Infinity", "1" + "0" * 60, '"x"', "[]", "{}",
     "[[[]]]", "5.5", '""', "[null]", "[" * 2000,
 )  # fmt: skip
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo, "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"), "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+}  # fmt: skip
+DAMAGES = {"NUL": b"\0" * 8, "Latin-1": b"\xe4", "a newline": b"\n", "brackets": b"[" * 5000}
+SWAPPED = ("arm", "round", "turn", "ranks", "groups", "gang", "study")
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Mutant:
         family: to which it belongs.
         name: which it is.
         content: of the file; what to make in its place if it is no longer one.
-        gone: whether the evidence of a requirement is gone or impossible, so that it must not pass.
+        gone: requirements whose evidence is gone or impossible, so that they must not pass: see `is_gone`.
         spoils: whether the run as a whole must not be accepted.
     """
 
@@ -70,40 +78,64 @@ class Mutant:
     name: str
     file: str
     content: bytes | Callable[[Path], None]
-    gone: Callable[[Verdict], bool] = lambda verdict: False
+    gone: str = ""
     spoils: bool = False
 
 
 def mutants(run: Path) -> Iterator[Mutant]:
     """All mutants, always the same and in the same order."""
     chance = random.Random(0)
-    for file in FILES:
-        content = (run / file).read_bytes() if (run / file).exists() else b""
-        if not content:
-            continue
-        yield from _damaged(file, content)
-        yield from _fields(file, content, chance)
-        if file.endswith(".jsonl"):
-            yield from _lines(file, content.splitlines(keepends=True), chance)
-            yield from _blocks(file, content.splitlines(keepends=True), chance)
-        if file == "measurements.jsonl":
-            yield from _gone(file, content.splitlines(keepends=True))
-            yield from _impossible(file, content.splitlines(keepends=True))
-        yield from _no_files(file)
-
-
-def _damaged(file: str, content: bytes) -> Iterator[Mutant]:
-    for share in (0.0, 0.01, 0.3, 0.5, 0.7, 0.99):
-        yield Mutant("truncated", f"{file} at {share}", file, content[: round(share * len(content))])
-    for name, damage in (("NUL", b"\0" * 8), ("Latin-1", b"\xe4"), ("a newline", b"\n"), ("brackets", b"[" * 5000)):
+    for file in ("run.json", "plan.json", MEASURED):
+        content = (run / file).read_bytes()
+        for share in (0.0, 0.01, 0.3, 0.5, 0.7, 0.99):
+            yield Mutant("truncated", f"{file} at {share}", file, content[: round(share * len(content))])
         middle = len(content) // 2
-        yield Mutant("damaged", f"{name} in {file}", file, content[:middle] + damage + content[middle:])
+        for name, damage in DAMAGES.items():
+            yield Mutant("damaged", f"{name} in {file}", file, content[:middle] + damage + content[middle:])
+        lines = content.splitlines(keepends=True) if file == MEASURED else [content]
+        yield from _fields(file, lines, chance)
+        if file == MEASURED:
+            yield from _lines(file, lines, chance)
+            yield from _blocks(file, lines, chance)
+            yield from _listed(run)
+        for name, make in NO_FILES.items():
+            yield Mutant("no file", f"{file} is {name}", file, make, spoils=True)
+
+
+def _kind(line: bytes) -> str:
+    """Kind of a record, with its study if it is a block, so that probes and training are told apart."""
+    said = json.loads(line)
+    return f"timed {said['study']}" if said.get("kind") == "timed" else str(said.get("kind", "whole"))
+
+
+def _firsts(lines: Sequence[bytes]) -> dict[str, int]:
+    return {_kind(line): place for place, line in reversed(list(enumerate(lines)))}
+
+
+def _fields(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
+    """One field with another value, missing, or one more."""
+
+    def mutant(kind: str, place: int, name: str, text: str) -> Mutant:
+        changed = [*lines[:place], text.encode() + b"\n", *lines[place + 1 :]]
+        return Mutant("field", f"{file}, {kind}: {name}", file, b"".join(changed))
+
+    for kind, place in _firsts(lines).items():
+        data = json.loads(lines[place])
+        inside = [(key, name) for key in ("readings", "series") for name in data.get(key, ())]
+        for part, key in [(None, key) for key in data] + inside:
+            said = data if part is None else data[part]
+            value = chance.choice(WRONG_VALUES)
+            texts = {f"{key} = {value[:12]}": json.dumps(said | {key: "VALUE"}).replace('"VALUE"', value)}
+            texts[f"without {key}"] = json.dumps({name: value for name, value in said.items() if name != key})
+            for name, text in texts.items():
+                whole = text if part is None else json.dumps(data | {part: "PART"}).replace('"PART"', text)
+                yield mutant(kind, place, name, whole)
+        yield mutant(kind, place, "one more", json.dumps(data | {"colour": "red"}))
 
 
 def _lines(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
     """Whole lines that are missing, there twice, or elsewhere."""
-    firsts = {_kind(line): place for place, line in reversed(list(enumerate(lines)))}
-    for kind, first in firsts.items():
+    for kind, first in _firsts(lines).items():
         others = [place for place, line in enumerate(lines) if _kind(line) == kind]
         for place in sorted({first, others[-1], chance.choice(others)}):
             without, twice = lines[:place] + lines[place + 1 :], [*lines[: place + 1], *lines[place:]]
@@ -114,221 +146,125 @@ def _lines(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mut
     yield Mutant("reordered", f"{file}, shuffled", file, b"".join(chance.sample(lines, len(lines))))
 
 
-def _fields(file: str, content: bytes, chance: random.Random) -> Iterator[Mutant]:
-    """One field with another value, missing, or one more."""
-    lines = content.splitlines(keepends=True) if file.endswith(".jsonl") else [content]
-    kinds = {_kind(line): place for place, line in reversed(list(enumerate(lines)))}
-    for kind, place in kinds.items():
-        data = json.loads(lines[place])
-        inside = [(key, name) for key in ("readings", "series") for name in data.get(key, ())]
-        for part, key in [(None, key) for key in data] + inside:
-            said = data if part is None else data[part]
-            values = chance.sample(WRONG_VALUES, 1)
-            texts = {
-                f"{key} = {value[:12]}": json.dumps(said | {key: "VALUE"}).replace('"VALUE"', value) for value in values
-            }
-            texts[f"without {key}"] = json.dumps({name: value for name, value in said.items() if name != key})
-            for name, text in texts.items():
-                whole = text if part is None else json.dumps(data | {part: "PART"}).replace('"PART"', text)
-                changed = [*lines[:place], whole.encode() + b"\n", *lines[place + 1 :]]
-                yield Mutant("field", f"{file}, {kind}: {name}", file, b"".join(changed))
-        more = json.dumps(data | {"colour": "red"}).encode() + b"\n"
-        yield Mutant("field", f"{file}, {kind}: one more", file, b"".join([*lines[:place], more, *lines[place + 1 :]]))
-
-
 def _blocks(file: str, lines: list[bytes], chance: random.Random) -> Iterator[Mutant]:
     """Swapped ranks, arms and rounds, copied rounds, missing ranks."""
     blocks = [place for place, line in enumerate(lines) if _kind(line).startswith("timed")]
+
+    def mutant(family: str, name: str, changed: dict[int, Line]) -> Mutant:
+        new = {place: json.dumps(line).encode() + b"\n" for place, line in changed.items()}
+        return Mutant(family, name, file, b"".join(new.get(place, line) for place, line in enumerate(lines)))
+
     for _ in range(12 if blocks else 0):
         place, other = chance.sample(blocks, 2)
         one, two = json.loads(lines[place]), json.loads(lines[other])
-        keys = [
-            key for key in ("arm", "round", "turn", "ranks", "groups", "gang", "study") if key in one and key in two
-        ]
-        for key in keys:
+        for key in (key for key in SWAPPED if key in one and key in two):
             swapped = {place: one | {key: two[key]}, other: two | {key: one[key]}}
-            yield Mutant("swapped", f"{key} of lines {place + 1} and {other + 1}", file, _with(lines, swapped))
-        copied = {other: one | {key: two[key] for key in ("round", "began_unix_s") if key in two}}
-        yield Mutant("copied", f"line {place + 1} to {other + 1}", file, _with(lines, copied))
-        yield Mutant("left out", f"a rank of line {place + 1}", file, _with(lines, {place: _without_last_rank(one)}))
+            yield mutant("swapped", f"{key} of lines {place + 1} and {other + 1}", swapped)
+        later = {key: two[key] for key in ("round", "began_unix_s") if key in two}
+        yield mutant("copied", f"line {place + 1} to {other + 1}", {other: one | later})
+        columns, readings = ({k: v[:-1] for k, v in of.items() if isinstance(v, list)} for of in (one, one["readings"]))
+        fewer = one | columns | {"readings": one["readings"] | readings, "series": {}}
+        yield mutant("left out", f"a rank of line {place + 1}", {place: fewer})
 
 
-def _gone(file: str, lines: list[bytes]) -> Iterator[Mutant]:
-    """All lines of a kind, a study or an arm, and their arms in the ends of rounds, are missing."""
-    said = [json.loads(line) for line in lines]
-
-    def without(name: str, is_gone: Callable[[Any], bool], gone: Callable[[Verdict], bool]) -> Mutant:
-        kept = [line for line, one in zip(lines, said, strict=True) if not is_gone(one)]
-        return Mutant("gone", name, file, b"".join(kept), gone)
-
-    checks = ("gpus", "ecc", "versions", "disk", "kernels", "pcie", "nvlink", "throttling", "processes", "mig")
-    yield without("survey", lambda one: one["kind"] == "survey", lambda v: v.id in {f"node_check[{c}]" for c in checks})
-    yield without("telemetry", lambda one: one["kind"] == "telemetry", lambda v: "_under_load]" in v.id)
-    yield without("transport", lambda one: one["kind"] == "transport", lambda v: v.id == "node_check[transport]")
-    yield without("seeded steps", lambda one: one["kind"] == "seeded_step", lambda v: v.metric == "replica_agreement")
-    studies = dict.fromkeys(one["study"] for one in said if one["kind"] == "timed")
-    for study in studies:
-        yield without(f"all of {study}", partial(_is_of, study), partial(_needs, study, ""))
-        yield without(f"end of {study}", partial(_ends, study), partial(_needs, study, ""))
-        arms = dict.fromkeys(one["arm"] for one in said if one["kind"] == "timed" and one["study"] == study)
-        for arm in arms:
-            gone = partial(_needs, study, arm)
-            yield without(f"{arm} of {study}", partial(_is_of_arm, study, arm), gone)
-            left = [_left_out(one, study, arm) for one in said]
-            content = b"".join(json.dumps(one).encode() + b"\n" for one in left if one is not None)
-            yield Mutant("gone", f"{arm} of {study}, also where its rounds end", file, content, gone)
+def omit(run: oracle_runs.Files, kind: str, study: str = "", arm: str = "") -> None:
+    """Drop lines of a kind, of a study or an arm."""
+    wanted = {"kind": kind} | ({"study": study} if study else {}) | ({"arm": arm} if arm else {})
+    run.lines = [one for one in run.lines if not wanted.items() <= _plain(one).items()]
 
 
-def _is_of(study: str, one: Any) -> bool:
-    return bool(one["kind"] == "timed" and one["study"] == study)
+def _plain(line: Line) -> dict[str, str]:
+    return {key: str(line.get(key)) for key in ("kind", "study", "arm")}
 
 
-def _is_of_arm(study: str, arm: str, one: Any) -> bool:
-    return _is_of(study, one) and one["arm"] == arm
+def unlist(run: oracle_runs.Files, study: str, arm: str) -> None:
+    """Take an arm out of the ends of the rounds of a study."""
+    for one in run.of_kind("round_end"):
+        one["arms"] = [name for name in one["arms"] if (one["study"], name) != (study, arm)]
 
 
-def _ends(study: str, one: Any) -> bool:
-    return bool(one["kind"] == "study_end" and one["study"] == study)
+def regang(run: oracle_runs.Files, versions: str) -> None:
+    """Let another gang, whose first rank has these versions, have measured each second round."""
+    gang = run.of_kind("gang")[0]
+    first, *others = gang["ranks"]
+    changed = {"versions": json.loads(versions)} if json.loads(versions) else {}
+    for one in run.of_kind("timed"):
+        one["gang"] = 7 if one["round"] % 2 else one["gang"]
+    rest = [one for one in run.lines if one is not gang]
+    run.lines = [gang, {"kind": "gang", "gang": 7, "ranks": [first | changed, *others]}, *rest]
 
 
-def _left_out(one: Any, study: str, arm: str) -> Any:
-    """A record without an arm; None if it is of that arm."""
-    if _is_of_arm(study, arm, one):
-        return None
-    if one["kind"] == "round_end" and one["study"] == study:
-        return one | {"arms": [name for name in one["arms"] if name != arm]}
-    return one
+def apart(run: oracle_runs.Files) -> None:
+    """Give each rank its own torch."""
+    for gang in run.of_kind("gang"):
+        gang["ranks"] = [rank | {"versions": {"torch": str(n)}} for n, rank in enumerate(gang["ranks"])]
 
 
-def _needs(study: str, arm: str, verdict: Verdict) -> bool:
+def rename(run: oracle_runs.Files, before: str, after: str) -> None:
+    """Rename a host."""
+    run.lines = json.loads(json.dumps(run.lines).replace(json.dumps(before), long(after)))
+
+
+OWN: tuple[Callable[..., None], ...] = (omit, unlist, regang, apart, rename)
+EDITS = {**oracle_runs.EDITS, **{one.__name__: one for one in OWN}}
+
+
+def _listed(run: Path) -> Iterator[Mutant]:
+    """Those of the list."""
+    lines = oracle_runs.Files(run).lines
+    arms = dict.fromkeys((one["study"], one["arm"]) for one in lines if one["kind"] == "timed")
+    studies = list(dict.fromkeys(study for study, _ in arms))
+    hosts = [one["ranks"][0]["place"]["host"] for one in lines if one["kind"] == "gang"]
+    choices: dict[str, list[tuple[str, ...]]] = {
+        "{study} {arm}": list(arms), "{study}": [(one,) for one in studies],
+        "{trained}": [(one,) for one in studies if "/" in one],
+    }  # fmt: skip
+    for row in LISTED.read_text(encoding="utf-8").splitlines():
+        if row.startswith("#"):
+            continue
+        kind = next((key for key in choices if key in row), "")
+        for chosen in choices.get(kind, [()]):
+            text = row.replace("HOST", hosts[0])
+            for word, value in zip(kind.split(), chosen, strict=True):
+                text = text.replace(word, value)
+            family, edits, *more = (cell.strip() for cell in text.split("|", 2))
+            gone, _, spoils = more[0].rpartition(" | ") if more[0].endswith("spoils") else (more[0], "", "")
+            files = oracle_runs.Files(run)
+            for name, *arguments in map(str.split, edits.split(";")):
+                EDITS[name](files, *arguments)
+            content = b"".join(json.dumps(one).encode() + b"\n" for one in files.lines)
+            yield Mutant(family, edits, MEASURED, content, gone.strip("| "), bool(spoils))
+
+
+def is_gone(gone: str, verdict: Verdict) -> bool:
+    """Whether a verdict lost its evidence.
+
+    Args:
+        gone: ``id PATTERN``; ``needs STUDY [ARM]``; ``pace STUDY`` of speeds; ``ratio STUDY ARM``; empty for none.
+        verdict: to be judged.
+    """
+    how, *words = gone.split() or [""]
+    metric = METRICS[verdict.metric]
+    if how == "id":
+        return bool(re.fullmatch(words[0], verdict.id))
+    if not how or not _needs(verdict, metric, *words):
+        return False
+    is_ratio = metric.baseline is not None and (_is_rate(metric) or metric.unit == "fraction")
+    return {"needs": True, "pace": _is_rate(metric), "ratio": is_ratio and not metric.reads_folder}[how]
+
+
+def _needs(verdict: Verdict, metric: Metric, study: str, arm: str = "") -> bool:
     """Whether a verdict rests on an arm of a study, or on the study if none is named."""
-    metric, kind = METRICS[verdict.metric], arm.partition("@")[0]
     if study == "probes":
-        is_probe = metric.subject == "probe"
-        return is_probe and (not arm or verdict.id.partition("[")[2].rstrip("]").rpartition("-")[0] == kind
-                             or verdict.id.endswith(f"[{kind}]"))  # fmt: skip
-    scaling, _, workload = study.partition("/")
-    if metric.subject != "workload" or (metric.scaling, verdict.workload) != (scaling, workload):
+        inside, kind = verdict.id.partition("[")[2].rstrip("]"), arm.partition("@")[0]
+        return metric.subject == "probe" and (not arm or kind in (inside, inside.rpartition("-")[0]))
+    if metric.subject != "workload" or (metric.scaling, verdict.workload) != tuple(study.split("/", 1)):
         return False
     return not arm or (arm == f"{metric.measured}@{verdict.world_size}" and not metric.reads_own_pace)
 
 
-def _impossible(file: str, lines: list[bytes]) -> Iterator[Mutant]:
-    """What no machine does, or no run: beyond any hardware, in two gangs, on a host that is lost."""
-    said = [json.loads(line) for line in lines]
-
-    def changed(name: str, change: Callable[[Any], Any], gone: Callable[[Verdict], bool], *, spoils: bool) -> Mutant:
-        content = b"".join(json.dumps(change(one)).encode() + b"\n" for one in said)
-        return Mutant("impossible", name, file, content, gone, spoils)
-
-    nothing = lambda verdict: False  # noqa: E731
-    trained = dict.fromkeys(one["study"] for one in said if one["kind"] == "timed" and "/" in one["study"])
-    for study in trained:
-        everything = partial(_rests_on_pace, study)
-        yield changed(f"{study} a million times faster", partial(_faster, study, "", 1e6), everything, spoils=True)
-        for arm in ("ddp@2", "ddp@8"):
-            ratio = partial(_is_ratio, study, arm)
-            yield changed(f"{arm} of {study} 8 times faster", partial(_faster, study, arm, 8.0), ratio, spoils=False)
-    ranks: list[Any] = next((one["ranks"] for one in said if one["kind"] == "gang"), [])
-    hosts = [rank["place"]["host"] for rank in ranks] or ["n1"]
-    for host in (hosts[0], "another"):
-        lost = {"kind": "lost", "hosts": [host], "message": "silent for 30 s"}
-        content = b"".join([*lines, json.dumps(lost).encode() + b"\n"])
-        yield Mutant("impossible", f"{host} is lost at the end", file, content, nothing, spoils=True)
-    for versions in ({}, {"torch": "1.0"}):
-        gang = next(one for one in said if one["kind"] == "gang")
-        first, *others = gang["ranks"]
-        other = {"kind": "gang", "gang": 7, "ranks": [first | ({"versions": versions} if versions else {}), *others]}
-        content = b"".join(
-            json.dumps(one | {"gang": 7} if one["kind"] == "timed" and one["round"] % 2 else one).encode() + b"\n"
-            for one in [gang, other, *(one for one in said if one is not gang)]
-        )
-        yield Mutant(
-            "impossible", f"half of the rounds by another gang, {versions}", file, content, nothing, spoils=True
-        )
-    split = {"ranks": [rank | {"versions": {"torch": str(n)}} for n, rank in enumerate(ranks)]}
-    yield changed("each rank with its own torch", lambda one: one | split if one["kind"] == "gang" else one, nothing,
-                  spoils=True)  # fmt: skip
-    agreement = lambda verdict: verdict.metric == "replica_agreement"  # noqa: E731
-    for sums in (None, "a+b"):
-        unrepeated = {"repeats": False} | ({"checksum": sums} if sums else {})
-        yield changed(f"no rank repeats its seeded step, {sums}",
-                      partial(_seeded, unrepeated), agreement, spoils=True)  # fmt: skip
-    for host in ("\0", "", "\x1b[2J", "a\nACCEPTED", "\u202e", "n" * 10_000):
-        renamed = partial(_renamed, hosts[0], host)
-        yield changed(f"a host named {host[:9]!r}", renamed, nothing, spoils=False)
-
-
-def _faster(study: str, arm: str, times: float, one: Any) -> Any:
-    """A block, if it is of the arm, in a fraction of its time."""
-    if not (_is_of(study, one) and arm in ("", one["arm"])):
-        return one
-    readings, series = dict(one.get("readings", {})), dict(one.get("series", {}))
-    for name in ("forward_s", "step_stdev_s"):
-        if name in readings:
-            readings[name] = _divided(readings[name], times)
-    for name, text in series.items():
-        steps = np.frombuffer(base64.b64decode(text), f"<f{STEP_BYTES}") / np.float32(times)
-        series[name] = base64.b64encode(steps.astype(f"<f{STEP_BYTES}").tobytes()).decode()
-    return one | {"seconds": _divided(one["seconds"], times), "readings": readings, "series": series}
-
-
-def _divided(value: Any, by: float) -> Any:
-    if isinstance(value, list):
-        return [_divided(one, by) for one in value]
-    return value / by if value is not None else None
-
-
-def _rests_on_pace(study: str, verdict: Verdict) -> bool:
-    return _needs(study, "", verdict) and _is_rate(METRICS[verdict.metric])
-
-
 def _is_rate(metric: Metric) -> bool:
     return metric.tells_speed and metric.subject == "workload" and not metric.upper_bound
-
-
-def _is_ratio(study: str, arm: str, verdict: Verdict) -> bool:
-    metric = METRICS[verdict.metric]
-    is_ratio = metric.baseline is not None and (_is_rate(metric) or metric.unit == "fraction")
-    return is_ratio and not metric.reads_folder and _needs(study, arm, verdict)
-
-
-def _seeded(changes: dict[str, Any], one: Any) -> Any:
-    return one | {"ranks": [step | changes for step in one["ranks"]]} if one["kind"] == "seeded_step" else one
-
-
-def _renamed(before: str, after: str, one: Any) -> Any:
-    return json.loads(json.dumps(one).replace(json.dumps(before), json.dumps(after)))
-
-
-def _no_files(file: str) -> Iterator[Mutant]:
-    """Pipes, devices, folders and links to nothing in the place of a file."""
-    kinds: dict[str, Callable[[Path], None]] = {
-        "a pipe": os.mkfifo, "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"), "a folder": Path.mkdir,
-        "a link to itself": lambda path: path.symlink_to(path.name),
-    }  # fmt: skip
-    for name, make in kinds.items():
-        yield Mutant("no file", f"{file} is {name}", file, make, spoils=True)
-
-
-def _without_last_rank(block: dict[str, Any]) -> dict[str, Any]:
-    columns = {key: value[:-1] for key, value in block.items() if isinstance(value, list)}
-    readings = {
-        key: value[:-1] if isinstance(value, list) else value for key, value in block.get("readings", {}).items()
-    }
-    return block | columns | {"readings": readings, "series": {}}
-
-
-def _with(lines: list[bytes], changed: dict[int, Any]) -> bytes:
-    return b"".join(
-        json.dumps(changed[place]).encode() + b"\n" if place in changed else line for place, line in enumerate(lines)
-    )
-
-
-def _kind(line: bytes) -> str:
-    """Kind of a record, with its study if it is a block, so that probes and training are told apart."""
-    said = json.loads(line)
-    return f"timed {said['study']}" if said.get("kind") == "timed" else str(said.get("kind", "whole"))
 
 
 def judged(run: Path) -> Judgement:
@@ -353,24 +289,16 @@ def outcome_of(run: Path, before: Judgement, mutant: Mutant | None = None) -> tu
         return "traceback", traceback.format_exc()
     finally:
         signal.alarm(0)
-    wrong = _better(before, found) or (_still_good(mutant, found) if mutant is not None else "")
-    return ("wrong pass", wrong) if wrong else ("no better", found.outcome)
-
-
-def _better(before: Judgement, found: Judgement) -> str:
     passed = {verdict.id for verdict in before.verdicts if verdict.passed}
-    anew = sorted(verdict.id for verdict in found.verdicts if verdict.passed and verdict.id not in passed)
-    if found.outcome == "accepted" != before.outcome:
-        anew.append("the run")
-    return ", ".join(anew)
-
-
-def _still_good(mutant: Mutant, found: Judgement) -> str:
-    """What passes although its evidence is gone; empty if nothing does."""
-    passed = [verdict.id for verdict in found.verdicts if verdict.passed and mutant.gone(verdict)]
-    if mutant.spoils and found.outcome in ("accepted", "accepted_with_waivers", "partial"):
-        passed.append("the run")
-    return ", ".join(passed)
+    anew = [
+        one
+        for one in found.verdicts
+        if one.passed and (one.id not in passed or is_gone(mutant.gone if mutant else "", one))
+    ]
+    is_better = found.outcome == "accepted" != before.outcome
+    is_spoiled = mutant is not None and mutant.spoils and found.outcome in ACCEPTING
+    wrong = sorted(one.id for one in anew) + ["the run"] * (is_better or is_spoiled)
+    return ("wrong pass", ", ".join(wrong)) if wrong else ("no better", found.outcome)
 
 
 def _hangs(*_: object) -> None:
@@ -382,35 +310,9 @@ def simulated(folder: Path, faults: tuple[str, ...]) -> Path:
     thresholds = load_thresholds(packaged("thresholds.yaml"))
     cluster = open_cluster(thresholds, ClusterOptions("a100", 8, workloads=("resnet152-fp16",)))
     plan = cluster.plan(rounds=12)
-    run = RunDirectory.create(folder)
-    simulated = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), 1)
-    write_simulated_run(run, cluster, simulated)
+    run = SimulatedRun(plan, cluster.performance, parse_faults(faults, plan.layout), 1)
+    write_simulated_run(RunDirectory.create(folder), cluster, run)
     return folder
-
-
-def main() -> int:
-    """Judge all mutants and print the table. Returns 1 if any result is wrong."""
-    # Half of the time otherwise, and no mutant changes them. Here, so that whoever imports this keeps its own.
-    session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
-    parser = argument_parser(__doc__)
-    parser.add_argument("--run", type=Path, action="append", default=[], help="a run directory to be changed as well")
-    parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth mutant")
-    options = parser.parse_args()
-    counts: dict[str, collections.Counter[str]] = {}
-    wrong: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name)
-        runs = [simulated(folder / f"simulated-{i}", faults) for i, faults in enumerate(SIMULATED_FAULTS)]
-        for run in (*runs, *options.run):
-            for mutant, outcome, said in tried(run, folder / "mutant", lambda number: number % options.every == 0):
-                counts.setdefault(mutant.family, collections.Counter())[outcome] += 1
-                if outcome not in ("refused", "no better"):
-                    wrong.append(f"{outcome}: {run.name}, {mutant.family}, {mutant.name}: {said}")
-    rows = [(family, str(found.total()), *(str(found[one]) for one in OUTCOMES)) for family, found in counts.items()]
-    print(table(("family", "tried", *OUTCOMES), rows))
-    print(*wrong, sep="\n")
-    keep(options.json, "mutate_runs", {"counts": counts, "wrong": wrong})
-    return 1 if wrong else 0
 
 
 def tried(run: Path, folder: Path, is_wanted: Callable[[int], bool]) -> Iterator[tuple[Mutant, str, str]]:
@@ -432,6 +334,31 @@ def tried(run: Path, folder: Path, is_wanted: Callable[[int], bool]) -> Iterator
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(untouched)
     shutil.rmtree(folder)
+
+
+def main() -> int:
+    """Judge all mutants and print the table. Returns 1 if any result is wrong."""
+    # Half of the time otherwise, and no mutant changes them. Here, so that whoever imports this keeps its own.
+    session_open.load_thresholds = cache(load_thresholds)  # type: ignore[attr-defined]
+    parser = argument_parser(__doc__)
+    parser.add_argument("--run", type=Path, action="append", default=[], help="a run directory to be changed as well")
+    parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="only every Nth mutant")
+    options = parser.parse_args()
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        runs = [simulated(folder / f"simulated-{i}", faults) for i, faults in enumerate(SIMULATED_FAULTS)]
+        for run in (*runs, *options.run):
+            for mutant, outcome, said in tried(run, folder / "mutant", lambda number: number % options.every == 0):
+                counts[mutant.family][outcome] += 1
+                if outcome not in ("refused", "no better"):
+                    wrong.append(f"{outcome}: {run.name}, {mutant.family}, {mutant.name}: {said}")
+    rows = [(family, str(found.total()), *(str(found[one]) for one in OUTCOMES)) for family, found in counts.items()]
+    print(table(("family", "tried", *OUTCOMES), rows))
+    print(*wrong, sep="\n")
+    keep(options.json, "mutate_runs", {"counts": counts, "wrong": wrong})
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Judge known runs and show what a change of the code changed: nothing, or differences that somebody has to read.
+"""Judge known runs and show what a change of the code changed: docs/testing.md. Nothing, or what somebody has to read.
 
     python benchmarks/oracle.py --check
     python benchmarks/oracle.py --check --only recorded-a100-slow-gpu 'import-*'
@@ -20,12 +20,14 @@ directory, without the names of its machine. What is stored stays the same when 
 from __future__ import annotations
 
 import argparse
+import difflib
 import fnmatch
 import gc
 import hashlib
 import importlib
 import io
 import json
+import math
 import os
 import pkgutil
 import platform
@@ -34,14 +36,14 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from oracle_differences import Retired, fact_differences, text_differences
 from oracle_facts import READERS, Facts, culprits, history_rows, judged_run
 from oracle_runs import edit, measure_as_sessions_do, unfit
 
@@ -56,6 +58,8 @@ RUNS = {name: command for chain in CHAINS for name, command in chain.items()}
 # The other simulated runs lose their marks, as nothing simulated is accepted or compared with the past.
 SIMULATED = ("-16-nodes", "-lost-gpu", "-simulated")
 MEASURED = ("plan.json", "run.json", "measurements.jsonl", "baseline.json", "suite.json")
+# What might change a session or its texts.
+ENVIRONMENT = {"TZ": "UTC", "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( UTC|\+00:00|Z)?", "TIME"),
     (r"\b\d{4}-\d\d-\d\d\b", "DAY"),
@@ -239,6 +243,84 @@ def _lines(facts: Facts) -> str:
     return "".join(f"{form.encode(fact)}\n" for fact in sorted(facts.items()))
 
 
+class Retired:
+    """Lines of retired.txt: what differences they skipped."""
+
+    def __init__(self, file: Path) -> None:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self._patterns = [line.split("  ")[0] for line in lines if line and not line.startswith("#")]
+        # Names of requirements have brackets, so that only * and ? are special.
+        self._expressions = [re.compile(fnmatch.translate(one.replace("[", "[[]"))) for one in self._patterns]
+        self._skipped = [0] * len(self._patterns)
+
+    def __contains__(self, difference: str) -> bool:
+        for number, expression in enumerate(self._expressions):
+            if expression.match(difference):
+                self._skipped[number] += 1
+                return True
+        return False
+
+    def said(self, *, is_idle_said: bool) -> Iterator[str]:
+        """How many differences were skipped, and which patterns skip nothing."""
+        if any(self._skipped):
+            yield f"{sum(self._skipped)} differences skipped: retired"
+        for pattern, skipped in zip(self._patterns, self._skipped, strict=True):
+            if is_idle_said and not skipped:
+                yield f"retired.txt: {pattern} skips nothing"
+
+
+def fact_differences(before: Mapping[str, Facts], after: Mapping[str, Facts], retired: Retired) -> list[str]:
+    """A line for each change, outcomes first, with the runs and facts where it is the same."""
+    lines = [f"{run}: no facts are stored; --store --only {run} stores them" for run in after if run not in before]
+    places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for run in sorted({*before} & {*after}):
+        for fact in sorted({*before[run], *after[run]}):
+            sides = [facts[run].get(fact) for facts in (before, after)]
+            is_in_both = None not in sides
+            old, new = (dict(_flat(side)) if is_in_both else _whole(side) for side in sides)
+            for field in sorted({*old, *new}):
+                was, now = (side.get(field, "(absent)") for side in (old, new))
+                if not _is_same(was, now) and f"{run} {fact} {field}".rstrip() not in retired:
+                    places[field, str(was), str(now)].append(f"{run} {fact}")
+    for (field, was, now), changed in sorted(places.items(), key=lambda change: change[0][0] not in ("", "outcome")):
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        lines.append(f"{', '.join(changed[:3])}{more}: {field}: {was} → {now}".replace(": : ", ": "))
+    return lines
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    """Whether it is equal, as numbers within one unit of the sixth digit."""
+    if isinstance(was, float) and isinstance(now, float):
+        return math.isclose(was, now, rel_tol=1.01e-5, abs_tol=1e-12)
+    return (type(was), was) == (type(now), now)
+
+
+def _whole(fact: Mapping[str, Any] | None) -> dict[str, str]:
+    """A fact that only one side has."""
+    return {"": "(absent)" if fact is None else fact.get("outcome", "(present)")}
+
+
+def _flat(said: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its path; a list of words is a set."""
+    if isinstance(said, list) and all(isinstance(one, str) for one in said):
+        said = dict.fromkeys(said, True)
+    if isinstance(said, dict | list) and said:
+        for key, value in said.items() if isinstance(said, dict) else enumerate(said):
+            yield from _flat(value, f"{path} {key}".lstrip())
+    else:
+        yield path, said
+
+
+def text_differences(before: Mapping[str, str], after: Mapping[str, str], retired: Retired) -> list[str]:
+    """Unified differences of the texts, with a name such as ``recorded-cpu.report.md``."""
+    lines: list[str] = []
+    for name in sorted({*before, *after}):
+        was, now = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+        if was != now and name not in retired:
+            lines += difflib.unified_diff(was, now, f"{name} before", f"{name} after", lineterm="", n=1)
+    return lines
+
+
 def record(name: str, run: Path) -> None:
     """Store the measurements of a run, without what names its machine and folders."""
     names = {str(ROOT): "/site", str(run.resolve().parent): "/runs", f'"{platform.node()}"': '"node-0"'}
@@ -277,9 +359,8 @@ def main() -> int:
         parser.error(f"found no run {', '.join(unknown)}; expected names of benchmarks/oracle/runs.txt")
     asked = [name for name in RUNS if any(fnmatch.fnmatchcase(name, pattern) for pattern in given.only)]
     coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
-    os.environ.clear()  # what might change a session or its texts
-    os.environ |= coverage | {"PATH": os.defpath, "TZ": "UTC", "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"}
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ.clear()
+    os.environ |= coverage | ENVIRONMENT | {"PATH": os.defpath}
     sys.path.insert(0, str(ROOT))
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oracle-") as temporary:

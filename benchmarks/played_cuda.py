@@ -1,14 +1,13 @@
-"""Whole commands on played GPUs: what each fault comes to, and that every part runs from its start to its report.
+"""Whole commands on played GPUs, for docs/evidence: what each fault comes to, and that every part ends in a report.
 
     python benchmarks/played_cuda.py --json played_cuda.json
     python benchmarks/played_cuda.py --match slow        only the rows with that in their name; --list names all
 
 torch, its NCCL backends, DDP, agents and torchrun are real; CUDA, NCCL and NVML are played (tests/played_cuda,
-tests/nvml_stand_in): kernels take virtual time, so numbers mean nothing, and verdicts on faults do. A row is as
-expected if the command ends within its limit and with the right exit code, the verdicts name exactly the GPUs with a
-fault, by NVML's index and UUID, the output says what it must, and no process is left. Each rank takes 1.2 GiB.
-
-Exit code: 0 if all rows are as expected, 1 if not.
+tests/nvml_stand_in): kernels take virtual time, so numbers mean nothing, and verdicts on faults do. Each line of
+benchmarks/played/rows.jsonl is a `Scenario`. It is as expected if the command ends within its limit and with the right
+exit code, the verdicts name exactly the GPUs with a fault, by NVML's index and UUID, the output says what it must, and
+no process is left. Each rank takes 1.2 GiB. Exit code: 0 if all are as expected, 1 if not.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 from reporting import argument_parser, keep, table
@@ -31,16 +31,79 @@ from reporting import argument_parser, keep, table
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the tests' played GPUs
 
-from played_scenarios import ACCEPTANCE, CONFTEST, SCENARIOS, THRESHOLDS, Scenario  # noqa: E402
-
-from tests.nvml_stand_in.machine import uuid_of  # noqa: E402
+from tests.nvml_stand_in.gpus import Changing, PlayedGpu, Process  # noqa: E402
+from tests.nvml_stand_in.machine import A100, B200, V100, uuid_of  # noqa: E402
 from tests.played_cuda.compiling import build, reason_not_to_build  # noqa: E402
 from tests.played_cuda.machine import GPU_BOUND, PlayedCuda  # noqa: E402
 
+DATA = Path(__file__).with_name("played")
+GPUS = {"A100": A100, "B200": B200, "V100": V100}
+# Of acceptance on four GPUs: as few and short rounds as can decide, but through every stage.
+CONFTEST = """\
+from pytest_ddpscale.plan import planner
+
+planner.PACES["cuda"] = planner.Pace(planner.FEWEST_ROUNDS, block_s=0.5, warmup_s=0.1)
+planner.PROBE_BLOCKS_S["cuda"] = 0.15
+"""
+ACCEPTANCE = ("-m", "pytest", "--ddp-run-dir=run", "-p", "no:cacheprovider", "acceptance")
+DDPSCALE = ("-c", "import sys; from pytest_ddpscale.cli import main; sys.exit(main())")
 GRACE_S = 20.0  # between asking a command to stop and killing it
 SETTLING_S = 3.0  # of processes that end with the command
 UNREADABLE = "expected the file as pytest-ddpscale wrote it"
 OUTCOMES = ("ACCEPTED", "REJECTED", "INCOMPLETE", "INCONCLUSIVE", "PARTIAL", "ERROR:", "ddpscale:")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One row.
+
+    Attributes:
+        name: of the row.
+        exit_codes: that are right.
+        named: NVML's numbers of the GPUs that the verdicts must name, and no others.
+        says: a regular expression that the output matches somewhere.
+        gpus: of the machine, a model and how many.
+        odd: what the driver says of a GPU, by its number: fields of `PlayedGpu` and of its work.
+        machine: further arguments of `PlayedCuda`.
+        ddpscale: arguments of ``ddpscale``.
+        command: arguments of Python, or a script; none of both: the acceptance tests of a site with thresholds.yaml.
+        options: added to the command.
+        environ: more of the environment.
+        limit_s: for the whole command.
+    """
+
+    name: str
+    exit_codes: Sequence[int] = (1,)
+    named: Sequence[int] = ()
+    says: str = ""
+    gpus: tuple[str, int] = ("A100", 4)
+    odd: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    ddpscale: Sequence[str] = ()
+    command: Sequence[str] = ()
+    options: Sequence[str] = ("--gpu-sku=auto",)
+    environ: dict[str, str] = field(default_factory=dict)
+    limit_s: float = 180.0
+
+    @property
+    def played(self) -> list[PlayedGpu]:
+        """Its GPUs."""
+        model, count = self.gpus
+        return [_odd(GPUS[model], self.odd.get(str(number), {})) for number in range(count)]
+
+
+def _odd(gpu: PlayedGpu, said: dict[str, Any]) -> PlayedGpu:
+    at_work = {name: value for name, value in said.items() if hasattr(gpu.work, name)}
+    before = {name: value for name, value in said.items() if name not in at_work}
+    if at_work.get("utilization_pct") == "at times":  # of samples, 0.1 s each, from now on
+        busy = [(time.time() + 0.1 * number, 99 * (number % 2)) for number in range(3000)]
+        at_work["utilization_pct"] = Changing(99, busy)
+    if "processes" in before:
+        before["processes"] = [Process(*one) for one in before["processes"]]
+    return replace(gpu, work=replace(gpu.work, **at_work), **before) if said else gpu
+
+
+SCENARIOS = [Scenario(**json.loads(line)) for line in (DATA / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @dataclass(frozen=True)
@@ -68,16 +131,16 @@ def play(scenario: Scenario, libraries: Path, folder: Path) -> Row:
     """Run one command on its machine to its end, or to its limit."""
     site = folder / "site"
     shutil.copytree(ROOT / "acceptance", site / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
-    command = list(scenario.command) or list(ACCEPTANCE)
-    if not scenario.command:
+    command = [*DDPSCALE, *scenario.ddpscale] if scenario.ddpscale else list(scenario.command or ACCEPTANCE)
+    if not (scenario.command or scenario.ddpscale):
         (site / "conftest.py").write_text(CONFTEST, encoding="utf-8")
-        (site / "thresholds.yaml").write_text(THRESHOLDS, encoding="utf-8")
+        shutil.copy2(DATA / "thresholds.yaml", site)
     if command[0].endswith(".sh"):
         command = [str(ROOT / "benchmarks" / command[0]), *command[1:]]
     else:
         command = [sys.executable, *command, *scenario.options]
     with PlayedCuda(
-        libraries, folder / "machine", scenario.gpus, **{"settings": GPU_BOUND} | scenario.machine
+        libraries, folder / "machine", scenario.played, **{"settings": GPU_BOUND} | scenario.machine
     ) as machine:
         began = time.monotonic()
         with (folder / "output.log").open("w") as output:

@@ -1,10 +1,10 @@
-"""Other pytest plugins beside this one: exit code and verdicts as without them, or one sentence of refusal.
+"""Other pytest plugins beside this one, for docs/evidence: exit code and verdicts as without them, or a refusal.
 
     python benchmarks/plugins.py [--environment DIR] [--only NAME ...]
 
 Makes an environment that adds all plugins to this interpreter's packages, and judges two stored runs, one accepted and
-one rejected, on a terminal, with one plugin after the other, the others blocked. Some plugins are also tried in a short
-session with real ranks. Prints a Markdown table; exit code 1 if a row is not as expected.
+one rejected, on a terminal, with one plugin after the other of benchmarks/plugins.txt, the others blocked. Some are
+also tried in a short session with real ranks. Prints a Markdown table; exit code 1 if a row is not as expected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import venv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 # Stored run → its SKU and exit code.
@@ -36,32 +35,9 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 LIMIT_S = 300
 
 
-# Plugins and arguments with which verdicts and exit codes are expected to stay.
-SAME = """
-    allure-pytest --alluredir=allure; anyio; flaky --force-flaky; hypothesis; pytest-asyncio; pytest-bdd;
-    pytest-benchmark; pytest-check; pytest-clarity; pytest-cov --cov=acceptance;
-    pytest-custom-exit-code --suppress-tests-failed-exit-code; pytest-env; pytest-forked; pytest-harvest;
-    pytest-html --html=page.html; pytest-icdiff; pytest-instafail --instafail; pytest-memray --memray;
-    pytest-metadata; pytest-mock; pytest-order; pytest-ordering; pytest-pretty; pytest-random-order --random-order;
-    pytest-randomly; pytest-repeat --count=2; pytest-reportlog --report-log=log.jsonl;
-    pytest-rerunfailures --reruns=1; pytest-retry --retries=1; pytest-reverse --reverse; pytest-rich --rich;
-    pytest-socket --disable-socket; pytest-spec --spec; pytest-stress --seconds=1; pytest-subtests; pytest-sugar;
-    pytest-testmon --testmon; pytest-timeout -o timeout=1; pytest-tldr; pytest-trio; pytest-xdist; pytest-xprocess;
-    python -O
-"""
-# One line says why not.
-REFUSED = """
-    pytest-forked --forked; pytest-picked --picked; pytest-xdist -n2; python -O --assert=plain
-"""
-# They leave items out, and the headline says how many.
-SOME = "pytest-split --splits=2 --group=1"
-# They fail with this pytest, whatever the test, so nothing is accepted.
-BROKEN = "pytest-monitor"
-# Measured too, with real ranks.
-REAL = ("pytest-socket", "pytest-timeout", "python")
 # Never blocked: what this plugin needs, and pytest-xdist, whose options other plugins read if it is installed.
 NEEDED = ("pytest-ddpscale", "pytest-json-report", "pytest-metadata", "pytest-xdist")
-Expected = Literal["same", "refused", "some", "broken"]
+Expected = str  # same, refused, some or broken
 
 
 @dataclass(frozen=True)
@@ -73,12 +49,12 @@ class Found:
     said: str
 
 
-def rows() -> Iterator[tuple[list[str], Expected]]:
-    """A command each: plugin (or python) and arguments; and what is expected."""
-    expected: dict[Expected, str] = {"same": SAME, "some": SOME, "broken": BROKEN, "refused": REFUSED}
-    for what, lines in expected.items():
-        for command in lines.split(";"):
-            yield command.split(), what
+def rows() -> Iterator[tuple[list[str], Expected, bool]]:
+    """A command each: plugin (or python) and arguments; what is expected; whether ranks are tried, too."""
+    for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            command, _, expected = line.partition(" : ")
+            yield command.split(), expected.removesuffix(" real"), expected.endswith(" real")
 
 
 def make_environment(folder: Path, names: Iterable[str]) -> Path:
@@ -184,14 +160,13 @@ def main() -> int:
         without = {run: judged(run, [python], [], everything) for run in RUNS}
         for run, (_, code) in RUNS.items():
             assert without[run].code == code, without[run].said
-        for (name, *arguments), expected in asked:
+        for (name, *arguments), expected, is_real in asked:
             version, own = known.get(name, (platform.python_version(), []))
             blocked = [one for one in everything if one not in own]
             interpreter: list[str | Path] = [python, *(one for one in arguments if one == "-O")]
             options = [one for one in arguments if one != "-O"]
             found = {run: judged(run, interpreter, options, blocked) for run in RUNS}
             of_row = [text for run in RUNS for text in differences(expected, found[run], without[run])]
-            is_real = name in REAL and expected == "same"
             if is_real:
                 real = judged("real", interpreter, options, blocked)
                 # Not whether bounds are met, which a busy machine may miss.

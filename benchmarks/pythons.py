@@ -1,4 +1,4 @@
-"""Try the package under every other Python on this machine, without torch: what needs a minute, not gigabytes.
+"""Try the package under every other Python on this machine, without torch: docs/versions.md. It needs a minute each.
 
     python benchmarks/pythons.py
     python benchmarks/pythons.py 3.10 3.14

@@ -1,4 +1,4 @@
-"""Which versions of Python, and of what the package depends on, run and judge alike: a table in Markdown.
+"""Which versions of Python, and of what the package depends on, run and judge alike: the table of docs/versions.md.
 
     python benchmarks/versions.py 3.10 3.12 3.13 lowest
 

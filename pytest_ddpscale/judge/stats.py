@@ -13,7 +13,7 @@ Ramdas (2024), "Anytime-valid t-tests and confidence sequences for Gaussian mean
 Sequential Analysis 44(1); dividing by the best-fitting null makes it valid for every correlation of the grid:
 Wasserman, Ramdas and Balakrishnan (2020), "Universal inference", PNAS 117(29). By Ville's inequality the chance that
 the true mean is ever ruled out, at any of all rounds, is at most 1 - confidence. With Gaussian noise this holds for
-any number of rounds; for heavier tails benchmarks/wrong_verdicts.py shows it by simulation.
+any number of rounds; for heavier tails benchmarks/sequences.py shows it by simulation.
 
 Correlation is allowed for because slow changes (room temperature, a neighbour's job) make successive rounds alike. The
 random order of arms within a round removes only periodic effects. How much rounds correlate is estimated. If that is
@@ -31,7 +31,7 @@ yet. So before the last round a verdict must survive two things that the rounds 
 
 At the last round both are skipped. Both can only delay a verdict, so the guarantee of the confidence sequence holds
 unchanged. Their constants were chosen by simulation, for less than 10 % of wrong passes on ramps of -1 … -5 % and less
-than 5 % if a few blocks take ten standard deviations longer (benchmarks/wrong_verdicts.py).
+than 5 % if a few blocks take ten standard deviations longer (benchmarks/sequences.py).
 
 Some conditions are settled once per launch (memory placement, cores, channels, other jobs), so the spread of its rounds
 does not show them, however many there are. Rates on GPUs therefore have `OF_LAUNCH` in their intervals, as an
@@ -60,14 +60,14 @@ from pytest_ddpscale.util.arrays import BoolArray, FloatArray, IntArray
 # Lag-one correlations between rounds for which the interval is valid.
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 # Expected distance of a mean from a bound, in standard deviations of a round. Any value is valid; 3 decides soonest at
-# the margins of benchmarks/wrong_verdicts.py.
+# the margins of benchmarks/sequences.py.
 EFFECT_SCALE = 3.0
 _DRIFT_CONFIDENCE = 0.98
 # Factor by which AR(1) noise with the largest allowed correlation, 0.5, widens the spread of means of rounds
 # compared with independent noise: sqrt((1 + ρ) / (1 - ρ)).
 _INFLATION = math.sqrt(3)
 # Standard errors to the upper limit of a correlation: with three, AR(1) noise of 0.9 passes wrongly in 5 %, and one in
-# 15 series of eight independent rounds is widened (benchmarks/wrong_verdicts.py).
+# 15 series of eight independent rounds is widened (benchmarks/sequences.py).
 _QUANTILE, _LARGEST = 3.0, 0.99
 TREND_CONFIDENCE, HICCUP_SDS = 0.96, 3.0
 # Relative: a tenth of the usual distance between bounds and values. No verdict depends on so small a drift, nor on

@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMI
 # Measured on two CPU cores and rounded up.
 STARTUP_S = 15.0
 OVERHEAD_PER_BLOCK_S = 0.4
-# Rounds after which most studies are decided: mean of benchmarks/wrong_verdicts.py over margins from 2 to 10 %.
+# Rounds after which most studies are decided: mean of benchmarks/sequences.py over margins from 2 to 10 %.
 TYPICAL_ROUNDS = 11
 # Setup of one probe: allocate buffers, verify the result, create a communicator if needed.
 PROBE_SETUP_S = 2.0

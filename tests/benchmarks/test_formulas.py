@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 from pathlib import Path
@@ -54,11 +53,6 @@ def test_the_samplers_cost_is_a_ratio_within_rounds_of_both_orders() -> None:
     assert (found.ratio.value, found.cpu_s_per_s) == pytest.approx((0.98, 0.005))
     orders = sampler.orders(7, seed=3)
     assert all({orders[i][0], orders[i + 1][0]} == {True, False} for i in (0, 2, 4))
-
-
-def test_intervals_narrow_with_rounds() -> None:
-    width = benchmark("width")
-    assert all(b.median < a.median for a, b in itertools.pairwise(width.widths(runs=200, seed=1)))
 
 
 def test_outcomes_of_fresh_nodes_are_shares_of_all_clusters() -> None:

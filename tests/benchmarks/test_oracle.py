@@ -47,24 +47,24 @@ def test_it_reports_a_tampered_expectation_and_nothing_else(tmp_path: Path) -> N
     ],
 )
 def test_a_difference_is_a_line(after: dict[str, dict[str, object]], lines: list[str], tmp_path: Path) -> None:
-    differences = benchmark("oracle_differences")
-    retired = differences.Retired(tmp_path / "retired.txt")
-    assert differences.fact_differences(BEFORE, BEFORE | {"run-a": after}, retired) == lines
+    oracle = benchmark("oracle")
+    retired = oracle.Retired(tmp_path / "retired.txt")
+    assert oracle.fact_differences(BEFORE, BEFORE | {"run-a": after}, retired) == lines
 
 
 def test_a_run_without_stored_facts_is_no_heap_of_differences(tmp_path: Path) -> None:
-    differences = benchmark("oracle_differences")
-    (line,) = differences.fact_differences({}, BEFORE, differences.Retired(tmp_path / "retired.txt"))[1:]
+    oracle = benchmark("oracle")
+    (line,) = oracle.fact_differences({}, BEFORE, oracle.Retired(tmp_path / "retired.txt"))[1:]
     assert line == "run-b: no facts are stored; --store --only run-b stores them"
 
 
 def test_what_is_retired_is_skipped_and_counted(tmp_path: Path) -> None:
-    differences = benchmark("oracle_differences")
+    oracle = benchmark("oracle")
     file = tmp_path / "retired.txt"
     file.write_text(f"# why\nrun-? {ID} flags *  0123abc  no flags\n* history  4567def  no history\n", encoding="utf-8")
-    retired = differences.Retired(file)
+    retired = oracle.Retired(file)
     after = BEFORE | {"run-a": {ID: {"outcome": "passed", "value": 1.0}}}
-    assert differences.fact_differences(BEFORE, after, retired) == []
+    assert oracle.fact_differences(BEFORE, after, retired) == []
     assert [*retired.said(is_idle_said=True)] == [
         "1 differences skipped: retired",
         "retired.txt: * history skips nothing",

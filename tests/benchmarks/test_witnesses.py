@@ -49,5 +49,5 @@ def test_what_comes_out_of_a_hostile_input_is_told_apart() -> None:
         (True, 0, "", 3.0, "accepted rightly"),
         (True, 4, refusal, 0.1, "wrong refusal"),
     ):
-        case = script.Case("file", "a case", script.CHECK, sound=sound)
-        assert script._judged(case, code, said, cpu_s) == outcome
+        case = script.Case("file", "a case", sound=sound)
+        assert script.judged(case, code, said, cpu_s) == outcome

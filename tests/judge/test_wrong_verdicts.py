@@ -1,6 +1,6 @@
 """Where the truth is exactly the bound, every verdict is wrong, and at most one run in twenty comes to one.
 
-A fast version of benchmarks/wrong_verdicts.py: looks after each of the rounds 5 … 16, an end at the first decision.
+A fast version of benchmarks/sequences.py: looks after each of the rounds 5 … 16, an end at the first decision.
 """
 
 from __future__ import annotations

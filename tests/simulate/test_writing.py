@@ -39,7 +39,7 @@ from tests.builders.judged import CONFIDENCE
 from tests.rows import rows
 from tests.tables import assert_approved, each_block, missed
 
-SESSION = benchmark("simulated_session")
+SESSION = benchmark("verdicts")
 TABLE = Path(__file__).with_name("verdicts.txt")
 CLUSTER = a100()
 
@@ -153,13 +153,13 @@ def test_a_disk_that_fills_up_is_a_sentence_and_leaves_no_run(
 
 @rows(("factor", "places", "outcome"), [(1.08, range(8), "failed"), (1.03, (0, 3, 7), "passed")])
 def test_a_slow_gpu_gets_the_same_verdict_at_every_place(factor: float, places: range, outcome: str) -> None:
-    """benchmarks/cluster_verdicts.py has the table: 8 % is rejected, 3 % ordinary."""
+    """benchmarks/verdicts.py has the table: 8 % is rejected, 3 % ordinary."""
     cases = tuple(case for case in CLUSTER.cases if case.id == "weak_scaling_efficiency[resnet152-fp16-8gpu]")
     cluster = replace(CLUSTER, cases=cases)
     plan = cluster.plan(short_blocks=True)
     for place in places:
         run = SimulatedRun(plan, CLUSTER.performance, faults(f"slow-gpu:{place}:{factor}"), 3)
-        (verdict,) = SESSION.decide_all(run, cluster, CONFIDENCE)
+        (verdict,) = SESSION.session(run, cluster).verdicts.values()
         assert verdict.outcome == outcome
 
 
@@ -167,7 +167,7 @@ def test_each_probe_reaches_the_value_of_its_own_row() -> None:
     options = ClusterOptions("rtx-pro-6000-server", 8, workloads=("resnet50-nchw-fp16",), noise=0.0)
     cluster = open_cluster(thresholds(), options)
     run = SimulatedRun(cluster.plan(FEWEST_ROUNDS, short_blocks=True), cluster.performance, (), 1)
-    found = {one.id: one.value for one in SESSION.decide_all(run, cluster, CONFIDENCE)}
+    found = {one.id: one.value for one in SESSION.session(run, cluster).verdicts.values()}
     probed = [case for case in cluster.cases if isinstance(case, NodeCase) and case.probe]
     bounded = [case for case in probed if not case.requirement.definition.compares_places]
     sound = {case.id: expected_value(case.requirement) for case in bounded}

@@ -1,0 +1,598 @@
+"""How often simulated clusters get the right verdict, with Wilson shares: docs/evidence, docs/numbers.md, docs/how-to.
+
+    nice -n 15 python benchmarks/verdicts.py spread slow bound faults alike --jobs 2 --seed 201
+    python benchmarks/verdicts.py plausible --overview --runs 2 --match b200.*memor
+    python benchmarks/verdicts.py power --thresholds thresholds.yaml --with sku=l40s workloads=resnet50-fp16
+    python benchmarks/verdicts.py pairs minutes
+
+A table is benchmarks/verdicts/NAME.txt, a line of it a scenario: a SKU, GPUs, fields of `Scenario`, and after colons
+the name and the goals; words after `with` are of all lines after it. Every run simulates another cluster, measures,
+stops and concludes as a session does. Columns, shares in per cent with 95 % Wilson intervals:
+
+* accepted, rejected, incomplete: how it ended; "partial" counts as incomplete. A fault that is accepted is missed.
+* caught: a requirement did not pass, without those that the table's first scenario of the SKU misses in most runs.
+* found: rejected, and everything at fault is among the culprits that are certain.
+* named: the latter alone, whatever the outcome; links, and a node that drops packets, need not be certain.
+* accused: anything healthy is named with certainty.
+* efficiency passed: the requirement on weak scaling at the largest size on a node passed.
+* of pairs of runs, of which the second has the faults: requirements that are worse by 1 % without noise and shown to
+  be, on all GPUs and on fewer, which take turns; and of those that differ by less than 0.1 % the ones shown not to.
+
+Beside them the mean and the most of the minutes that training is measured, and by what most runs ended as they did.
+"x % slow" is the time for the same work over the median of its peers, spread and fault together. No machine is
+measured. Exit code 1 if a share misses its goal.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from reporting import Share, argument_parser, keep, positive_int
+
+from pytest_ddpscale.compare.comparing import ALIKE, ComparedRun, compare_runs
+from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
+from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.judge.coverage import coverage_of
+from pytest_ddpscale.judge.judge import Decider, judge
+from pytest_ddpscale.judge.links import slow_links
+from pytest_ddpscale.judge.outcome import RunFacts, conclude
+from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.plan.estimate import STARTUP_S, round_seconds, warm_up_seconds
+from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.plan.study import Study
+from pytest_ddpscale.report.words.reasons import say, worded
+from pytest_ddpscale.run.block import Block
+from pytest_ddpscale.run.evidence import Evidence, evidence_of
+from pytest_ddpscale.run.record_lines import AnyRecord
+from pytest_ddpscale.run.records import GangRecord
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import ACCEPTING, Culprit, Judgement, Verdict
+from pytest_ddpscale.simulate import writing
+from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
+from pytest_ddpscale.simulate.machine import COMPUTING, NodeSpread
+from pytest_ddpscale.simulate.measuring import HELD_DOWN, Moment, SimulatedRun
+from pytest_ddpscale.simulate.options import ClusterOptions, parse_faults
+from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
+from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.packaged import packaged
+
+TABLES = Path(__file__).with_name("verdicts")
+CONFIDENCE, LEAST_LOSS = 0.95, 0.01
+PACKAGED = packaged("thresholds.yaml")
+# A SKU without a rejecting published bound accepts nobody: no sign of a fault.
+UNCALIBRATED = "no published bound covers all devices"
+# What the published matrix of 24 configurations has figures for.
+PUBLISHED = {
+    "throughput_per_gpu", "weak_scaling_efficiency", "strong_scaling_speedup", "strong_scaling_efficiency",
+    "device_utilization", "peak_memory_gib",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A kind of cluster; noise, spread and slowness are in per cent.
+
+    Attributes:
+        table: its file.
+        name: in it.
+        goals: such as ``found >= 95``.
+        gpus: in nodes of eight, or one smaller node; 0 for the largest requirement's.
+        workloads: all if none is named.
+        noise: of a round.
+        sd: between GPUs; ``launch`` likewise of each node between launches.
+        slow: how much slower than the median of its peers each rank at fault is, spread included; 0 to leave it.
+        count: number of ranks at fault, from the place on.
+        faults: as on the command line, ``{rank}``, ``{node}`` and ``{next}`` for the place, ``{each}`` for all ranks.
+        at: what should be named: ``ranks`` or ``node``; with ``none`` and ``all`` nothing.
+        places: in turn, run by run; negative ones from the end.
+        points: of efficiency above the published one.
+        on_bound: sets `points` so that the efficiency on all GPUs of a node is exactly the bound.
+        busy: utilization of the least busy GPU; 0 as published.
+        starved: utilization of the GPUs at fault, of one about 2 points more or less than of another; 0 for none.
+        hiccups: share of blocks.
+        nic: bandwidth of a GPU to other nodes.
+        only: ``published`` for requirements of the published matrix, ``training``, or ``all``.
+        rounds: of every study; 0 as in a session.
+        blocks: ``short`` or ``full``, for minutes.
+        pair: whether two runs are compared with each other.
+    """
+
+    table: str
+    name: str
+    goals: tuple[str, ...]
+    sku: str
+    gpus: int = 8
+    runs: int = 100
+    workloads: tuple[str, ...] = ()
+    noise: float = 0.3
+    sd: float = 1.0
+    launch: float = 0.0
+    correlation: float = 0.0
+    slow: float = 0.0
+    count: int = 1
+    faults: tuple[str, ...] = ()
+    at: str = "none"
+    places: tuple[int, ...] = (0, 3, -1)
+    points: float = 0.0
+    on_bound: bool = False
+    busy: float = 0.0
+    starved: float = 0.0
+    hiccups: float = 0.0
+    nic: float = ClusterOptions.nic_gbps
+    only: str = "all"
+    rounds: int = 0
+    blocks: str = "short"
+    pair: bool = False
+    thresholds: Path = PACKAGED
+
+    @property
+    def label(self) -> str:
+        """What the row shows."""
+        size = f"{self.gpus or 'all'} GPUs"
+        return f"{self.sku.split('-')[0]}, {size}, noise {self.noise:g} %, sd {self.sd:g} %: {self.name}"
+
+    def ranks(self, number: int, layout: Layout) -> range:
+        """Ranks at fault in a run."""
+        place, all_ranks = self.places[number % len(self.places)], range(layout.world_size)
+        if self.at == "node":
+            first = place % layout.nodes * layout.ranks_per_node
+            return all_ranks[first : first + layout.ranks_per_node]
+        first = place % layout.world_size
+        return {"none": all_ranks[:0], "all": all_ranks}.get(self.at, all_ranks[first : first + self.count])
+
+    def placed_faults(self, number: int, layout: Layout) -> tuple[Any, ...]:
+        """The faults of a run. Raises OptionError."""
+        ranks, texts = self.ranks(number, layout), list[str]()
+        at = {"rank": ranks.start, "next": ranks.start + 1, "node": ranks.start // layout.ranks_per_node}
+        for text in self.faults:
+            texts += [text.format(**at, each=rank) for rank in (ranks if "{each}" in text else ranks[:1] or [0])]
+        return parse_faults(texts, layout)
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "str": str, "int": int, "float": float, "bool": bool, "Path": Path,
+    "tuple[str, ...]": lambda text: tuple(text.split(",")),
+    "tuple[int, ...]": lambda text: tuple(map(int, text.split(","))),
+}  # fmt: skip
+
+
+def scenarios(table: str, text: str, more: Sequence[str] = ()) -> Iterator[Scenario]:
+    """Those of the lines of a table, with more words for all. Raises ValueError and BadInput."""
+    readers = {one.name: READERS[str(one.type)] for one in fields(Scenario)}
+    shared: list[str] = []
+    for line in text.splitlines():
+        words, *told = line.split(" : ")
+        if line.startswith("with "):
+            shared = line.split()[1:]
+        if not line or line.startswith(("#", "with ")):
+            continue
+        skus, gpus, *own = words.split()
+        for sku, size in product(skus.split(","), gpus.split(",")):
+            given = dict(word.split("=", 1) for word in (f"sku={sku}", f"gpus={size}", *shared, *own, *more))
+            if unknown := given.keys() - readers:
+                raise ValueError(f"{table}: found {', '.join(unknown)}; expected fields of Scenario: {line}")
+            name, goals = (*told, "")[:2]
+            found = {key: readers[key](value) for key, value in given.items()}
+            scenario = Scenario(table, name, tuple(filter(None, goals.split("; "))), **found)
+            scenario.placed_faults(0, cluster_of(scenario, 0.0).layout)
+            yield scenario
+
+
+@lru_cache(maxsize=8)
+def cluster_of(scenario: Scenario, points: float) -> SimulatedCluster:
+    """The cluster of a scenario, with so many points of efficiency above the published one, without its slow ranks."""
+    options = ClusterOptions(
+        scenario.sku, gpus=scenario.gpus or None, noise=scenario.noise / 100, workloads=scenario.workloads or None,
+        gpu_spread=scenario.sd / 100, launch_spread=scenario.launch / 100, hiccups=scenario.hiccups,
+        correlation=scenario.correlation, nic_gbps=scenario.nic,
+    )  # fmt: skip
+    cluster = open_cluster(_loaded(scenario.thresholds), options)
+    expectations = {
+        name: replace(
+            one,
+            efficiency={**one.efficiency, "weak": _with_points(one.efficiency["weak"], points)},
+            utilization={1: scenario.busy} if scenario.busy else one.utilization,
+        )
+        for name, one in cluster.performance.expectations.items()
+    }
+    cases = cluster.cases if scenario.only == "all" else tuple(training_cases(cluster.cases))
+    if scenario.only == "published":
+        known = [case for case in cases if case.requirement.source.measured is not None]
+        cases = tuple(case for case in known if case.requirement.metric in PUBLISHED)
+    return replace(cluster, cases=cases, performance=replace(cluster.performance, expectations=expectations))
+
+
+_loaded = lru_cache(load_thresholds)
+
+
+def _with_points(sizes: Mapping[int, float], points: float) -> dict[int, float]:
+    return {size: share + points / 100 * (size > 1) for size, share in sizes.items()}
+
+
+@dataclass(frozen=True)
+class PlacedSpread(NodeSpread):
+    """A spread in which the slow ranks are slower than the median of the others by exactly so much."""
+
+    slow_ranks: tuple[int, ...] = ()
+    ratio: float = 1.0  # of their median to that of their peers; of all ranks to the spread, if all are slow
+    by_fault: float = 1.0  # part of the ratio that an injected fault adds
+
+    def factors(self, what: str, layout: Layout, launch: int) -> NDArray[np.float64]:
+        """As `NodeSpread.factors`."""
+        found = np.array(super().factors(what, layout, launch))
+        if what != COMPUTING or not self.slow_ranks:
+            return found
+        is_slow = np.isin(np.arange(len(found)), self.slow_ranks)
+        if is_slow.all():
+            return found * self.ratio
+        # A single rank gets exactly the ratio; several keep their own differences.
+        at = np.median(found[~is_slow]) / np.median(found[is_slow])
+        found[is_slow] *= at * self.ratio / self.by_fault
+        return found
+
+
+class StarvedRun(SimulatedRun):
+    """A run of which some ranks wait for their host; see `Scenario.starved`."""
+
+    starved: tuple[range, float] = range(0), 1.0
+
+    def _block(self, study: Study, arm: Arm, when: Moment) -> Block | None:
+        block, (ranks, busy) = super()._block(study, arm, when), self.starved
+        if block is not None:
+            found, are_starved = block.each("utilization").copy(), np.isin(block.each("ranks"), ranks)
+            found[are_starved] = np.round(busy + 0.02 * np.cos(block.each("ranks")[are_starved]), 4)
+            block.readings["utilization"] = found
+        return block
+
+
+def run_of(scenario: Scenario, cluster: SimulatedCluster, number: int, seed: int) -> SimulatedRun:
+    """A run of a scenario, the `number`-th of them, on nodes and GPUs whose differences follow from the seed."""
+    plan = cluster.plan(scenario.rounds or None, seed=seed, short_blocks=scenario.blocks == "short")
+    ranks, faults = scenario.ranks(number, plan.layout), scenario.placed_faults(number, plan.layout)
+    spread: NodeSpread = replace(cluster.performance.spread, seed=0 if scenario.pair else seed)
+    if scenario.slow:
+        by_fault = HELD_DOWN if any(one.kind == "bad-gpu" for one in faults) else 1.0
+        ratio = 1 + scenario.slow / 100
+        spread = PlacedSpread(**vars(spread), slow_ranks=tuple(ranks), ratio=ratio, by_fault=by_fault)
+    kind = StarvedRun if scenario.starved else SimulatedRun
+    run = kind(plan, replace(cluster.performance, spread=spread), faults, seed)
+    if isinstance(run, StarvedRun):
+        run.starved = ranks, scenario.starved
+    return run
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a session came to: verdicts, but no comparison with earlier runs, and the arms of each round by study."""
+
+    verdicts: dict[str, Verdict]
+    cases: list[AnyCase]
+    evidence: Evidence
+    rounds: dict[str, list[tuple[Arm, ...]]]
+
+
+def session(run: SimulatedRun, cluster: SimulatedCluster) -> Session:
+    """Simulate a session that stops each study once all requirements on it are decided, and judge all."""
+    plan, expectation = run.plan, cluster.expectation(run.plan)
+    probes = [] if plan.probes is None else writing.measured(run, plan.probes)
+    found: list[AnyRecord] = [*writing.before_measuring(run, cluster), *probes]
+    rounds = _train(run, Decider(plan, cluster.cases, CONFIDENCE), found)
+    found += writing.after_training(run, cluster)
+    blocks = [one for one in found if cluster.is_watched and isinstance(one, Block)]
+    found += [writing.telemetry_of_turns([one], expectation, run.faults) for one in blocks]
+    evidence = evidence_of(plan, None, found)
+    asked = [one for one in cluster.cases if one.requirement.definition.subject != "node"]
+    return Session({one.id: worded(judge(one, evidence, CONFIDENCE)) for one in asked}, asked, evidence, rounds)
+
+
+def _train(run: SimulatedRun, decider: Decider, found: list[AnyRecord]) -> dict[str, list[tuple[Arm, ...]]]:
+    """Measure until all requirements are decided, and append the records. Returns the arms that each round timed."""
+
+    def hear(*heard: AnyRecord) -> None:
+        for record in heard:
+            decider.hear(record)
+            found.append(record)
+
+    if not any(isinstance(record, GangRecord) for record in found):
+        found.append(writing.gang_of(run.plan))
+    for record in found:
+        decider.hear(record)
+    rounds: dict[str, list[tuple[Arm, ...]]] = {study.id: [] for study in run.plan.studies}
+    for study in run.plan.studies:
+        hear(*run.before_rounds(study))
+        done, timed = rounds[study.id], study.arms
+        while timed and len(done) < study.rounds:
+            hear(*run.measure_round(study, len(done), timed))
+            done.append(timed)
+            needed = decider.needed_arms(study.id)
+            timed = tuple(arm for arm in timed if arm.name in needed)
+    return rounds
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended."""
+
+    counts: dict[str, tuple[int, int]]  # of columns, how many hold and of how many
+    by: str = ""  # what ended it so
+    seen: str = ""  # whether a fault is rejected, keeps the run from being accepted, is warned of, or is not seen
+    missed: frozenset[str] = frozenset()  # requirements that did not pass
+    studies: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and rounds of each
+
+    @property
+    def minutes(self) -> float:
+        """Of machine time for training."""
+        return (STARTUP_S + sum(seconds for seconds, _ in self.studies.values())) / 60
+
+
+@lru_cache(maxsize=8)
+def points_on_bound(scenario: Scenario) -> float:
+    """Points above the published efficiency that put the true one, without round noise, on the bound (two secants)."""
+    quiet, points = replace(scenario, noise=0.0), 0.0
+    for _ in range(3):
+        cluster, margins = cluster_of(quiet, points), []
+        for seed in range(4):
+            verdict = _efficiency(session(run_of(quiet, cluster, 0, seed), cluster).verdicts.values())
+            margins += [verdict.value - verdict.bound_value] if verdict and verdict.value is not None else []
+        points -= 100 * float(np.mean(margins))
+    return points
+
+
+def _efficiency(verdicts: Iterable[Verdict]) -> Verdict | None:
+    of_node = [v for v in verdicts if v.metric == "weak_scaling_efficiency" and v.world_size <= 8]
+    return max(of_node, key=lambda v: v.world_size, default=None)
+
+
+def measure(scenario: Scenario, seed: int, number: int) -> Ending:
+    """Simulate and judge the `number`-th run; the same for a seed, whichever other scenarios are simulated."""
+    key = zlib.crc32(f"{scenario.table}/{scenario.label}".encode())
+    seed_of_run = int(np.random.SeedSequence([seed, key, number]).generate_state(1)[0])
+    if scenario.pair:
+        return _compared(scenario, seed_of_run)
+    points = scenario.points + (points_on_bound(scenario) if scenario.on_bound else 0.0)
+    cluster = cluster_of(scenario, points)
+    run = run_of(scenario, cluster, number, seed_of_run)
+    return _ending(scenario, cluster, run, session(run, cluster), number)
+
+
+def _ending(scenario: Scenario, cluster: SimulatedCluster, run: SimulatedRun, done: Session, number: int) -> Ending:
+    verdicts, layout, links = tuple(done.verdicts.values()), run.plan.layout, slow_links(done.evidence)
+    coverage = coverage_of(done.evidence, done.cases, done.verdicts, {}, layout.ranks_per_node)
+    facts = RunFacts(verdicts, len(verdicts), coverage=coverage, slow_links=[say(one.because) for one in links])
+    outcome, reason = (found := conclude(facts))[0], say(found[1])
+    ended = "accepted" if outcome in ACCEPTING else "rejected" if outcome == "rejected" else "incomplete"
+    wrong = set(scenario.ranks(number, layout))
+    # Links are never certain, and their ends are not accused.
+    blamed = {c for v in verdicts if not v.passed for c in v.culprits}
+    certain = set[int]().union(*(_ranks(c, layout) for c in blamed if c.is_certain and c.kind != "link"))
+    columns = {name: ended == name for name in ("accepted", "rejected", "incomplete")}
+    if wrong and scenario.at != "all":
+        is_named = wrong <= certain | _linked(blamed, scenario, wrong)
+        columns |= {"found": is_named and ended == "rejected", "named": is_named}
+    efficiency = _efficiency(verdicts)
+    columns |= {"accused": bool(certain - wrong), "efficiency passed": efficiency is not None and efficiency.passed}
+    # Where no sound value is known the simulator takes 5 % more than the bound: a warning there says nothing.
+    guessed = {
+        one.id for one in done.cases if one.requirement.sound_value is None
+        and not (one.requirement.definition.compares_places or one.requirement.definition.reads_own_pace)
+    }  # fmt: skip
+    failed = {v.id: v.severity for v in verdicts if v.outcome == "failed"}
+    warned = [name for name, severity in failed.items() if severity == "warn" and name not in guessed]
+    told: list[tuple[object, str, str]] = [
+        (ended == "rejected", "rejected", _summary([name for name, severity in failed.items() if severity == "fail"])),
+        (links, "not accepted, named", "the search among nodes"),
+        (ended == "incomplete" and UNCALIBRATED not in reason, "not accepted",
+         re.split(r" \(|\. ", reason.rpartition(", but ")[2])[0]),
+        (warned, "warns", f"warns: {_summary(warned)}"),
+        (True, "**not seen**", "nothing"),
+    ]  # fmt: skip
+    _, seen, by = next(one for one in told if one[0])
+    speeds = {name: one.samples_per_s for name, one in cluster.performance.expectations.items()}
+    studies = {
+        study.id: (
+            warm_up_seconds(study, speeds) + sum(round_seconds(study, arms, speeds) for arms in done.rounds[study.id]),
+            len(done.rounds[study.id]),
+        )
+        for study in run.plan.studies
+    }
+    missed = frozenset(v.id for v in verdicts if not v.passed)
+    return Ending({name: (int(holds), 1) for name, holds in columns.items()}, by, seen, missed, studies)
+
+
+def _summary(names: Sequence[str]) -> str:
+    """``throughput_per_gpu (8), node_check[pcie]``: metrics with the number of their requirements, or the only one."""
+    of: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        of[name.partition("[")[0]].append(name)
+    most = sorted(of.items(), key=lambda one: -len(one[1]))[:4]
+    return ", ".join(its[0] if len(its) == 1 else f"{metric} ({len(its)})" for metric, its in most)
+
+
+def _ranks(culprit: Culprit, layout: Layout) -> set[int]:
+    """The ranks that a culprit stands for: a GPU, or all GPUs of a node."""
+    node = next(number for number in range(layout.nodes) if writing.host_name(number) == culprit.host)
+    per_node = range(layout.ranks_per_node) if culprit.place.index is None else (culprit.place.index,)
+    return {node * layout.ranks_per_node + local for local in per_node}
+
+
+def _linked(blamed: set[Culprit], scenario: Scenario, wrong: set[int]) -> set[int]:
+    """The ranks at fault, if their links are slow and one is named, or if their links lose packets and the node is."""
+    host = writing.host_name(min(wrong) // 8)
+    kinds = {{"slow-link": "link", "lossy-link": "node"}.get(one.partition(":")[0]) for one in scenario.faults}
+    return wrong if any(c.kind in kinds and host in c.hosts for c in blamed) else set()
+
+
+def _compared(scenario: Scenario, seed: int) -> Ending:
+    """Two runs of a machine, the second with the faults, against the same without noise."""
+    noisy = _changes(scenario, cluster_of(scenario, 0.0), seed)
+    quiet = replace(scenario, noise=1e-4, launch=0.0, correlation=0.0)
+    truth = {one.a.id: one.change.size for one in _changes(quiet, cluster_of(quiet, 0.0), 0) if one.change}
+    columns: dict[str, list[bool]] = {"worse, all GPUs": [], "worse, fewer": [], "no difference": []}
+    for one in noisy:
+        if abs(truth[one.a.id]) >= LEAST_LOSS:
+            columns["worse, all GPUs" if one.a.world_size == scenario.gpus else "worse, fewer"].append(one.is_worse)
+        elif abs(truth[one.a.id]) < NEGLIGIBLE_CHANGE:
+            columns["no difference"].append(one.difference == ALIKE)
+    return Ending({name: (sum(held), len(held)) for name, held in columns.items() if held})
+
+
+def _changes(scenario: Scenario, cluster: SimulatedCluster, seed: int) -> Sequence[Any]:
+    sides = []
+    for number, faults in enumerate(((), scenario.faults)):
+        run = run_of(replace(scenario, faults=faults), cluster, 0, seed + number)
+        evidence = evidence_of(run.plan, None, list(writing.records(run, cluster)))
+        verdicts = tuple(worded(judge(one, evidence, CONFIDENCE)) for one in training_cases(cluster.cases))
+        about = RunRecord(sku=cluster.sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
+        judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
+        sides.append(ComparedRun(str(number), about, evidence, judgement, {}, str(number)))
+    return compare_runs(sides[0], sides[1], CONFIDENCE).requirements
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs of a scenario."""
+
+    scenario: Scenario
+    endings: Sequence[Ending]
+    set_aside: frozenset[str] = frozenset()
+
+    @property
+    def shares(self) -> dict[str, Share]:
+        """By column."""
+        names = dict.fromkeys(name for one in self.endings for name in one.counts)
+        of = {name: [one.counts[name] for one in self.endings if name in one.counts] for name in names}
+        found = {name: Share(sum(n for n, _ in both), sum(m for _, m in both)) for name, both in of.items()}
+        if not self.scenario.pair:
+            found["caught"] = Share(sum(bool(one.missed - self.set_aside) for one in self.endings), len(self.endings))
+        return found
+
+    @property
+    def missed(self) -> list[str]:
+        """Goals that it misses, by the point estimate."""
+        found = []
+        for goal in self.scenario.goals:
+            column, side, percent = re.split(" ([<>]=) ", goal)
+            off = 100 * self.shares[column].value - float(percent)
+            found += [goal] if (off < 0 if side == ">=" else off > 0) else []
+        return found
+
+    @property
+    def most_missed(self) -> frozenset[str]:
+        """Requirements that more than half of the runs miss."""
+        counts = Counter(name for one in self.endings for name in one.missed)
+        return frozenset(name for name, count in counts.items() if 2 * count > len(self.endings))
+
+    @property
+    def seen(self) -> str:
+        """What most runs say of the fault."""
+        (word, count), runs = Counter(one.seen for one in self.endings).most_common(1)[0], len(self.endings)
+        return f"rejected in {count} of {runs}" if word == "rejected" and count < runs else word
+
+    def cells(self, columns: Sequence[str]) -> list[str]:
+        """Of a line of the table."""
+        shares = [_cell(self.shares[name]) if name in self.shares else "–" for name in columns]
+        minutes = [one.minutes for one in self.endings]
+        by = Counter(one.by for one in self.endings).most_common(1)[0][0]
+        goals = "; ".join(f"{one} %{' **missed**' * (one in self.missed)}" for one in self.scenario.goals)
+        took = f"{sum(minutes) / len(minutes):.1f}, {max(minutes):.1f}" if self.endings[0].studies else "–"
+        return [self.scenario.label, str(len(self.endings)), *shares, took, by, goals]
+
+
+def _cell(share: Share) -> str:
+    low, high = share.interval
+    return f"{100 * share.value:.3g} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+COLUMNS = ("accepted", "rejected", "incomplete", "caught", "found", "named", "accused", "efficiency passed")
+OF_PAIRS = ("worse, all GPUs", "worse, fewer", "no difference")
+
+
+def overview(rows: Sequence[Row]) -> Iterator[str]:
+    """A table of all SKUs: what each fault comes to, in a word."""
+    skus = list(dict.fromkeys(row.scenario.sku for row in rows))
+    yield from (_line(["scenario", "GPUs", *skus]), _line(["---"] * (len(skus) + 2)))
+    of = {
+        (row.scenario.name, row.scenario.gpus, row.scenario.sku): row.seen for row in rows if row.scenario.at != "none"
+    }
+    for name, gpus in dict.fromkeys(key[:2] for key in of):
+        yield _line([name, str(gpus), *(of.get((name, gpus, sku), "–") for sku in skus)])
+
+
+def of_studies(row: Row) -> Iterator[str]:
+    """Mean rounds and minutes of each study."""
+    for study in row.endings[0].studies:
+        seconds, rounds = np.mean([one.studies[study] for one in row.endings], axis=0)
+        yield f"  {study}: {rounds:.1f} rounds, {seconds / 60:.1f} minutes"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Run the script. Returns its exit code."""
+    parser = argument_parser(__doc__)
+    names = sorted(file.stem for file in TABLES.glob("*.txt") if file.stem != "sequences")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"some of {', '.join(names)}")
+    parser.add_argument("--line", action="append", default=[], metavar="TEXT", help="a scenario as a line has it")
+    parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="FIELD=VALUE", help="of all scenarios")
+    parser.add_argument("--thresholds", type=Path, metavar="FILE", help="(packaged)")
+    parser.add_argument("--runs", type=positive_int, help="of each scenario; default: by the table")
+    parser.add_argument("--most-gpus", type=positive_int, default=512, help="leave larger ones out (%(default)s)")
+    parser.add_argument("--match", default="", help="rows whose scenario contains this regular expression (all)")
+    parser.add_argument("--seed", type=int, default=0, help="other seeds are other runs (%(default)s)")
+    parser.add_argument("--jobs", type=positive_int, default=1, help="processes (%(default)s)")
+    parser.add_argument("--overview", action="store_true", help="a word for each scenario, a column for each SKU")
+    parser.add_argument("--studies", action="store_true", help="rounds and minutes of each study, too")
+    given = parser.parse_args()
+    more = [*given.more, *([f"thresholds={given.thresholds}"] if given.thresholds else [])]
+    texts = {"line": "\n".join(given.line)} if given.line else {}
+    try:
+        texts |= {name: (TABLES / f"{name}.txt").read_text(encoding="utf-8") for name in given.tables}
+        wanted = [one for name, text in texts.items() for one in scenarios(name, text, more)]
+    except (BadInput, OSError, ValueError) as error:
+        parser.error(str(error))
+    if not wanted:
+        parser.error(f"name a table, {', '.join(names)}, or give a --line")
+    rows: list[Row] = []
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for one in wanted:
+            if one.gpus > given.most_gpus or not re.search(given.match, one.label):
+                continue
+            columns = OF_PAIRS if one.pair else COLUMNS
+            before = [row for row in rows if row.scenario.table == one.table]
+            if not before and not given.overview:
+                head = ["scenario", "runs", *columns, "minutes", "by", "goal"]
+                print(f"\n{one.table}\n\n{_line(head)}\n{_line(['---'] * len(head))}")
+            runs = given.runs or one.runs
+            chunk = max(1, runs // (4 * given.jobs))
+            found = list(pool.map(partial(measure, one, given.seed), range(runs), chunksize=chunk))
+            first = next((row for row in before if row.scenario.sku == one.sku), Row(one, found))
+            rows.append(Row(one, found, first.most_missed))
+            if not given.overview:
+                lines = [_line(rows[-1].cells(columns)), *(of_studies(rows[-1]) if given.studies else ())]
+                print(*lines, sep="\n", flush=True)
+    print(*overview(rows) if given.overview else (), sep="\n")
+    told = [
+        {"scenario": row.scenario.label, "missed": row.missed, "seen": row.seen,
+         "shares": {name: (share.count, share.runs) for name, share in row.shares.items()}}
+        for row in rows
+    ]  # fmt: skip
+    keep(given.json, "verdicts", {"seed": given.seed, "rows": told})
+    return int(any(row.missed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
