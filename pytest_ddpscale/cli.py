@@ -21,7 +21,7 @@ from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionErro
 from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
-from pytest_ddpscale.suites.suite_command import add_suite, report_suite
+from pytest_ddpscale.suites.registry import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -180,6 +180,8 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    if isinstance(parser, CommandParser):
+        parser.complete()
     for action in parser._actions:  # argparse has no public access to them
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -214,9 +216,11 @@ def _import_paik(arguments: argparse.Namespace) -> None:
 
 
 def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.suites.ddp_benchmark_import import print_ddp_benchmark
+    from pytest_ddpscale.suites.ddp_benchmark import read_ddp_benchmark, results_of_file
 
-    print_ddp_benchmark(arguments.file)
+    columns = _columns() if sys.stdout.isatty() else None
+    for line in results_of_file(read_ddp_benchmark(arguments.file)).lines(columns=columns):
+        print(line)
 
 
 def _runs(arguments: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "history": {"plan", "run", "thresholds", "judge"},
     "calibrate": {"report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
-    "compare": {"settings", "plan", "run", "judge", "history", "report"},
+    "compare": {"settings", "plan", "run", "judge", "history", "report", "suites"},
     "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "session"},
     "datasets": {"families", "settings", "plan", "run"},
     "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},

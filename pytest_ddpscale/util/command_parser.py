@@ -13,10 +13,32 @@ ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help keeps its lines, and whose mistakes are one line and the exit code of any bad input."""
+    """A parser whose help keeps its lines, and whose mistakes are one line and the exit code of any bad input.
+
+    Attributes:
+        later: adds its options once they are needed, if that takes an import.
+    """
+
+    later: Callable[[CommandParser], None] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def complete(self) -> None:
+        """Add the options that were left for later."""
+        if self.later is not None:
+            later, self.later = self.later, None
+            later(self)
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        """As argparse's, with all options."""
+        self.complete()
+        return super().parse_known_args(*arguments, **options)
+
+    def format_help(self) -> str:
+        """As argparse's, with all options."""
+        self.complete()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """End the process."""
