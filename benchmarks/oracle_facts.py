@@ -231,7 +231,7 @@ def _plain(part: Any) -> Any:
 
 def find_max_batch(*_: Any) -> Facts:
     """Batches that the search tries, and what it finds, of played memories."""
-    from pytest_ddpscale.find_batch.batch_search import largest_fitting
+    from pytest_ddpscale.find_batch.find_max_batch import largest_fitting
 
     facts: Facts = {}
     for limit, least, most in PLAYED_MEMORIES:

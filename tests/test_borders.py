@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": {"report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report", "suites"},
-    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "session"},
+    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "session", "suites"},
     "datasets": {"families", "settings", "plan", "run"},
     "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},
 }
@@ -47,7 +47,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "yaml": {"thresholds"},
     "matplotlib": {"report"},
     "PIL": {"datasets"},
-    "psutil": {"node", "worker"},
+    "psutil": {"find_batch", "node", "worker"},
     "pynvml": {"telemetry"},
 }
 

@@ -37,10 +37,10 @@ from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.session.open import load_unchanged
 from pytest_ddpscale.settings import duration_s
 from pytest_ddpscale.suites.engine import IN_ROUNDS, MeasuredSuite, Suite, SuiteNodes, geometric_mean_estimate
-from pytest_ddpscale.suites.options import adder
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.thresholds.cases import NodeCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Line, Listing, Section
 from pytest_ddpscale.util.printable import one_line
 

@@ -20,9 +20,10 @@ from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.inference import BATCHES
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_RANKS, add_image_model, adder, counts, image_workload, whole
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_RANKS, add_image_model, counts, image_workload, whole
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.util.arrays import FloatArray
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.listing import first_few
 
 # Arms in which one process divides a batch.

@@ -27,13 +27,13 @@ from pytest_ddpscale.suites.options import (
     MOST_PIXELS,
     MOST_RANKS,
     PRECISIONS,
-    adder,
     at_most,
     image_workload,
     several,
     whole,
 )
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
+from pytest_ddpscale.util.command_parser import adder
 
 MODELS = ("squeezenet1_0", "alexnet", "resnet18", "densenet121", "vgg16")
 # These have one linear layer, like their original head.

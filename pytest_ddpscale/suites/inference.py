@@ -27,7 +27,6 @@ from pytest_ddpscale.suites.options import (
     MOST_BATCH,
     MOST_RANKS,
     add_image_model,
-    adder,
     at_most,
     counts,
     image_workload,
@@ -35,6 +34,7 @@ from pytest_ddpscale.suites.options import (
 )
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
 from pytest_ddpscale.util.arrays import FloatArray
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
 BATCHES = (32, 64, 128, 256)

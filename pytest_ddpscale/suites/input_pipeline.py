@@ -26,13 +26,13 @@ from pytest_ddpscale.suites.options import (
     MOST_BATCH,
     MOST_RANKS,
     add_image_model,
-    adder,
     at_most,
     counts,
     image_workload,
     whole,
 )
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell, ends
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 
 SYNTHETIC = Variant(data="synthetic")

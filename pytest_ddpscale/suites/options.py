@@ -15,26 +15,11 @@ from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.util.command_parser import adder
 
 MOST_PIXELS, MOST_BATCH, MOST_RANKS, MOST_VALUES = 10**4, 10**6, 10**6, 64
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 T = TypeVar("T")
-
-
-def adder(parser: Any) -> Callable[..., None]:
-    """Adds options to a parser or a group: flag, metavar, a parser that raises ValueError, help, and a default."""
-
-    def add(flag: str, metavar: str, parse: Callable[[str], Any], told: str, default: Any = None) -> None:
-        def read(text: str) -> Any:
-            try:
-                return parse(text)
-            except ValueError as error:
-                raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
-
-        told = told if default is None else f"{told}; default: %(default)s".removeprefix("; ")
-        parser.add_argument(flag, metavar=metavar, type=read, help=told, default=default)
-
-    return add
 
 
 def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:

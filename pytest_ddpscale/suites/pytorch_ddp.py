@@ -39,8 +39,9 @@ from pytest_ddpscale.suites.ddp_benchmark import (
     size_rows,
 )
 from pytest_ddpscale.suites.engine import OF_TRAINING, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, adder, image_model, several, whole
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, image_model, several, whole
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Line, Listing, Section
 
 MODELS = ("resnet50", "resnet101", "resnext50_32x4d", "resnext101_32x8d")

@@ -52,13 +52,13 @@ from pytest_ddpscale.suites.options import (
     MOST_RANKS,
     PRECISIONS,
     above_zero,
-    adder,
     counts,
     image_model,
     image_workload,
     whole,
 )
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture
 from pytest_ddpscale.util.listing import first_few

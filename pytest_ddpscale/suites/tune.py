@@ -39,8 +39,9 @@ from pytest_ddpscale.suites.engine import (
     geometric_mean_estimate,
 )
 from pytest_ddpscale.suites.nccl_variables import NCCL_VARIABLES
-from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, PRECISIONS, adder, whole, workload_of
+from pytest_ddpscale.suites.options import MOST_BATCH, MOST_PIXELS, PRECISIONS, whole, workload_of
 from pytest_ddpscale.suites.results import Column, Results, Row, Rows, cell, ends
+from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.document import Line, Listing, Section
 
 if TYPE_CHECKING:

@@ -45,6 +45,22 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help.\n")
 
 
+def adder(parser: Any) -> Callable[..., None]:
+    """Adds options to a parser or a group: flag, metavar, a parser that raises ValueError, help, and a default."""
+
+    def add(flag: str, metavar: str, parse: Callable[[str], Any], told: str, default: Any = None) -> None:
+        def read(text: str) -> Any:
+            try:
+                return parse(text)
+            except ValueError as error:
+                raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
+
+        told = told if default is None else f"{told}; default: %(default)s".removeprefix("; ")
+        parser.add_argument(flag, metavar=metavar, type=read, help=told, default=default)
+
+    return add
+
+
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of the command that was typed; of a group of commands alone, or none, its help is the command."""
     found, unknown = parser.parse_known_args(argv)

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale import cli
-from pytest_ddpscale.cli import main
 from pytest_ddpscale.errors import GangError
-from pytest_ddpscale.find_batch import batch_trial, memory_limit
-from pytest_ddpscale.find_batch.batch_trial import BatchTrial
-from pytest_ddpscale.find_batch.memory_limit import MemoryCgroup
+from pytest_ddpscale.find_batch import trial
+from pytest_ddpscale.find_batch.trial import BatchTrial
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.session.devices import GpusHere
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.sessions import gpu
+from tests.suites.conftest import exit_code
 
 GIB = 2**30
 FITTING = 40
@@ -35,12 +34,12 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
             return BatchTrial(batch, False, "OutOfMemoryError on rank 0 in warm-up")
         return BatchTrial(batch, True, "", batch * GIB, 100 * GIB, 100.0 - batch)
 
-    monkeypatch.setattr(batch_trial, "try_batch", play)
+    monkeypatch.setattr(trial, "try_batch", play)
     return plans
 
 
 def run(*arguments: str) -> int:
-    return main(["find-max-batch", *arguments])
+    return exit_code("find-max-batch", *arguments)
 
 
 def test_the_workloads_of_the_sku_are_tried_one_after_the_other(
@@ -86,12 +85,12 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--least=12"], "--least: found '12'; expected a multiple of 8 up to 65536."),
+        (["--least=12"], "--least: found '12'; expected a multiple of 8 up to 65536"),
         (["--most=0"], "--most: found '0'; expected a multiple of 8"),
         (["--least=64", "--most=32"], "--least: found 64, but --most is 32; expected at most 32."),
         (["--steps=4"], "--steps: found '4'; expected at least 8 steps"),
-        (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1."),
-        (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64."),
+        (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1"),
+        (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64"),
         (
             ["--workload", "resnet19"],
             "--workload: found 'resnet19'; expected some of shuffle96-fp32, shufflenet-fp32.",
@@ -118,7 +117,7 @@ def test_a_gang_that_fails_is_a_sentence_and_what_was_found_is_kept(
     def fail(plan: Plan, *_: Any) -> BatchTrial:
         raise GangError("r with 8 images per rank", "rank 1 on n1 failed in warm-up: ValueError: no")
 
-    monkeypatch.setattr(batch_trial, "try_batch", fail)
+    monkeypatch.setattr(trial, "try_batch", fail)
     file, earlier = tmp_path / "found.json", tmp_path / "earlier.json"
     earlier.write_text("yesterday's")
     for at in (file, earlier):
@@ -137,22 +136,12 @@ def test_ctrl_c_is_no_traceback_and_keeps_what_was_tried(
             raise KeyboardInterrupt
         return BatchTrial(batch, True, "", batch * GIB, 100 * GIB, 92.0)
 
-    monkeypatch.setattr(batch_trial, "try_batch", interrupt_the_second)
+    monkeypatch.setattr(trial, "try_batch", interrupt_the_second)
     file = tmp_path / "found.json"
     assert run("--gpu-sku=cpu", "--ranks=1", "--json", str(file)) == 130
     assert capsys.readouterr().err == "ddpscale: interrupted.\n"
     [kept] = json.loads(file.read_text())["workloads"]
     assert (kept["largest"], [trial["batch"] for trial in kept["trials"]]) == (None, [8])
-
-
-def test_a_cgroup_that_ends_as_one_is_refused(
-    tried: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "memory.oom.group").write_text("1\n")
-    monkeypatch.setattr(memory_limit, "own_cgroup", lambda: MemoryCgroup(tmp_path, tmp_path))
-    assert run("--gpu-sku=cpu", "--ranks=1") == 4
-    assert f"memory.oom.group of {tmp_path}: found 1, there or above: the kernel would kill" in capsys.readouterr().err
-    assert tried == []
 
 
 class TestOverlays:

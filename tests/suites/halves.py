@@ -9,8 +9,9 @@ from typing import Any
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
-from pytest_ddpscale.suites.options import adder, counts, image_workload
+from pytest_ddpscale.suites.options import counts, image_workload
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Rows
+from pytest_ddpscale.util.command_parser import adder
 
 
 class Halves(Suite):

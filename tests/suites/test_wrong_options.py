@@ -13,6 +13,7 @@ from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.suites.registry import SUITES, TUNE
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from tests.builders.image_folder import image_folder
+from tests.suites.conftest import exit_code
 
 COMMON = "--gpu-sku=cpu --ddp-gpus-per-node=2 --image-size=32 --ddp-block=0.01s"
 MODEL = "expected a classification model of torchvision"
@@ -110,14 +111,6 @@ def test_a_wrong_option_is_refused_in_one_sentence(
     assert expected in told
     assert len(told.splitlines()) == 1
     assert sorted(directory.iterdir()) == before
-
-
-def exit_code(*arguments: str) -> int:
-    """Exit code of a command that argparse may end."""
-    try:
-        return main(arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
 
 
 EFFECT = {
