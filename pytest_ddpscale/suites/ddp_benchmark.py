@@ -49,7 +49,6 @@ COLUMNS = [
     *(Column(f"p{p}_s", f"p{p} s", "{:.3f}") for p in PERCENTS),
     Column("efficiency", "Against no ddp (p50)", "{:.1%}", above="one GPU without DDP was slower, by noise"),
     Column("efficiency_ddp", "Against 1M/1G (p50)", "{:.1%}", above="one GPU under DDP was slower, by noise"),
-    Column("gpus"),
 ]  # fmt: skip
 
 

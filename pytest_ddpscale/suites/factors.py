@@ -124,7 +124,6 @@ class Factors(Suite):
             Column("document_gb_per_epoch", "By the document, GB"),
             Column("sent_gb_per_rank_and_epoch", "Sent by each rank, GB"),
             Column("sent_mb_per_rank_and_step", "Each step, MB"),
-            *map(Column, ("cell", "document_parameters_per_epoch", "workload", "batch", "world_size")),
         ]
         drawn = Drawn("Computation, and communication not hidden by it", "cell", ("computation_ms", "communication_ms"))
         what = f"{centre.family.model}, frozen, batch {centre.batch_size}, {ranks} ranks"

@@ -105,7 +105,6 @@ class InputPipeline(Suite):
             Column("to_fastest", "Of the fastest", _RATIO),
             Column("waited_s_per_step", "Waited s/step", "{:.4f}"),
             Column("waited_share", "Of a step", "{:.0%}"),
-            Column("step_s"),
         ]
         chosen = recommended(rows)
         what = f"{study.workload.family.model} in {study.workload.precision} on {study.workload.data_kind} images"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from itertools import groupby, pairwise
+from itertools import chain, count, groupby, pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -267,44 +267,29 @@ def _differences(ours: Workload, theirs: Workload) -> list[tuple[str, object, ob
     return [(name, *both[name]) for name in (batch, "memory_format", "compile") if name in both]
 
 
-def _is_same_job(ours: Workload, theirs: Workload) -> bool:
-    """Whether workloads differ at most in batch, memory format and compile."""
-    return not {"model", "precision", "image_size"} & ours.differences(theirs).keys()
-
-
 def _workload_names(studied: list[Workload], workloads: Mapping[str, Workload]) -> dict[Workload, str]:
     """A name for each study's workload, unique within weak and within strong scaling.
 
     A workload that the thresholds describe has their name. One that differs in batch, memory format or compile only
-    has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``.
+    has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``, and a number.
     """
-    names: dict[Workload, str] = {}
-    for ours in studied:
-        for name, theirs in workloads.items():
-            if _is_same_job(ours, theirs) and not _differences(ours, theirs):
-                names[ours] = name
-    for ours in studied:
-        if ours not in names:
-            names[ours] = _free_name(ours, studied, names, workloads)
+    alike = {
+        ours: [one for one, theirs in workloads.items()
+               if not {"model", "precision", "image_size"} & ours.differences(theirs).keys()]
+        for ours in studied
+    }  # fmt: skip
+    names = {ours: one for ours in studied for one in alike[ours] if not _differences(ours, workloads[one])}
+    for ours in (one for one in studied if one not in names):
+        known, family = alike[ours][:1], ours.family
+        name = known[0] if known else f"{family.model.replace('_', '-')}-{ours.precision}"
+        scaled = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
+        # A name that the thresholds use for another workload would be judged as that workload.
+        taken = {names[one] for one in scaled if one in names} | (workloads.keys() - known)
+        rivals = sum((one.family.model, one.precision) == (family.model, ours.precision) for one in scaled)
+        with_batch = f"{name}-bs{ours.batch_size}"
+        free = chain([name] * (rivals == 1), [with_batch], (f"{with_batch}-{number}" for number in count(2)))
+        names[ours] = next(one for one in free if one not in taken)
     return names
-
-
-def _free_name(
-    ours: Workload, studied: list[Workload], names: Mapping[Workload, str], workloads: Mapping[str, Workload]
-) -> str:
-    alike = next((name for name, theirs in workloads.items() if _is_same_job(ours, theirs)), None)
-    name = alike or f"{ours.family.model.replace('_', '-')}-{ours.precision}"
-    same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
-    # A name that the thresholds use for another workload would be judged as that workload.
-    taken = {names[one] for one in same_scaling if one in names} | (set(workloads) - {alike})
-    rivals = [one for one in same_scaling if (one.family.model, one.precision) == (ours.family.model, ours.precision)]
-    # Distinguishes workloads with the same model and precision, most important first.
-    details = (
-        f"bs{ours.batch_size}", f"{ours.family.image_size}px", ours.family.memory_format.replace("_", "-"),
-        "compiled" if ours.compile else "eager",
-    )  # fmt: skip
-    candidates = ["-".join((name, *details[:count])) for count in range(len(details) + 1)]
-    return next(one for one in candidates[len(rivals) > 1 :] if one not in taken)
 
 
 def _gang(file: PaikResult, number: int) -> GangRecord:

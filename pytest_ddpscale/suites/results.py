@@ -42,15 +42,15 @@ class Column:
     """A column of rows.
 
     Attributes:
-        key: of its cells in rows, CSV and JSON.
-        title: in the table; without one it is in CSV and JSON only.
+        key: of its cells in rows, CSV and JSON, which also have the keys without a column.
+        title: in the table.
         form: how a number is written.
         above: why a share may be above 100 %, which is said where one is.
         bare: whether the table leaves out its intervals.
     """
 
     key: str
-    title: str = ""
+    title: str
     form: Form = "{:.4g}"
     above: str = ""
     bare: bool = False
@@ -103,20 +103,25 @@ class Rows:
         titles, cells = list[str](), [list[str]() for _ in self.rows]
         for column in self.columns:
             values = [row.get(column.key) for row in self.rows]
-            if column.title and (column.key in {key for row in self.rows for key in row} or not self.rows):
+            if any(column.key in row for row in self.rows):
                 has_interval = not column.bare and any(isinstance(one, Found) for one in values)
                 titles += [column.title, *[interval] * has_interval]
                 for row, value in zip(cells, values, strict=True):
                     row += [cell(value, column.form), *[ends(value, column.form)] * has_interval]
         return table(titles, cells, of_numbers=True, names=self.names)
 
+    @property
+    def keys(self) -> list[str]:
+        """Of all cells: those of the columns first."""
+        return [*dict.fromkeys([*(column.key for column in self.columns), *(key for row in self.rows for key in row)])]
+
     def csv(self) -> str:
         """CSV, with the ends of an interval in columns of their own."""
         titles, lines = list[str](), [list[Any]() for _ in self.rows]
-        for column in self.columns:
-            values = [row.get(column.key) for row in self.rows]
+        for key in self.keys:
+            values = [row.get(key) for row in self.rows]
             is_found = any(isinstance(one, Found) for one in values)
-            titles += [column.key, *[f"{column.key}_low", f"{column.key}_high"] * is_found]
+            titles += [key, *[f"{key}_low", f"{key}_high"] * is_found]
             for line, one in zip(lines, values, strict=True):
                 value, interval = one if isinstance(one, Found) else (one, None)
                 line += [value, *((interval or (None, None)) if is_found else ())]
@@ -124,14 +129,14 @@ class Rows:
 
     def json(self) -> list[dict[str, Any]]:
         """Rows as JSON types."""
-        return [{column.key: json_value(row.get(column.key)) for column in self.columns} for row in self.rows]
+        return [{key: json_value(row.get(key)) for key in self.keys} for row in self.rows]
 
     def picture(self) -> Picture | None:
         """The rows as `drawn`; None if they are too few."""
         told, columns = self.drawn, {column.key: column for column in self.columns}
         if told is None:
             return None
-        about, x, y = About(self.name, told.title), columns[told.x], columns[told.ys[0]].title
+        about, y = About(self.name, told.title), columns[told.ys[0]].title
         drawn = [
             (
                 row[told.by] if told.by else columns[key].title, row[told.x],
@@ -139,9 +144,11 @@ class Rows:
             )
             for row in self.rows for key in told.ys if row[key] is not None
         ]  # fmt: skip
+        if not drawn:
+            return None
         if any(isinstance(at, str) for _, at, _, _ in drawn):
             return bars(about, y, [BarRow(at, [(name, max(one.value, 0.0))]) for name, at, one, _ in drawn])
-        series = dict[str, list[Point]]()
+        series, x = dict[str, list[Point]](), columns[told.x]
         for name, at, one, is_missed in sorted(drawn, key=lambda one: one[1]):
             series.setdefault(name, []).append(Point(at, one.value, one.interval, is_missed))
         axes = {"x_is_log": True, "x_name": lambda value: cell(value, x.form), **told.axes}

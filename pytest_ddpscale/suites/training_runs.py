@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -36,9 +36,9 @@ from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS
 from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
 from pytest_ddpscale.report.scaling import (
     GOOD_EFFICIENCY,
-    SATURATED_GAIN,
     MeasuredSize,
     ScalingFact,
+    ScalingSeries,
     TrainingJob,
     scaling_facts,
     sweet_spots,
@@ -70,7 +70,6 @@ MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
 MOST_OF_THE_SAVING = 0.8  # a sweet spot saves at least this share of the time that the fastest size saves
 # Spans on rank 0's clock, in order; waiting includes training and validation.
 SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
-_FEWEST_LAUNCHES = 3  # needed for an interval
 _MOST_POINTS = 300  # of a drawn curve
 # The extensions of torchvision's ImageFolder.
 _IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
@@ -153,17 +152,19 @@ class RunRecords:
         held = self.most(name)
         return None if held is None else held / 1e9
 
-    @property
-    def wrongs(self) -> Iterator[str]:
-        """Why a complete run is invalid: replicas differ, or too many steps were skipped."""
+    def wrongs(self, *, times: bool) -> Iterator[str]:
+        """Why a complete run is invalid: replicas differ, steps were skipped, or, of `times`, some is unexplained."""
         assert self.end is not None
         checksums = [rank.parameters_checksum for rank in self.end.ranks]
         if len({*checksums}) > 1:
             yield f"the ranks' parameters differ at the end: {', '.join(checksums)}"
         skipped, steps, most = self.most("skipped_steps"), len(self.losses), percent(MOST_SKIPPED_STEPS)
-        if skipped > MOST_SKIPPED_STEPS * steps:
+        if times and skipped > MOST_SKIPPED_STEPS * steps:
             told = f"loss scaling skipped {skipped} of {steps} optimizer steps"
             yield f"{told}; at most {most} is allowed: train more epochs, or in bf16"
+        if times and abs(self.unexplained) > MOST_UNEXPLAINED:
+            told = f"{percent(self.unexplained, 1)} of the {self.outer_s:.4g} s since its launch are unexplained"
+            yield f"{told}; at most {percent(MOST_UNEXPLAINED)} is allowed"
 
     @property
     def time_to_loss(self) -> dict[str, float]:
@@ -305,9 +306,9 @@ class WholeRun(TrainingSuite):
         """A row for each data set and size, for each run, for each epoch, and for each bound."""
         runs, plan = trained_runs(measured.evidence), measured.plan
         complete = [one for one in runs if one.is_complete]
-        wrongs = {one.run.id: [*one.wrongs, *_unexplained(one)] for one in complete}
+        wrongs = {one.run.id: found for one in complete if (found := [*one.wrongs(times=True)])}
         failures = [f"{run}: {wrong}" for run, found in wrongs.items() for wrong in found]
-        bounds = [*_bounds(runs, {run for run, found in wrongs.items() if found}, measured.confidence)]
+        bounds = [*_bounds(runs, wrongs, measured.confidence)]
         failures += [row["failure"] for row in bounds if row["outcome"] != "passed"]
         sizes, notes, best = list[Row](), list[str](), list[str]()
         for name in dict.fromkeys(one.run.name for one in complete):
@@ -337,7 +338,7 @@ class WholeRun(TrainingSuite):
 
 _BOUND_COLUMNS = [
     Column("run", "Run"), Column("metric", "Metric"), Column("value", "Value"), Column("bound", "Bound"),
-    Column("outcome", "Outcome"), Column("failure"),
+    Column("outcome", "Outcome"),
 ]  # fmt: skip
 
 
@@ -361,8 +362,6 @@ def _run_columns(rate: str) -> list[Column]:
         Column("samples_per_s", rate), Column("accuracy", "Last accuracy", "{:.2%}"),
         Column("parameters", "Parameters", "{:,}"), Column("allocated_gb", "Allocated GB", "{:.3g}"),
         Column("skipped_steps", "Skipped steps"),
-        *map(Column, ("reserved_gb", "trainable_parameters", "data_set", "ranks", "launch", "global_batch",
-                      "learning_rate", "is_complete")),
     ]  # fmt: skip
 
 
@@ -392,23 +391,16 @@ def size_row(name: str, fact: ScalingFact, first: ScalingFact) -> dict[str, Any]
 
 def conclusion(name: str, facts: Sequence[ScalingFact], device: str, deadline_s: float | None = None) -> str:
     """Which sizes suit which aim."""
-    spots, first, fastest = sweet_spots(facts, deadline_s), facts[0], min(facts, key=lambda one: one.train_s)
-    saving = first.train_s - fastest.train_s
+    first, shortest_s = facts[0].train_s, min(one.train_s for one in facts)
     sweet = [
         str(one.gpus) for one in facts[1:]
-        if one.efficiency >= GOOD_EFFICIENCY and first.train_s - one.train_s >= MOST_OF_THE_SAVING * saving > 0
+        if one.efficiency >= GOOD_EFFICIENCY
+        and first - one.train_s >= MOST_OF_THE_SAVING * (first - shortest_s) > 0
     ]  # fmt: skip
-    saturates = f"saturates at {spots['saturation']}" if spots["saturation"] else "does not saturate"
-    said = [
-        f"{name}: shortest complete time {fastest.train_s:.4g} s on {fastest.gpus} {device}s",
-        f"it {saturates} (less than {percent(SATURATED_GAIN)} of it saved by a doubling)",
-        f"most {device}s of {percent(GOOD_EFFICIENCY)} efficiency: {spots['efficiency'] or 'none'}",
-        f"sweet spot (so efficient, and {percent(MOST_OF_THE_SAVING)} of the time that can be saved): "
-        f"{', '.join(sweet) or 'none'}",
-    ]  # fmt: skip
-    if deadline_s is not None:
-        said.append(f"deadline of {deadline_s:g} s met from {spots['deadline'] or 'no measured size'} on")
-    return f"{'; '.join(said)}."
+    least = f"{percent(GOOD_EFFICIENCY)} efficient, and {percent(MOST_OF_THE_SAVING)} of all the time that can be saved"
+    said = ScalingSeries(name, facts, "", device).lines(sweet_spots(facts, deadline_s))
+    spot = f"sweet spot ({least}): {first_few(sweet) or 'none'}"
+    return f"{name}: {'; '.join([*said, spot])}."
 
 
 def _median_run(runs: Sequence[RunRecords], size: int) -> RunRecords:
@@ -417,43 +409,30 @@ def _median_run(runs: Sequence[RunRecords], size: int) -> RunRecords:
     return launches[(len(launches) - 1) // 2]
 
 
-def _unexplained(one: RunRecords) -> Iterator[str]:
-    if abs(one.unexplained) > MOST_UNEXPLAINED:
-        yield (
-            f"{percent(one.unexplained, 1)} of the {one.outer_s:.4g} s since its launch are unexplained; at most "
-            f"{percent(MOST_UNEXPLAINED)} is allowed"
-        )
-
-
-def _bounds(runs: Sequence[RunRecords], worthless: set[str], confidence: float) -> Iterator[dict[str, Any]]:
-    """A row for each bound of a data set's size: the mean over launches, with an interval of three or more.
+def _bounds(runs: Sequence[RunRecords], worthless: Collection[str], confidence: float) -> Iterator[dict[str, Any]]:
+    """A row for each bound of a data set's size: the mean over launches, with an interval of several.
 
     A pass needs all launches, complete and valid, and the whole interval on the right side of the bound.
     """
     for first in (one.run for one in runs if one.run.launch == 1):
         group = [one for one in runs if (one.run.name, one.run.world_size) == (first.name, first.world_size)]
-        sound = all(one.is_complete and one.run.id not in worthless for one in group)
-        for metric, bound, side in (
-            ("time_to_train", first.most_s, -1),
-            ("validation_accuracy", first.least_accuracy, 1),
+        is_sound = all(one.is_complete and one.run.id not in worthless for one in group)
+        for metric, bound, side, option in (
+            ("time_to_train", first.most_s, -1, "at most {:.4g} s (--at-most-time-to-train)"),
+            ("validation_accuracy", first.least_accuracy, 1, "at least {:.4g} (--at-least-accuracy)"),
         ):
             if bound is None:
                 continue
-            values = [one.complete_s if side < 0 else one.epochs[-1].accuracy for one in group] if sound else []
-            found = mean_estimate(values, confidence) if len(values) >= _FEWEST_LAUNCHES else None
-            value = None if not values else fmean(values)
-            limits = (found and found.interval) or (value, value)
-            sides = [end is not None and side * (end - bound) >= 0 for end in limits]
-            outcome = "not_measured" if value is None else (
-                "passed" if all(sides) else "inconclusive" if any(sides) else "failed")  # fmt: skip
-            unit = " s" if side < 0 else ""
-            option = "--at-most-time-to-train" if side < 0 else "--at-least-accuracy"
-            told = "was not measured" if value is None else f"{value:.4g}{unit}, {outcome}"
-            asked = f"{'at most' if side < 0 else 'at least'} {bound:.4g}{unit} ({option}) is required"
-            yield {
-                "run": first.id, "metric": metric, "value": found or value, "bound": bound, "outcome": outcome,
-                "failure": f"{first.id}: {metric} {told}; {asked}",
-            }  # fmt: skip
+            value, outcome, told = None, "not_measured", "was not measured"
+            if is_sound:
+                values = [one.complete_s if side < 0 else one.epochs[-1].accuracy for one in group]
+                value = mean_estimate(values, confidence)
+                sides = {side * (end - bound) >= 0 for end in value.interval or [value.value]}
+                outcome = "inconclusive" if len(sides) > 1 else "passed" if True in sides else "failed"
+                told = f"{value.value:.4g}{' s' * (side < 0)}, {outcome}"
+            failure = f"{first.id}: {metric} {told}; {option.format(bound)} is required"
+            yield {"run": first.id, "metric": metric, "value": value, "bound": bound, "outcome": outcome,
+                   "failure": failure}  # fmt: skip
 
 
 def _run_row(one: RunRecords) -> dict[str, Any]:
@@ -514,7 +493,7 @@ class Convergence(TrainingSuite):
         runs = trained_runs(measured.evidence)
         complete, of = [one for one in runs if one.is_complete], runs[0].run
         failures = [f"{one.run.id}: {_not_reached(one)}" for one in complete if not one.time_to_loss]
-        failures += [f"{one.run.id}: {wrong}" for one in complete for wrong in one.wrongs]
+        failures += [f"{one.run.id}: {wrong}" for one in complete for wrong in one.wrongs(times=False)]
         reached = [one for one in complete if one.time_to_loss]
         said = [
             f"{one.run.name}@{one.run.world_size} in {one.time_to_loss['iterations']} iterations" for one in reached
@@ -527,7 +506,6 @@ class Convergence(TrainingSuite):
             Column("iterations", "Iterations"), Column("epochs", "Epochs", "{:.2f}"),
             Column("seconds", "Seconds", "{:.2f}"), Column("accuracy", "Last accuracy", "{:.1%}"),
             Column("lowest_mean_loss", "Lowest mean loss"), Column("skipped_steps", "Skipped steps"),
-            *map(Column, ("launch", "is_complete")),
         ]  # fmt: skip
         rows = [_run_row(one) | _loss_row(one) for one in runs]
         table = Rows("convergence", "To the loss", columns, rows, notes=[*self.notes(runs), _REACHED])

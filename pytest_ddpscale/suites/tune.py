@@ -85,7 +85,6 @@ _RULES = (
 _COLUMNS = [
     Column("setting", "Setting"), Column("first_launch", "First launch", _RATIO),
     Column("further_launches", "Further launches", _RATIO), Column("says", "Says"), Column("note", "Note"),
-    Column("changes"), Column("why_missing"),
 ]  # fmt: skip
 
 

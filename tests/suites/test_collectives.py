@@ -78,7 +78,7 @@ def swept(plan: Plan, value: Value = STEADY, confidence: float = 0.95) -> list[d
 
 
 def row_of(rows: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    [row] = [row for row in rows if row["probe"].kind == kind]
+    [row] = [row for row in rows if row["probe"].startswith(f"{kind}@")]
     return row
 
 

@@ -31,12 +31,7 @@ from tests.suites.run_records import SUITE_RECORD, text_of
 
 Capture = pytest.CaptureFixture[str]
 WIDE = Found(-0.25, (-0.5, math.inf))
-COLUMNS = [
-    Column("size", "Size"),
-    Column("ms", "ms"),
-    Column("kept", "Kept", "{:.1%}", above="noise"),
-    Column("hidden"),
-]
+COLUMNS = [Column("size", "Size"), Column("ms", "ms"), Column("kept", "Kept", "{:.1%}", above="noise")]
 ROWS = [{"size": "1 | MiB", "ms": Found(12.5, (12.0, 13.0)), "kept": Found(1.1, (1.0, 1.2)), "hidden": 3},
         {"size": "=25 MiB", "ms": 2.0, "kept": None, "hidden": None}]  # fmt: skip
 TABLE = Rows(

@@ -241,12 +241,11 @@ def test_it_is_concluded_what_the_chapter_concludes() -> None:
     assert 21 < micro[-1].speedup < 22
     said = [conclusion(name, facts, "GPU", 500) for name, facts in FACTS.items()]
     assert said == [
-        "micro-224: shortest complete time 328 s on 32 GPUs; it saturates at 8 (less than 5 % of it saved by a "
-        "doubling); most GPUs of 90 % efficiency: 4; sweet spot (so efficient, and 80 % of the time that can be "
-        "saved): none; deadline of 500 s met from 2 on.",
-        "tiny-224: shortest complete time 310 s on 32 GPUs; it does not saturate (less than 5 % of it saved by a "
-        "doubling); most GPUs of 90 % efficiency: 16; sweet spot (so efficient, and 80 % of the time that can be "
-        "saved): 8, 16; deadline of 500 s met from 16 on.",
+        "micro-224: sweet spot for deadline: 2 GPUs; sweet spot for efficiency of 90 %: 4 GPUs; saturated at 8 GPUs: a "
+        "doubling saves less than 5 % of the time; sweet spot (90 % efficient, and 80 % of all the time that can be "
+        "saved): none.",
+        "tiny-224: sweet spot for deadline: 16 GPUs; sweet spot for efficiency of 90 %: 16 GPUs; sweet spot (90 % "
+        "efficient, and 80 % of all the time that can be saved): 8, 16.",
     ]
     by_gpus = {one.gpus: one for one in tiny}
     assert by_gpus[16].speedup / by_gpus[8].speedup == pytest.approx(2, rel=0.02), "16 GPUs double that again"
