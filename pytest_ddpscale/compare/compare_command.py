@@ -45,6 +45,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from pytest_ddpscale.compare.compared_run import read_compared_run
     from pytest_ddpscale.compare.comparing import compare_runs
     from pytest_ddpscale.compare.gate import Gate
+    from pytest_ddpscale.suites.comparing import SuiteDiff, is_suite, read_suite_diff
     from pytest_ddpscale.suites.ddp_benchmark import ReportDiff, read_diff, report_at
 
     fail_below = None if arguments.fail_below is None else read_value("--fail-below", arguments.fail_below, _share)
@@ -57,6 +58,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     if any(map(report_at, arguments.directories)):
         found = read_diff(arguments.directories, confidence)
         return _print(found, ReportDiff.lines, ReportDiff.json, gate, arguments.format)
+    if all(map(is_suite, arguments.directories)):
+        return _print(read_suite_diff(arguments.directories), SuiteDiff.lines, SuiteDiff.json, gate, arguments.format)
     runs = [read_compared_run(directory) for directory in arguments.directories]
     return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, gate, arguments.format)
 

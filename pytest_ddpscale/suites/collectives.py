@@ -80,8 +80,9 @@ _JUDGED = (
     "whenever measuring stops."
 )
 _COLUMNS = [
-    Column("operation", "Operation"), Column("world_size", "Ranks"), Column("bus_bw_gbps", "busbw (GB/s)"),
+    Column("operation", "Operation"), Column("world_size", "Ranks"),
     Column("message", "message size", lambda size: size_text(int(size))),
+    Column("bus_bw_gbps", "busbw (GB/s)", better=1),
 ]  # fmt: skip
 
 
@@ -151,7 +152,7 @@ class Collectives(Suite):
             {"requirement": case.id, "value": point_text(one), "limits": limits_text(one), "bound": bound_text(one),
              "verdict": verdict_word(one), "reason": one_line(one.reason)} for case, one in judged
         ], notes=[_JUDGED])  # fmt: skip
-        sweep = Rows("collectives", "", _COLUMNS, drawn)
+        sweep = Rows("collectives", "", _COLUMNS, drawn, 3)
         curves = [
             replace(
                 sweep, name=f"sweep-{ranks}", rows=[row for row in drawn if row["world_size"] == ranks],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ class DataParallel(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first."""
-        plan, pace, per_node = nodes.empty_plan, nodes.pace, nodes.ranks_per_node
+        per_node = nodes.ranks_per_node
         devices = arguments.devices or per_node
         if not 2 <= devices <= per_node:
             found = f"found {devices}; {per_node} can be used on each node"
@@ -68,14 +67,11 @@ class DataParallel(Suite):
             if asked != shared:
                 found = f"found {asked}, which {devices} devices cannot share evenly"
                 raise OptionError("--batches", found, f"multiples of {devices}, such as {shared}")
-        studies = tuple(
-            Study(
-                "weak", image_workload(arguments, plan.device_type, batch),
-                data_parallel_arms(batch, devices, plan.device_type), pace.rounds, pace.block_s, pace.warmup_s,
-            )
+        kind = nodes.subject.device_type
+        return nodes.plan(
+            nodes.study(image_workload(arguments, nodes, batch), data_parallel_arms(batch, devices, kind))
             for batch in even
-        )  # fmt: skip
-        return replace(plan, studies=studies)
+        )
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each batch and way to infer it."""
@@ -85,7 +81,7 @@ class DataParallel(Suite):
         columns = [
             Column("batch", "Batch"),
             Column("way", "Way"),
-            Column("samples_per_s", rate),
+            Column("samples_per_s", rate, better=1),
             Column("to_one_device", "To one device", "{:.3f}×"),
             Column("to_ranks", "To a rank on each", "{:.3f}×"),
             Column("communication_share", "Communication", "{:.1%}"),

@@ -14,12 +14,12 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace
 from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file
@@ -97,6 +98,15 @@ class SuiteNodes:
         """How long and how often arms are timed; by default the fewest rounds that give an interval."""
         default, settings = PACES[self.subject.device_type], self.settings
         return replace(default, rounds=settings.rounds or FEWEST_ROUNDS, block_s=settings.block_s or default.block_s)
+
+    def study(self, workload: Workload, arms: Iterable[Arm], rounds: int | None = None, **more: Any) -> Study:
+        """A study at that pace, or with other rounds."""
+        pace = self.pace
+        return Study("weak", workload, tuple(arms), rounds or pace.rounds, pace.block_s, pace.warmup_s, **more)
+
+    def plan(self, studies: Iterable[Study], **more: Any) -> Plan:
+        """A plan of studies."""
+        return replace(self.empty_plan, studies=tuple(studies), **more)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class Factors(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each workload, the centre first; the centre has arms for each world size."""
-        plan, pace, most = nodes.empty_plan, nodes.pace, nodes.world_size
+        most = nodes.world_size
         ranks = arguments.world_size or min(MOST_RANKS_BY_DEFAULT, most)
         sizes = range(1, ranks + 1) if arguments.world_sizes is None else arguments.world_sizes
         at_most("--world-size", ranks, most)
@@ -103,11 +102,10 @@ class Factors(Suite):
         cells += [(one, batch, hidden) for one in arguments.models]
         cells += [(model, batch, one) for one in arguments.hidden_sizes if model not in LINEAR]
         workloads = [_workload(arguments, nodes, *one) for one in dict.fromkeys(cells)]
-        studies = tuple(
-            Study("weak", one, factor_arms(one.batch_size, of), pace.rounds, pace.block_s, pace.warmup_s)
-            for one, of in zip(workloads, [{*sizes, ranks}, *[{ranks}] * len(workloads)], strict=False)
+        of_arms = [{*sizes, ranks}, *[{ranks}] * len(workloads)]
+        return nodes.plan(
+            nodes.study(one, factor_arms(one.batch_size, of)) for one, of in zip(workloads, of_arms, strict=False)
         )
-        return replace(plan, studies=studies)
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each factor and value; the centre has one in each factor that is swept."""
@@ -117,8 +115,8 @@ class Factors(Suite):
         columns = [
             Column("factor", "Factor"),
             Column("value", "Value", "{:,}"),
-            Column("computation_ms", "Computation ms"),
-            Column("communication_ms", "Communication ms"),
+            Column("computation_ms", "Computation ms", better=-1),
+            Column("communication_ms", "Communication ms", better=-1),
             Column("communication_share", "Of the step", "{:.1%}"),
             Column("trained_parameters", "Trained parameters", "{:,}"),
             Column("document_gb_per_epoch", "By the document, GB"),
@@ -139,7 +137,7 @@ def factor_arms(batch: int, world_sizes: Iterable[int]) -> tuple[Arm, ...]:
 def _workload(arguments: argparse.Namespace, nodes: SuiteNodes, model: str, batch: int, hidden: int) -> Workload:
     is_linear, weights = model in LINEAR, arguments.feature_weights
     return image_workload(
-        arguments, nodes.subject.device_type, batch, model=model, num_classes=CLASSES,
+        arguments, nodes, batch, model=model, num_classes=CLASSES,
         name=f"{model}-{'linear' if is_linear else f'h{hidden}'}-batch-{batch}",
         classifier_hidden=0 if is_linear else hidden,
         feature_weights=str(weights.absolute() / f"{model}.pth") if weights else None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,16 +65,12 @@ class Inference(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each batch, the smallest first; a batch that exceeds the memory ends only its own study."""
-        plan, pace, ranks = nodes.empty_plan, nodes.pace, arguments.ranks or nodes.ranks_per_node
+        ranks = arguments.ranks or nodes.ranks_per_node
         at_most("--ranks", ranks, nodes.ranks_per_node)
-        studies = tuple(
-            Study(
-                "weak", image_workload(arguments, plan.device_type, batch), inference_arms(batch, ranks), pace.rounds,
-                pace.block_s, pace.warmup_s, turns=ranks,
-            )
+        return nodes.plan(
+            nodes.study(image_workload(arguments, nodes, batch), inference_arms(batch, ranks), turns=ranks)
             for batch in arguments.batches
-        )  # fmt: skip
-        return replace(plan, studies=studies)
+        )
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each batch and number of ranks at once."""
@@ -85,12 +80,12 @@ class Inference(Suite):
         columns = [
             Column("batch", "Batch"),
             Column("ranks", "Ranks at once"),
-            Column(_PACE, f"{rate} per {plan.device}"),
+            Column(_PACE, f"{rate} per {plan.device}", better=1),
             Column("samples_per_s", f"Total {rate}", bare=True),
             Column(
                 "kept_at_once", "Kept at once", "{:.1%}", above="the device was slower alone, by noise or a lower clock"
             ),
-            *(Column(f"p{one}_ms", f"p{one} ms") for one in INFERENCE_LATENCIES),
+            *(Column(f"p{one}_ms", f"p{one} ms", better=-1) for one in INFERENCE_LATENCIES),
             Column("passes_per_rank_and_round", "Passes a round"),
         ]
         drawn = Drawn(f"Throughput per {plan.device} by batch", "batch", (_PACE,), by="at_once")

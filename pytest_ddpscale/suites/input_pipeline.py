@@ -70,12 +70,12 @@ class InputPipeline(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan one study with synthetic data and each setting of the loader."""
-        plan, pace, ranks = nodes.empty_plan, nodes.pace, arguments.ranks or nodes.ranks_per_node
+        ranks, number = arguments.ranks or nodes.ranks_per_node, nodes.machine.cluster.nodes
         at_most("--ranks", ranks, nodes.ranks_per_node)
         folder = arguments.folder.expanduser().absolute()
         record = _record_of(folder, is_here=not nodes.machine.cluster.is_elsewhere)
         workload = image_workload(
-            arguments, plan.device_type, arguments.batch, num_classes=max(record.classes if record else 0,
+            arguments, nodes, arguments.batch, num_classes=max(record.classes if record else 0,
             _USUAL_CLASSES), image_size=arguments.image_size or (record.image_size if record else _USUAL_PIXELS),
         )  # fmt: skip
         workload = replace(workload, data=ImageFolderData(str(folder)))
@@ -88,9 +88,8 @@ class InputPipeline(Suite):
             raise OptionError(
                 "--workers", f"found {len(variants)} settings with --prefetch", f"at most {MOST_ARMS - 1}"
             )
-        arms = tuple(Arm("ddp", ranks * plan.nodes, arguments.batch, variant=one) for one in (SYNTHETIC, *variants))
-        study = Study("weak", workload, arms, pace.rounds, pace.block_s, pace.warmup_s)
-        return replace(plan, studies=(study,), ranks_per_node=ranks)
+        arms = [Arm("ddp", ranks * number, arguments.batch, variant=one) for one in (SYNTHETIC, *variants)]
+        return nodes.plan([nodes.study(workload, arms)], ranks_per_node=ranks)
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each setting: synthetic data, then the fewest workers first."""
@@ -98,7 +97,7 @@ class InputPipeline(Suite):
         rows = [*_rows(measured, study)]
         columns = [
             Column("data", "Data"),
-            Column("samples_per_s_per_gpu", f"{plan.unit}/s per {plan.device}"),
+            Column("samples_per_s_per_gpu", f"{plan.unit}/s per {plan.device}", better=1),
             Column(
                 "efficiency", "Efficiency", _RATIO, above="synthetic images may be copied while folder ones wait ready"
             ),

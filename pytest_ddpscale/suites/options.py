@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families import family_of, known_models
@@ -16,6 +16,9 @@ from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.thresholds.model import Sku
 from pytest_ddpscale.util.command_parser import adder
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.suites.engine import SuiteNodes
 
 MOST_PIXELS, MOST_BATCH, MOST_RANKS, MOST_VALUES = 10**4, 10**6, 10**6, 64
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
@@ -83,22 +86,18 @@ def add_image_model(parser: argparse.ArgumentParser, model: str = "resnet50", pi
     parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
 
 
-def precision_of(asked: Precision | None, device_type: DeviceType) -> Precision:
-    """The precision given, or the usual one of a device. Raises OptionError."""
-    if device_type == "cpu" and asked == "fp16":
-        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
-    return asked or ("fp32" if device_type == "cpu" else "fp16")
-
-
 def image_workload(
-    arguments: argparse.Namespace, device_type: DeviceType, batch: int, *, model: str = "", name: str = "",
+    arguments: argparse.Namespace, nodes: SuiteNodes, batch: int, *, model: str = "", name: str = "",
     **options: Any,
 ) -> Workload:  # fmt: skip
     """The options' model, or another, with a batch per GPU and further options of the family. Raises OptionError."""
-    model, precision = model or arguments.model, precision_of(arguments.precision, device_type)
+    model = model or arguments.model
+    precision: Precision = arguments.precision or ("fp32" if nodes.is_cpu else "fp16")
+    if nodes.is_cpu and precision == "fp16":
+        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
     try:
         options = {"image_size": arguments.image_size, **options}
-        family = ImageFamily.usual(model, is_cpu=device_type == "cpu", **options)
+        family = ImageFamily.usual(model, is_cpu=nodes.is_cpu, **options)
     except ValueError as error:
         raise OptionError("--model, --image-size", str(error)) from None
     return Workload((name or f"{model}-{precision}-batch-{batch}").replace("_", "-"), family, precision, batch)

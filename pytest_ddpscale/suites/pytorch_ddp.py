@@ -74,17 +74,14 @@ class PytorchDdp(Suite):
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a study for each model."""
-        batch, pace, number = arguments.batch, nodes.pace, nodes.machine.cluster.nodes
+        batch, number = arguments.batch, nodes.machine.cluster.nodes
         buckets = sorted({*(arguments.bucket_sizes or ())} - {USUAL_BUCKET_CAP_MB})
-        arms = tuple(arms_of(nodes.ranks_per_node, number, batch, buckets, arguments.buckets_at_every_size))
-        studies = tuple(
-            Study(
-                "weak", Workload(model, ImageFamily(model, arguments.image_size, "contiguous"), "fp32", batch), arms,
-                pace.rounds, pace.block_s, pace.warmup_s,
-            )
+        arms = [*arms_of(nodes.ranks_per_node, number, batch, buckets, arguments.buckets_at_every_size)]
+        studies = (
+            nodes.study(Workload(model, ImageFamily(model, arguments.image_size, "contiguous"), "fp32", batch), arms)
             for model in arguments.models
-        )  # fmt: skip
-        return replace(nodes.empty_plan, studies=studies, survey=not nodes.is_cpu or number > 1)
+        )
+        return nodes.plan(studies, survey=not nodes.is_cpu or number > 1)
 
     def unfit_of(self, surveys: Sequence[Survey]) -> dict[str, str]:
         """Hosts whose topology differs from the first host's; the original benchmark refuses them too."""

@@ -47,6 +47,7 @@ class Column:
         form: how a number is written.
         above: why a share may be above 100 %, which is said where one is.
         bare: whether the table leaves out its intervals.
+        better: 1 if larger is better, -1 if smaller is, which `compare --fail-below` asks; 0 if neither.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Column:
     form: Form = "{:.4g}"
     above: str = ""
     bare: bool = False
+    better: int = 0
 
 
 @dataclass(frozen=True)

@@ -221,9 +221,7 @@ class TrainingSuite(Suite):
             layout, (batch, uneven) = layout_at(size, nodes), divmod(asked or arguments.batch * size, size)
             if uneven:
                 raise OptionError("--global-batch", f"found {asked} for {size} ranks", f"a multiple of {size}")
-            workload = image_workload(
-                arguments, nodes.subject.device_type, batch, model=model, name=name, num_classes=samples.classes
-            )
+            workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes)
             rate_here = learning_rate_at(rate, arguments.lr_rule, size * batch, asked or arguments.batch)
             try:
                 run = TrainingRun(
@@ -239,7 +237,7 @@ class TrainingSuite(Suite):
         found = tuple(runs)
         if len(found) > MOST_RUNS:
             raise OptionError("--ranks", f"{len(found)} training runs requested", f"at most {MOST_RUNS}")
-        return replace(nodes.empty_plan, training_runs=found, launches=arguments.launches)
+        return nodes.plan((), training_runs=found, launches=arguments.launches)
 
     def problems(self, measured: MeasuredSuite, runs: Sequence[RunRecords]) -> list[str]:
         """Why runs are not complete."""
@@ -313,10 +311,10 @@ class WholeRun(TrainingSuite):
         sizes, notes, best = list[Row](), list[str](), list[str]()
         for name in dict.fromkeys(one.run.name for one in complete):
             of_name = [one for one in complete if one.run.name == name and one.samples_per_s is not None]
-            found = {size: _median_run(of_name, size) for size in sorted({one.run.world_size for one in of_name})}
-            facts = facts_of_sizes({size: (one.complete_s, one.samples_per_s or 0) for size, one in found.items()})
+            of_size = {size: _median_run(of_name, size) for size in sorted({one.run.world_size for one in of_name})}
+            facts = facts_of_sizes({size: (one.complete_s, one.samples_per_s or 0) for size, one in of_size.items()})
             sizes += [
-                size_row(name, fact, facts[0]) | {"reserved_gb": found[fact.gpus].most_gb("reserved_bytes")}
+                size_row(name, fact, facts[0]) | {"reserved_gb": of_size[fact.gpus].most_gb("reserved_bytes")}
                 for fact in facts
             ]
             largest = max((one.run for one in runs if one.run.name == name), key=lambda run: run.world_size)

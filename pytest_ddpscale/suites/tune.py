@@ -22,7 +22,7 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import MemoryFormat
 from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.plan.arm import DATA_SETTINGS, USUAL, Arm, CommunicationHook, CompileMode, Variant
-from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, Pace
+from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
@@ -110,9 +110,8 @@ class Tune(Suite):
         """Plan the first launch: a study of two arms for each setting."""
         workload, tried = _tried(arguments, nodes)
         rounds = nodes.settings.rounds or (nodes.pace.rounds if nodes.is_cpu else MOST_ROUNDS)
-        pace = replace(nodes.pace, rounds=rounds)
-        studies = tuple(_study(one, nodes, workload, pace) for one in tried if not one.environment)
-        return replace(nodes.empty_plan, studies=studies, launches=LAUNCHES)
+        studies = (_study(one, nodes, workload, rounds) for one in tried if not one.environment)
+        return nodes.plan(studies, launches=LAUNCHES)
 
     def judge_of(self, plan: Plan, nodes: SuiteNodes) -> Judge | None:
         """End a study as soon as it shows a difference, or that there is none worth a change."""
@@ -123,12 +122,11 @@ class Tune(Suite):
         workload, tried = _tried(arguments, nodes)
         again = [replace(study, rounds=FEWEST_ROUNDS) for study in promising(measured)]
         if variables := [one for one in tried if one.environment]:
-            pace = replace(nodes.pace, rounds=FEWEST_ROUNDS)
-            again += [_study(one, nodes, workload, pace) for one in (Candidate(), *variables)]
+            again += [_study(one, nodes, workload, FEWEST_ROUNDS) for one in (Candidate(), *variables)]
         launches = range(2, LAUNCHES + 1)
         # Reverse the order in every other launch, so that no gang always follows the same one.
         studies = [replace(one, launch=n) for n in launches for one in (again if n % 2 else again[::-1])]
-        return replace(nodes.empty_plan, studies=tuple(studies), launches=LAUNCHES) if studies else None
+        return nodes.plan(studies, launches=LAUNCHES) if studies else None
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each setting, the largest confirmed gain first."""
@@ -293,13 +291,13 @@ def _tried(arguments: argparse.Namespace, nodes: SuiteNodes) -> tuple[Workload, 
     return workload, tried
 
 
-def _study(one: Candidate, nodes: SuiteNodes, workload: Workload, pace: Pace) -> Study:
+def _study(one: Candidate, nodes: SuiteNodes, workload: Workload, rounds: int) -> Study:
     """A study of a setting beside the usual ones; environment variables and their baseline get a gang of their own."""
     usual = Candidate().arm(nodes.world_size, workload.batch_size)
     is_alone = one == Candidate() or bool(one.environment)
     arms = (usual,) if is_alone else (usual, one.arm(nodes.world_size, workload.batch_size))
     named = replace(workload, name=f"{workload.name}+{one.name or USUAL_NAME}")
-    return Study("weak", named, arms, pace.rounds, pace.block_s, pace.warmup_s, environment=one.environment)
+    return nodes.study(named, arms, rounds, environment=one.environment)
 
 
 def candidate_of(study: Study) -> Candidate:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import Any
 
 from pytest_ddpscale.plan.arm import Arm
-from pytest_ddpscale.plan.study import Plan, Study
+from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.suites.engine import OF_STEPS, MeasuredSuite, Suite, SuiteNodes
 from pytest_ddpscale.suites.options import counts, image_workload
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Rows
@@ -25,16 +24,14 @@ class Halves(Suite):
         parser.set_defaults(model="shufflenet_v2_x0_5", image_size=32, precision=None)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        plan, pace, ranks = nodes.empty_plan, nodes.pace, nodes.ranks_per_node
-        studies = [
-            Study(
-                "weak", image_workload(arguments, plan.device_type, batch),
-                tuple(Arm("infer", size, batch) for size in dict.fromkeys((max(1, ranks // 2), ranks))),
-                pace.rounds, pace.block_s, pace.warmup_s,
+        ranks = nodes.ranks_per_node
+        return nodes.plan(
+            nodes.study(
+                image_workload(arguments, nodes, batch),
+                [Arm("infer", size, batch) for size in dict.fromkeys((max(1, ranks // 2), ranks))],
             )
             for batch in arguments.batches
-        ]  # fmt: skip
-        return replace(plan, studies=tuple(studies))
+        )
 
     def results(self, measured: MeasuredSuite) -> Results:
         rows = list[dict[str, Any]]()
@@ -45,7 +42,7 @@ class Halves(Suite):
                 rows.append({"batch": study.workload.batch_size, "pace": pace, "efficiency": kept})
         columns = [
             Column("batch", "Batch"),
-            Column("pace", f"{measured.plan.unit}/s per {measured.plan.device}"),
+            Column("pace", f"{measured.plan.unit}/s per {measured.plan.device}", better=1),
             Column("efficiency", "Efficiency", "{:.1%}", above="half of the ranks were slower, by noise"),
         ]
         model = measured.plan.studies[0].workload.family.model

@@ -25,8 +25,11 @@ from pytest_ddpscale.suites.results import Column, Drawn, Results, Rows, cell, e
 from pytest_ddpscale.util.command_parser import USER_ERROR
 from pytest_ddpscale.util.document import html, markdown
 from tests.approved import assert_approved
+from tests.builders.judged import measure
+from tests.builders.records import blocks_of, gang_on
 from tests.forks.launcher import forking_here
 from tests.suites.halves import Halves
+from tests.suites.planned import planned, wavering
 from tests.suites.run_records import SUITE_RECORD, text_of
 
 Capture = pytest.CaptureFixture[str]
@@ -129,6 +132,41 @@ def test_a_suite_of_ones_own_needs_only_its_questions_and_columns(capsys: Captur
 
 def lines_of(run: RunDirectory, study: str) -> list[str]:
     return [line for line in run.measurements_jsonl.read_text().splitlines() if f'"{study}"' in line]
+
+
+@pytest.mark.usefixtures("halves")
+def test_two_runs_of_a_suite_are_compared_and_of_two_suites_refused(capsys: Capture) -> None:
+    run = recorded("a", 100.0)
+    recorded("b", 90.0)
+    recorded("c", 100.0, only=1)
+    assert main(["compare", "a", "b"]) == 0
+    assert_approved("suite-comparison.txt", capsys.readouterr().out)
+    assert main(["compare", "a", "b", "--fail-below=5%"]) == 1
+    assert "FAIL: worse by more than 5 %: 2: 2: img/s per rank, 4: img/s per rank" in capsys.readouterr().out
+    assert main(["compare", "a", "b", "--fail-below=20%"]) == 0
+    assert main(["compare", "b", "a", "--fail-below=5%"]) == 0, "faster is no loss"
+    capsys.readouterr()
+    assert main(["compare", "a", "c", "--fail-below=5%", "--format=json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["lost"], len(said["numbers"])) == (["4: img/s per rank", "4: Efficiency"], 2)
+    run.write_json(run.suite_json, {"suite": "inference"})
+    assert main(["compare", "a", "b"]) == USER_ERROR
+    assert "found suites inference and halves; expected two runs of one suite" in capsys.readouterr().err
+
+
+def recorded(name: str, pace: float, only: int = 2) -> RunDirectory:
+    """A run of the first studies at a pace, as if it had been measured."""
+    plan = planned(Halves(), "--batches=2,4", gpus=2, sku=("--gpu-sku=cpu",))
+    run = RunDirectory.create(Path(name))
+    run.write_json(run.plan_json, plan)
+    run.write_json(run.run_json, SUITE_RECORD)
+    run.write_json(run.suite_json, {"suite": Halves.name})
+    records: list[AnyRecord] = [gang_on(["node0"], 2)]
+    for study in plan.studies[:only]:
+        told = measure(study, study.rounds, lambda arm, number, rank: pace * wavering(number), 2)
+        records += [*blocks_of(told), StudyEnd(study=study.id, reason="rounds")]
+    run.append_records(records)
+    return run
 
 
 def set_aside(run: RunDirectory, study: str) -> None:
