@@ -150,7 +150,10 @@ class Collectives(Suite):
             Column("bound", "Bound"), Column("verdict", "Verdict"),
         ], [
             {"requirement": case.id, "value": point_text(one), "limits": limits_text(one), "bound": bound_text(one),
-             "verdict": verdict_word(one), "reason": one_line(one.reason)} for case, one in judged
+             "verdict": verdict_word(one), "outcome": one.outcome, "severity": one.severity,
+             "measured": one.value and Found(one.value, one.interval),
+             "bound_value": case.requirement.bound, "reason": one_line(one.reason)}
+            for case, one in judged
         ], notes=[_JUDGED])  # fmt: skip
         sweep = Rows("collectives", "", _COLUMNS, drawn, 3)
         curves = [
