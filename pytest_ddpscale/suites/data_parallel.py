@@ -92,7 +92,7 @@ class DataParallel(Suite):
         notes = [*_NOTES, *[_CPU] * (plan.device_type == "cpu")]
         table = Rows("data-parallel", "By batch", columns, rows, 2, notes, drawn)
         findings = [_worth(way, [row for row in rows if row["way"] == way]) for way in WAYS.values()]
-        return Results(what, [*filter(None, findings)], [table], measured.problems)
+        return Results(what, [*filter(None, findings)], [table], measured.problems())
 
 
 def data_parallel_arms(batch: int, devices: int, device_type: DeviceType) -> tuple[Arm, ...]:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -157,23 +157,19 @@ class MeasuredSuite(Measured):
         of, limit = self.evidence, "time limit reached" if study_id in self.evidence.out_of_time else ""
         return of.errors.get(study_id) or of.interrupted.get(study_id) or limit
 
-    def problem(self, study: Study) -> str:
-        """Why arms of a study are missing or rest on fewer rounds than planned; empty if it ended as planned."""
-        arms = [self.evidence.columns.arms.get((study.id, arm.name)) for arm in study.arms]
-        numbers = [set() if arm is None else set(arm.numbers.tolist()) for arm in arms]
-        why, rounds = self.why_missing(study.id), len(set.intersection(*numbers))
-        name = study.workload.name
-        if missing := [arm.name for arm, of_arm in zip(study.arms, numbers, strict=True) if not of_arm]:
-            named = f" ({', '.join(missing)})" if len(missing) < len(study.arms) else ""
-            return f"{name}{named}: {why or 'no complete round'}"
-        if not rounds:
-            return f"{name}: {why or 'no complete round'}"
-        return f"{name}: after {rounds} of {study.rounds} rounds: {why}" if why else ""
-
-    @property
-    def problems(self) -> list[str]:
-        """`problem` of each study that has one."""
-        return [problem for study in self.plan.studies if (problem := self.problem(study))]
+    def problems(self, lacking: Collection[str] = ()) -> list[str]:
+        """Why arms of studies are missing or rest on fewer rounds than planned, and what is `lacking` by study id."""
+        found, of = [], self.evidence.columns
+        for study in self.plan.studies:
+            numbers = {arm.name: merged(of, study.id, arm, self.plan.layout).numbers.tolist() for arm in study.arms}
+            rounds, why = len(set.intersection(*map(set, numbers.values()))), self.why_missing(study.id)
+            missing, name = [arm for arm, of_arm in numbers.items() if not of_arm], study.workload.name
+            if missing or not rounds or study.id in lacking:
+                named = f" ({', '.join(missing)})" if 0 < len(missing) < len(numbers) else ""
+                found.append(f"{name}{named}: {why or 'no complete round'}")
+            elif why:
+                found.append(f"{name}: after {rounds} of {study.rounds} rounds: {why}")
+        return found
 
 
 class Suite(ABC):

@@ -124,9 +124,10 @@ class Factors(Suite):
             Column("sent_mb_per_rank_and_step", "Each step, MB"),
         ]
         drawn = Drawn("Computation, and communication not hidden by it", "cell", ("computation_ms", "communication_ms"))
+        lacking = {row["study"] for row in rows if row["communication_share"] is None}
         what = f"{centre.family.model}, frozen, batch {centre.batch_size}, {ranks} ranks"
         table = Rows("factors", "By factor", columns, rows, 2, _NOTES, drawn)
-        return Results(what, [*_findings(rows, centre.name, ranks)], [table], measured.problems)
+        return Results(what, [*_findings(rows, centre.name, ranks)], [table], measured.problems(lacking))
 
 
 def factor_arms(batch: int, world_sizes: Iterable[int]) -> tuple[Arm, ...]:
@@ -178,7 +179,8 @@ def _row(measured: MeasuredSuite, factor: str, study: Study, ranks: int) -> dict
     value = dict(zip(FACTORS, (batch, ranks, family.model, parameters), strict=True))[factor]
     return {
         "factor": factor, "value": value, "cell": f"{factor} {cell(value, '{:,}')}", **values,
-        "trained_parameters": parameters, **data_moved(parameters, batch, ranks), "workload": workload.name,
+        "trained_parameters": parameters, **data_moved(parameters, batch, ranks),
+        "workload": workload.name, "study": study.id,
         "batch": batch, "world_size": ranks,
     }  # fmt: skip
 

@@ -75,7 +75,9 @@ class Inference(Suite):
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each batch and number of ranks at once."""
         plan = measured.plan
-        rows = [row for study in plan.studies for arm in study.arms for row in _rows(measured, study, arm)]
+        found = {(study.id, arm): _row(measured, study, arm) for study in plan.studies for arm in study.arms}
+        rows = [row for row in found.values() if row is not None]
+        lacking = {study for (study, _), row in found.items() if row is None}
         rate = f"{plan.unit}/s"
         columns = [
             Column("batch", "Batch"),
@@ -92,7 +94,7 @@ class Inference(Suite):
         of = plan.studies[0].workload
         what = f"Inference of {of.family.model} in {of.precision}"
         table = Rows("inference", "By batch", columns, rows, 2, _NOTES, drawn)
-        return Results(what, [*_findings(rows, rate, plan.device)], [table], measured.problems)
+        return Results(what, [*_findings(rows, rate, plan.device)], [table], measured.problems(lacking))
 
 
 def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
@@ -100,8 +102,8 @@ def inference_arms(batch: int, ranks: int) -> tuple[Arm, ...]:
     return tuple(Arm("infer", size, batch) for size in dict.fromkeys((1, ranks)))
 
 
-def _rows(measured: MeasuredSuite, study: Study, arm: Arm) -> Iterator[dict[str, Any]]:
-    """The row of an arm, if it has rounds."""
+def _row(measured: MeasuredSuite, study: Study, arm: Arm) -> dict[str, Any] | None:
+    """The row of an arm; None without rounds that all nodes have."""
     evidence, layout = measured.evidence, measured.plan.layout
     asked = {_PACE: INFERENCE_THROUGHPUT} | {f"p{p}_ms": one for p, one in INFERENCE_LATENCIES.items()}
     values = {
@@ -109,7 +111,7 @@ def _rows(measured: MeasuredSuite, study: Study, arm: Arm) -> Iterator[dict[str,
         for key, metric in asked.items()
     }
     if None in values.values():
-        return
+        return None
     alone, together = (merged(evidence.columns, study.id, one, layout) for one in (study.arms[0], arm))
     kept = measured.estimated(kept_at_once(alone, together)) if arm.world_size > 1 else None
     pace = values[_PACE]
@@ -117,7 +119,7 @@ def _rows(measured: MeasuredSuite, study: Study, arm: Arm) -> Iterator[dict[str,
     low, high = pace.interval or (math.nan, math.nan)
     ends = (arm.world_size * low, arm.world_size * high)
     total = Found(arm.world_size * pace.value, ends if pace.interval else None)
-    yield {
+    return {
         "batch": study.workload.batch_size, "ranks": arm.world_size, "at_once": f"{arm.world_size} at once", **values,
         "samples_per_s": total, "kept_at_once": kept, "passes_per_rank_and_round":
         int(np.median(together.count[together.present])),

@@ -113,7 +113,7 @@ class InputPipeline(Suite):
         }  # fmt: skip
         findings = _findings(rows, chosen) if any(row["waited_s_per_step"] is not None for row in rows) else ()
         table = Rows("input-pipeline", "Loading", columns, rows, notes=_NOTES)
-        return Results(what, [*findings], [table], measured.problems, values=values)
+        return Results(what, [*findings], [table], measured.problems(), values=values)
 
 
 def _record_of(folder: Path, *, is_here: bool) -> DatasetRecord | None:

@@ -107,7 +107,7 @@ class PytorchDdp(Suite):
         table = Rows("pytorch-ddp", "Sizes and buckets", [*COLUMNS, *_RATIOS], rows, 3, [*overheads(rows)])
         findings = [f"{len({row['model'] for row in rows})} of {len(plan.studies)} models measured"]
         files = _files(measured)
-        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems, more=[told], files=files)
+        return Results("PyTorch's DDP benchmark", findings, [table], measured.problems(), more=[told], files=files)
 
 
 def _bucket_size(text: str) -> float:

@@ -49,4 +49,4 @@ class Halves(Suite):
         best = max((row["pace"].value for row in rows), default=0.0)
         drawn = Drawn("Pace by batch", "batch", ("pace",))
         table = Rows("halves", "By batch", columns, rows, drawn=drawn)
-        return Results(f"Halves of {model}", [f"{best:.4g} at best"] * bool(rows), [table], measured.problems)
+        return Results(f"Halves of {model}", [f"{best:.4g} at best"] * bool(rows), [table], measured.problems())

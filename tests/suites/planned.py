@@ -27,7 +27,7 @@ def planned(suite: Suite, *options: str, gpus: int = 4, sku: tuple[str, ...] = A
 
 def played(
     plan: Plan, pace: Pace, ended: Mapping[str, tuple[int, str]] | None = None, without: Collection[str] = (),
-    waited_s: float | None = None,
+    waited_s: float | None = None, without_rank: int | None = None,
 ) -> MeasuredSuite:  # fmt: skip
     """All rounds of a plan; of studies by workload that `ended` in an error some, and none of the arms `without`."""
     errors = {study.workload.name: study.id for study in plan.studies if study.workload.name in (ended or {})}
@@ -41,6 +41,7 @@ def played(
         for number in range((ended or {}).get(study.workload.name, (study.rounds, ""))[0])
         for arm in study.arms if arm.name not in without
         for rank in (range(arm.world_size) if arm.world_size > 1 else [study.turn(plan.seed, number)])
+        if rank != without_rank
     ]  # fmt: skip
     told = {errors[name]: why for name, (_, why) in (ended or {}).items()}
     return MeasuredSuite(evidence_of_plan(plan, found, errors=told), 0.95, SUITE_RECORD)

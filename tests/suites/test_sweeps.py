@@ -118,6 +118,15 @@ def test_a_batch_that_broke_with_all_ranks_is_no_finding() -> None:
     assert found.problems == [f"{plan.studies[1].workload.name} (infer@4): no complete round"]
 
 
+@pytest.mark.parametrize("name", SUITES)
+def test_a_rank_that_reported_nothing_is_told_though_others_did(name: str, folder: Path) -> None:
+    suite, options, pace = SUITES[name]
+    plan = planned(suite, *options)
+    lost = suite.results(played(plan, pace, without_rank=3))
+    assert lost.problems
+    assert all(problem.endswith("no complete round") for problem in lost.problems)
+
+
 def inferred(batch: int, low: float, high: float) -> Row:
     return {
         "batch": batch,
