@@ -71,14 +71,10 @@ _LINE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>7} 
 _FIRST = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "±", "rounds")
 _SECOND = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "", "")
 _HOW = (
-    "Bus bandwidth, algorithm bandwidth and time by the formulas of nccl-tests, for the slowest rank, of several "
-    "nodes on the slowest; ± is half of the interval over the rounds. #wrong counts results (one per rank and round) "
-    "that differ from the known values."
+    "By the formulas of nccl-tests, for the slowest rank, of several nodes on the slowest; ± is half of the interval "
+    "over the rounds. #wrong counts results, one per rank and round, that differ from the known values."
 )
-_JUDGED = (
-    "Judged like an acceptance run, with up to twice as many rounds. These intervals are wider, because they are valid "
-    "whenever measuring stops."
-)
+_JUDGED = "Judged with up to twice as many rounds, by intervals that are valid whenever measuring stops."
 _COLUMNS = [
     Column("operation", "Operation"), Column("world_size", "Ranks"),
     Column("message", "message size", lambda size: size_text(int(size))),

@@ -29,14 +29,12 @@ from pytest_ddpscale.util.listing import first_few
 WAYS = {"vanilla_parallel": "our DataParallel", "data_parallel": "nn.DataParallel"}
 _NOTES = (
     "All rows of a batch infer the same images in a pass: on one device; by one process that splits them over its "
-    "devices (replicate, scatter, parallel_apply, gather; the first rank of a node, while the others idle); and by a "
-    "rank on each device with its part, without communication, as under DistributedDataParallel. Communication is "
-    "the share of our pass outside our parallel_apply, which is timed in the same round; torch's own is not timed.",
-    "Figures 4a and 4b of Banerjee and Shah, who time launching a pass and torch.cuda.synchronize() after it instead.",
+    "devices, while other ranks idle; by a rank on each device with its part. Communication: the share of our pass "
+    "outside our parallel_apply, which is timed in the same round; torch's own is not timed.",
 )
 _CPU = (
-    "nn.DataParallel: not measured. It needs at least two GPUs; on a CPU it only calls the model. Our DataParallel "
-    "runs all devices on this CPU, with the cores of one rank: the logic is the same, times say nothing about GPUs."
+    "nn.DataParallel needs two GPUs: not measured. Our DataParallel runs all devices on this CPU, with the cores of "
+    "one rank, so times say nothing about GPUs."
 )
 
 

@@ -44,16 +44,10 @@ CLASSES = 10
 EPOCH_IMAGES = 60_000  # of MNIST's training split
 FACTORS = ("batch", "world size", "model", "trained parameters")
 _NOTES = (
-    "Computation is the step time of no_sync@k: k ranks at once under DDP without communication (zeroing gradients, "
-    "forward and backward pass, optimizer). Communication is the additional time of a ddp@k step in the same round: "
-    "communication hidden by computation costs nothing, and noise can make the difference negative. Banerjee and Shah "
-    "(“the document”) time torch.distributed.barrier() after the step instead: that is how long ranks wait for each "
-    "other, while DDP's all-reduce is part of their computation.",
-    "Data moved in an epoch by the document: N ÷ (B · k) · trainable parameters, with N = 60000 images. Sent by DDP: "
-    "2 (k − 1) ÷ k · 4 bytes · trainable parameters by each rank in each step (ring all-reduce), times the steps of an "
-    "epoch. The first falls as k grows only because there are fewer steps; a rank sends more in each step.",
-    "The document's figures: 2a and 2b by batch, 1a by world size, 3b by model, 5a by trained parameters, 6a for data. "
-    "Loss by step and epochs to a loss (1b, 3a, 5b): ddpscale suite convergence.",
+    "Computation: a step of no_sync@k, k ranks at once under DDP without communication. Communication: what a ddp@k "
+    "step takes longer in the same round, so that noise can make it negative.",
+    "Data moved in an epoch of 60000 images: by Banerjee and Shah, N ÷ (B · k) · trained parameters; sent by a rank "
+    "in a ring all-reduce, 2 (k − 1) ÷ k · 4 bytes · trained parameters a step.",
 )
 
 

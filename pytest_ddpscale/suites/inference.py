@@ -41,12 +41,9 @@ _PACE = "samples_per_s_per_gpu"
 # Share of the highest throughput from which on a larger batch is not worth its latency.
 SATURATED = 0.95
 _NOTES = (
-    "Total: ranks at once times the pace of the slowest. Kept at once: throughput of a device while the others of "
-    "its node work too, relative to the same device alone in the same round; nothing communicates, so any loss comes "
-    "from sharing the host.",
-    "Latency: one forward pass of a batch that is already on the device. Percentiles are of each round, over all "
-    "passes and ranks; with fewer than 100 passes p99 is nearly the slowest. Batches are measured one after the "
-    "other.",
+    "Total: ranks at once times the pace of the slowest. Kept at once: throughput of a device while the others of its "
+    "node work too, over the same device alone in the same round: any loss comes from sharing the host.",
+    "Latency: percentiles of each round, over all passes and ranks; p99 needs 100 of them to mean much.",
 )
 
 

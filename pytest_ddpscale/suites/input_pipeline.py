@@ -43,11 +43,10 @@ MOST_ARMS = 32
 _USUAL_CLASSES, _USUAL_PIXELS = 1000, 224
 _RATIO = "{:.3f}×"
 _NOTES = (
-    "Input-pipeline efficiency: throughput relative to synthetic data in the same round. Waited: seconds per step "
-    "that the rank that waited most was blocked for its next batch, mean over rounds; waiting may cost nothing while "
-    f"the device still computes earlier work. To set: the fewest workers that are shown to reach {percent(WORTH)} of "
-    "the fastest setting. Where loading is the bottleneck, more cores, smaller files, or decoding on the GPU may "
-    "help; where it may be, more --ddp-rounds narrow the intervals.",
+    "Efficiency: throughput over that on synthetic data in the same round. Waited: by the rank that waited most for "
+    "its next batch; it may cost nothing while the device still computes. To set: the fewest workers that are shown "
+    f"to reach {percent(WORTH)} of the fastest setting. Where loading may be the bottleneck, more --ddp-rounds narrow "
+    "intervals.",
 )
 
 

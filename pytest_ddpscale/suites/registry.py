@@ -19,39 +19,15 @@ if TYPE_CHECKING:
 TUNE = "tune"  # a command of its own, not below `suite`
 # By name: the module that has its class, and the command's help.
 SUITES: dict[str, tuple[str, str]] = {
-    "pytorch-ddp": (
-        "pytorch_ddp",
-        "PyTorch's DDP benchmark: four models, sec/iter and ex/sec by number of GPUs, sweep of bucket sizes",
-    ),
-    "collectives": (
-        "collectives",
-        "all-reduce, all-gather, reduce-scatter, broadcast, reduce and all-to-all over message sizes, as nccl-tests",
-    ),
-    "inference": (
-        "inference",
-        "forward passes: throughput and latency by batch, alone and on all GPUs of a node at once",
-    ),
-    "data-parallel": (
-        "data_parallel",
-        "inference: one process on several GPUs (nn.DataParallel, and ours) against one GPU and a rank on each",
-    ),
-    "factors": (
-        "factors",
-        "computation and communication time by batch, world size, model and trained parameters (frozen features)",
-    ),
-    "input-pipeline": (
-        "input_pipeline",
-        "training on images from a folder, compared with synthetic ones: which loader settings keep up",
-    ),
-    "whole-run": (
-        "training_runs",
-        "whole training runs by world size: complete time and its parts, throughput, accuracy, sweet spots",
-    ),
-    "convergence": (
-        "training_runs",
-        "iterations, epochs and seconds to a loss, by world size and by number of parameters",
-    ),
-    TUNE: ("tune", "find settings of DDP, the trainer and NCCL that train a workload faster on these nodes"),
+    "pytorch-ddp": ("pytorch_ddp", "PyTorch's DDP benchmark: sec/iter and ex/sec by number of GPUs and bucket sizes"),
+    "collectives": ("collectives", "all-reduce and five others over message sizes, as nccl-tests"),
+    "inference": ("inference", "throughput and latency by batch, alone and on all GPUs of a node at once"),
+    "data-parallel": ("data_parallel", "inference by one process on several GPUs, against one GPU and a rank on each"),
+    "factors": ("factors", "computation and communication by batch, world size, model, trained parameters"),
+    "input-pipeline": ("input_pipeline", "which loader settings keep up, on images from a folder"),
+    "whole-run": ("training_runs", "complete time by world size, its parts, throughput, accuracy, sweet spots"),
+    "convergence": ("training_runs", "iterations, epochs and seconds to a loss, by world size or parameters"),
+    TUNE: ("tune", "find settings of DDP, the trainer and NCCL that train a workload faster"),
 }
 
 
@@ -67,7 +43,7 @@ def suite_of(name: str) -> Suite | None:
 def add_suite(commands: Commands) -> None:
     """Add `ddpscale suite`, and `ddpscale tune`, which measures like one."""
     command = commands.add_parser(
-        "suite", help="measure collectives, inference, input pipeline, whole training runs and others on these nodes"
+        "suite", help="measure collectives, inference, input pipeline, whole training runs and others"
     )
     names = command.add_subparsers(metavar="SUITE")
     for name, (_, told) in SUITES.items():

@@ -78,20 +78,18 @@ _RULES: dict[LearningRateRule, str] = {
     "sqrt": "proportional to the square root of the global batch",
 }  # fmt: skip
 _TIME = (
-    "Complete time is the sum of disjoint spans on rank 0's clock: start-up (from the beginning of the launch to the "
-    "first epoch), compilation, training, validation, and waiting for data (blocked in the loader's next()). "
-    "Unexplained is the rest on the launching side's clock, from starting the gang to its report of the end; at most "
+    "Complete time is the sum of disjoint spans on rank 0's clock; waiting is for data. Unexplained is the rest on "
+    "the launching side's clock, from starting the gang to its report of the end; at most "
     f"{percent(MOST_UNEXPLAINED)} is allowed."
 )
 _SIZES = (
-    "Throughput includes waiting for data, at the pace of the slowest rank, and leaves out the first epoch; of several "
-    "launches, the median by complete time. Efficiency is relative to the smallest size. Gain is of throughput per "
-    "doubling; saved is of the time of the size before."
+    "Throughput is at the slowest rank's pace with waiting for data, without the first epoch; of several launches, the "
+    "median by complete time. Efficiency is relative to the smallest size; gain is per doubling."
 )
 _REACHED = (
-    f"The loss is reached at the first iteration at which the mean of the last {LOSS_WINDOW} losses is no higher than "
-    "the threshold; each loss is the mean over the ranks' batches. Seconds are rank 0's training time with waiting "
-    "for data, without start-up and validation; all iterations of an epoch are taken as equally long."
+    f"Reached: the mean of the last {LOSS_WINDOW} losses, each the mean over the ranks, is no higher. Seconds: "
+    "training with waiting for data, without start-up and validation, all iterations of an epoch taken as equally "
+    "long."
 )
 
 
@@ -253,8 +251,7 @@ class TrainingSuite(Suite):
         yield (
             f"{of.workload.family.model}, {of.workload.precision}, {of.workload.family.image_size} pixels, at most "
             f"{of.epochs} epochs; torch.compile: {of.compile_mode}; under DistributedDataParallel at every size; "
-            f"{of.optimizer}, learning-rate rule {of.rule}: {_RULES[of.rule]}; seed {of.seed}: weights and the order "
-            "of the images are the same at every world size."
+            f"{of.optimizer}, learning-rate rule {of.rule}: {_RULES[of.rule]}; seed {of.seed} at every world size."
         )
         for samples in dict.fromkeys(run.samples for run in every):
             kind = {"made": "images made in memory", "mnist": "MNIST", "folder": samples.path}[samples.kind]

@@ -73,9 +73,9 @@ _RATIO = "{:.3f}×"
 _CHANGES_BATCH = "changes the global batch"
 _SHARE = "{:+.1%}"
 _HOW = (
-    "Throughput with each setting relative to that without it. A gain counts if further launches of new processes "
-    f"confirm it, all gains together with the requested confidence, and if it is at least {100 * WORTH:g} %. Gains do "
-    "not add up: measure again with the settings that you choose."
+    "Throughput with each setting over that without it. A gain counts if further launches confirm it, all gains "
+    f"together with the requested confidence, and if it is at least {100 * WORTH:g} %. Gains do not add up: measure "
+    "again."
 )
 _RULES = (
     "{name}: the global batch is {batch} in place of {usual}. Multiply the learning rate by {factor:.3g} (linear rule: "
