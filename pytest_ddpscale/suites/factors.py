@@ -46,8 +46,8 @@ FACTORS = ("batch", "world size", "model", "trained parameters")
 _NOTES = (
     "Computation: a step of no_sync@k, k ranks at once under DDP without communication. Communication: what a ddp@k "
     "step takes longer in the same round, so that noise can make it negative.",
-    "Data moved in an epoch of 60000 images: by Banerjee and Shah, N ÷ (B · k) · trained parameters; sent by a rank "
-    "in a ring all-reduce, 2 (k − 1) ÷ k · 4 bytes · trained parameters a step.",
+    "Data moved in an epoch of 60000 images: by the document of Banerjee and Shah N ÷ (B · k) · trained parameters; "
+    "sent by a rank in a ring all-reduce, 2 (k − 1) ÷ k · 4 bytes · trained parameters a step.",
 )
 
 
