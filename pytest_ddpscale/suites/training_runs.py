@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
-from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
-from pytest_ddpscale.datasets.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, idx_shape
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.families.image import CLASSIFIER
 from pytest_ddpscale.judge.judged import MOST_SKIPPED_STEPS
@@ -58,6 +56,7 @@ from pytest_ddpscale.suites.options import (
     whole,
 )
 from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
+from pytest_ddpscale.suites.sample_sets import folder_set, made_set, mnist_set
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Picture
@@ -65,14 +64,12 @@ from pytest_ddpscale.util.listing import first_few
 
 # Default for the batch of one rank: SGD's is Banerjee and Shah's, the others are torch's defaults.
 LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
-CLASSES, MOST_RUNS, MOST_HIDDEN, MOST_SAMPLES = 10, 100, 10**5, 10**7
+MOST_RUNS, MOST_HIDDEN, MOST_SAMPLES = 100, 10**5, 10**7
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
 MOST_OF_THE_SAVING = 0.8  # a sweet spot saves at least this share of the time that the fastest size saves
 # Spans on rank 0's clock, in order; waiting includes training and validation.
 SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
 _MOST_POINTS = 300  # of a drawn curve
-# The extensions of torchvision's ImageFolder.
-_IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 _RULES: dict[LearningRateRule, str] = {
     "constant": "the same at every global batch", "linear": "proportional to the global batch",
     "sqrt": "proportional to the square root of the global batch",
@@ -583,47 +580,6 @@ def usual_sizes(nodes: SuiteNodes) -> list[int]:
     within = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
     across = [per_node * 2**power for power in range(number.bit_length()) if 2**power < number]
     return [*dict.fromkeys((*within, *across, per_node * number))]
-
-
-def mnist_set(folder: Path) -> SampleSet:
-    """The data set by the headers of MNIST's files. Raises OptionError."""
-    expected = "a folder with MNIST's four idx files, or their .gz"
-    try:
-        found = [[idx_shape(idx_path(folder, name)) for name in names] for names in (TRAIN_FILES, VALIDATION_FILES)]
-    except (OSError, ValueError) as error:
-        why = f"{folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise OptionError("--mnist", why, expected) from None
-    for images, labels in found:
-        if len(images) != 3 or labels != images[:1]:
-            raise OptionError("--mnist", f"{folder} has images of sizes {images} and labels of {labels}", expected)
-    (train, _), (validation, _) = found
-    return SampleSet("mnist", "mnist", train[0], validation[0], CLASSES, str(folder.resolve()))
-
-
-def folder_set(folder: Path) -> SampleSet:
-    """The data set in a folder, by make-dataset's record or else by its files. Raises OptionError."""
-    path = folder.expanduser().absolute()
-    try:
-        record = read_dataset_record(path)
-    except (OSError, ValueError) as error:
-        raise OptionError("--folder", f"{path / DATASET_FILE}: {error}", "a record from make-dataset") from None
-    if record is not None and {"train", "val"} <= record.images.keys():
-        train, validation, classes = record.images["train"], record.images["val"], record.classes
-    else:
-        train, validation = (
-            sum(one.suffix.lower() in _IMAGES for one in (path / split).glob("*/**/*")) for split in ("train", "val")
-        )
-        classes = sum(one.is_dir() for one in (path / "train").iterdir()) if train else 0
-    if not (train and validation and classes):
-        found = f"{path} has {train} images in train/CLASS and {validation} in val/CLASS"
-        raise OptionError("--folder", found, "images in both", "See `ddpscale make-dataset --help`.")
-    name = record.like if record is not None and record.like else path.name
-    return SampleSet("folder", name, train, validation, classes, str(path))
-
-
-def made_set(train_samples: int) -> SampleSet:
-    """Images made in memory, with an eighth as many for validation, at least one."""
-    return SampleSet("made", f"made-{train_samples}", train_samples, max(1, train_samples // 8), CLASSES)
 
 
 def _share(text: str) -> float:
