@@ -34,8 +34,8 @@ from typing import Any, Literal
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.compare.value_change import Estimate
 from pytest_ddpscale.families.image import ImageFamily, MemoryFormat
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.launch.environment import worker_environment
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.survey import visible_gpus
@@ -43,7 +43,7 @@ from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.pace import geometric_mean_estimate
+from pytest_ddpscale.suites.engine import geometric_mean_estimate
 
 Loop = Literal["bare", "worker"]
 # Of each round, by loop.
@@ -139,7 +139,7 @@ class Agreement:
 
     world_size: int
     samples_per_s: Mapping[Loop, float]
-    ratio: Estimate
+    ratio: Found
     median_ratio: float
     ratio_by_launch: Sequence[float]
     pairs: int
@@ -271,7 +271,7 @@ def agreement_table(found: Sequence[Agreement]) -> str:
             f"{a.samples_per_s['bare']:.1f}",
             f"{a.samples_per_s['worker']:.1f}",
             f"{a.ratio.value:.4f}",
-            f"{a.ratio.interval[0]:.4f} … {a.ratio.interval[1]:.4f}",
+            " … ".join(f"{end:.4f}" for end in a.ratio.interval or ()),
             f"{a.median_ratio:.4f}",
             " ".join(f"{ratio:.3f}" for ratio in a.ratio_by_launch),
         )

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' cgroup
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.find_batch.batch_trial import questions_of, trial_plan, workload_of
 from pytest_ddpscale.find_batch.find_max_batch import MULTIPLE
+from pytest_ddpscale.find_batch.trial import questions_of, trial_plan
 from pytest_ddpscale.launch.environment import launch_here
 from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
@@ -32,6 +32,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import Precision
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
+from pytest_ddpscale.suites.options import workload_of
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.util.packaged import packaged
 from tests.small_memory import small_memory

@@ -28,13 +28,14 @@ OF_CULPRIT = ("is_certain", "slowdown", "slow_rounds", "rounds", "peers")
 OF_CAUSE = ("category", "severity", "explains")
 NAMES_OF_ROWS = (
     "run", "data_set", "launch", "batch", "gpus", "ranks", "world_size", "name", "size", "model", "workload", "hidden",
-    "operation", "size_bytes", "redop", "pair", "per_cent", "setting", "data", "requirement",
+    "operation", "size_bytes", "redop", "pair", "setting", "data", "requirement", "cell", "factor", "way", "epoch",
+    "metric", "bucket_cap_mb", "over",
 )  # fmt: skip
 # Sentences, settings of the command, and numbers that follow from others.
 NO_FACTS_OF_SUITE = {
     "schema_version", "suite", "headline", "problems", "failures", "problem", "reason", "why_not", "why_missing",
-    "folder", "not_measured", "snippet_environment", "document_parameters_per_epoch",
-    "document_bytes_per_epoch", "sent_bytes_per_rank_and_step", "sent_bytes_per_rank_and_epoch",
+    "folder", "snippet_environment", "document_parameters_per_epoch", "document_gb_per_epoch",
+    "sent_mb_per_rank_and_step", "sent_gb_per_rank_and_epoch", "failure",
 }  # fmt: skip
 OF_COMPARED = ("value_a", "value_b", "change", "is_ratio", "difference", "is_worse", "nodes", "of", "is_lost")
 OF_CALIBRATED = ("value", "bound", "node_sd", "launch_sd", "reach", "margin_pct", "nodes", "launches", "sd_is")
@@ -142,7 +143,7 @@ def suite(program: Program, name: str, *thresholds: str) -> Facts:
     said = json.loads(Path(name, "suite.json").read_text(encoding="utf-8"))
     facts: Facts = {"run": {"exit code": code, "headline": said["headline"]}}
     facts["run"] |= {key: len(said[key]) for key in ("problems", "failures")}
-    return facts | dict(_rows(said, said["suite"]))
+    return facts | dict(_rows(said.pop("tables") | said, said["suite"]))
 
 
 def _rows(said: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -169,7 +170,7 @@ def compare(program: Program, name: str, *arguments: str) -> Facts:
     code, said = _said(program, name, "compare", *arguments, "--format=json")
     facts: Facts = {"run": {"exit code": code} | _some(said, ("kind", "worse", "lost", "fails", "only_a", "only_b"))}
     if said["kind"] == "pytorch-ddp":
-        return facts | dict(_rows(said["benchmarks"], "benchmark"))
+        return facts | dict(_rows(said["sizes"], "size"))
     return facts | {row["id"]: _some(row, OF_COMPARED) for row in said["requirements"]}
 
 
@@ -227,7 +228,7 @@ def _plain(part: Any) -> Any:
 
 def find_max_batch(*_: Any) -> Facts:
     """Batches that the search tries, and what it finds, of played memories."""
-    from pytest_ddpscale.find_batch.batch_search import largest_fitting
+    from pytest_ddpscale.find_batch.find_max_batch import largest_fitting
 
     facts: Facts = {}
     for limit, least, most in PLAYED_MEMORIES:

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from reporting import argument_parser, keep, positive_int, table
 
-from pytest_ddpscale.compare.value_change import Estimate
+from pytest_ddpscale.judge.stats import Found
 from pytest_ddpscale.node.survey import visible_gpus
-from pytest_ddpscale.suites.pace import geometric_mean_estimate
+from pytest_ddpscale.suites.engine import geometric_mean_estimate
 from pytest_ddpscale.telemetry.windows import POLL_S, Sampler
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Overhead:
         cpu_s_per_s: CPU time of the sampler per second.
     """
 
-    ratio: Estimate
+    ratio: Found
     cpu_s_per_s: float
 
 
@@ -203,8 +203,8 @@ def measure(arguments: argparse.Namespace, uuids: list[str]) -> list[Round]:
 
 def result_table(found: Overhead, rounds: Sequence[Round], trained_on: str) -> str:
     """One line."""
-    low, high = found.ratio.interval
-    row = (trained_on, str(len(rounds)), f"{found.ratio.value:.4f}", f"{low:.4f} … {high:.4f}",
+    ends = " … ".join(f"{end:.4f}" for end in found.ratio.interval or ())
+    row = (trained_on, str(len(rounds)), f"{found.ratio.value:.4f}", ends,
            f"{found.cpu_s_per_s:.4f}")  # fmt: skip
     return table(("trained on", "rounds", "with/without", "95 % interval", "sampler CPU s/s"), [row])
 

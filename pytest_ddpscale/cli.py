@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibrate_command import add_calibrate
 from pytest_ddpscale.compare.compare_command import add_compare
-from pytest_ddpscale.datasets.make_dataset import add_make_dataset
 from pytest_ddpscale.errors import BadInput, GangError, HistoryError, OptionError
-from pytest_ddpscale.find_batch.find_max_batch import add_find_max_batch
 from pytest_ddpscale.settings import OPTIONS
 from pytest_ddpscale.simulate.simulate_command import add_simulate, add_thresholds
-from pytest_ddpscale.suites.suite_command import add_suite, report_suite
+from pytest_ddpscale.suites.registry import add_suite, report_suite
 from pytest_ddpscale.thresholds.commands import add_check, add_init, add_show
 from pytest_ddpscale.util.command_parser import USER_ERROR, CommandParser, add_help, parsed
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -140,9 +138,10 @@ def parser_of_commands() -> argparse.ArgumentParser:
     add_compare(commands)
     _add_scaling(commands)
     add_simulate(commands)
-    add_find_max_batch(commands, _gpus_here)
+    _later(commands, "find-max-batch", _add_find_max_batch,
+        "find the largest per-GPU batch that trains within the memory, on this node's GPUs")  # fmt: skip
     add_suite(commands)
-    add_make_dataset(commands)
+    _later(commands, "make-dataset", _add_make_dataset, "write a folder of JPEG images to train on, by class")
     add_help(parser, EXAMPLES, _exit_codes)
     return parser
 
@@ -169,6 +168,24 @@ def _command(
     return command
 
 
+def _later(commands: Commands, name: str, add: Callable[[CommandParser], None], explanation: str) -> None:
+    command = commands.add_parser(name, help=explanation)
+    assert isinstance(command, CommandParser)  # as is its parent
+    command.later = add
+
+
+def _add_find_max_batch(command: CommandParser) -> None:
+    from pytest_ddpscale.find_batch.find_max_batch import add_options
+
+    add_options(command, _gpus_here)
+
+
+def _add_make_dataset(command: CommandParser) -> None:
+    from pytest_ddpscale.datasets.make_dataset import add_options
+
+    add_options(command)
+
+
 def _complete(parser: argparse.ArgumentParser) -> None:
     """Print completions for the shell and end the process."""
     import argcomplete
@@ -180,6 +197,8 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    if isinstance(parser, CommandParser):
+        parser.complete()
     for action in parser._actions:  # argparse has no public access to them
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -214,9 +233,11 @@ def _import_paik(arguments: argparse.Namespace) -> None:
 
 
 def _import_pytorch_ddp(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.suites.ddp_benchmark_import import print_ddp_benchmark
+    from pytest_ddpscale.suites.ddp_benchmark import read_ddp_benchmark, results_of_file
 
-    print_ddp_benchmark(arguments.file)
+    columns = _columns() if sys.stdout.isatty() else None
+    for line in results_of_file(read_ddp_benchmark(arguments.file)).lines(columns=columns):
+        print(line)
 
 
 def _runs(arguments: argparse.Namespace) -> None:

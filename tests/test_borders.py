@@ -31,8 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "history": {"plan", "run", "thresholds", "judge"},
     "calibrate": {"settings", "report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
-    "compare": {"settings", "plan", "run", "judge", "history", "report"},
-    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch"},
+    "compare": {"settings", "plan", "run", "judge", "history", "report", "suites"},
+    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "suites"},
     "datasets": {"families", "settings", "plan", "run"},
     "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},
 }

@@ -56,7 +56,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     """Print the comparison. Returns the exit code; raises BadInput."""
     from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
     from pytest_ddpscale.compare.comparing import compare_runs, read_compared_run
-    from pytest_ddpscale.compare.ddp_benchmark_file import report_at
+    from pytest_ddpscale.suites.comparing import SuiteDiff, is_suite, read_suite_diff
+    from pytest_ddpscale.suites.ddp_benchmark import ReportDiff, read_diff, report_at
 
     if arguments.fail_below is not None:
         arguments.fail_below = read_value("--fail-below", arguments.fail_below, share_between(0, 0.9999))
@@ -66,30 +67,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     if len(arguments.directories) != 2:
         raise OptionError("RUN_DIR", f"found {len(arguments.directories)}", "two runs")
     if any(map(report_at, arguments.directories)):
-        return _of_ddp_benchmark(arguments, confidence)
+        return _print(read_diff(arguments.directories, confidence), ReportDiff.lines, ReportDiff.json, arguments)
+    if all(map(is_suite, arguments.directories)):
+        return _print(read_suite_diff(arguments.directories), SuiteDiff.lines, SuiteDiff.json, arguments)
     runs = [read_compared_run(directory) for directory in arguments.directories]
     return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, arguments)
-
-
-def _of_ddp_benchmark(arguments: argparse.Namespace, confidence: float) -> int:
-    from pytest_ddpscale.compare.ddp_benchmark_diff import compare_reports
-    from pytest_ddpscale.compare.ddp_benchmark_file import FILE_NAME, read_ddp_benchmark, report_at
-    from pytest_ddpscale.compare.ddp_benchmark_lines import benchmark_comparison_json, benchmark_comparison_lines
-
-    expected = f"two reports of PyTorch's DDP benchmark, or run directories with {FILE_NAME}"
-    found_at = [report_at(path) for path in arguments.directories]
-    for path, report in zip(arguments.directories, found_at, strict=True):
-        if report is None:
-            raise OptionError(
-                str(path), "is missing or has no report of PyTorch's DDP benchmark; the other one has", expected
-            )
-    baseline, test = (read_ddp_benchmark(report) for report in found_at if report is not None)
-    if Path(baseline.path).resolve() == Path(test.path).resolve():
-        raise OptionError("RUN_DIR", "found one report twice", "two reports")
-    found = compare_reports(baseline, test, confidence)
-    if not found.benchmarks:
-        raise OptionError("RUN_DIR", "the reports have no model and batch size in common", "reports of the same work")
-    return _print(found, benchmark_comparison_lines, benchmark_comparison_json, arguments)
 
 
 def _print(

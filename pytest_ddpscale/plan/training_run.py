@@ -56,7 +56,7 @@ class TrainingRun:
         ranks_per_node: ranks on each node.
         epochs: largest number of epochs; fewer if `loss_threshold` is reached earlier.
         learning_rate: rate at this world size, after applying `rule`.
-        rule: how the rate depends on the global batch; see `suites.training_options`.
+        rule: how the rate depends on the global batch; see `suites.training_runs`.
         compile_mode: mode of torch.compile, or ``no``.
         loader_workers: processes of each rank that read samples; 0 for none.
         loss_threshold: training ends with the epoch that reaches this loss; None trains all epochs.

@@ -80,7 +80,7 @@ class Evidence(Keeping):
         post_mortems: surveys of GPUs after ranks had failed, in order; empty if none did.
         out_of_time: ids of the studies that ended because the budget ran out.
         profiles: profiles of arms after their timed rounds, or why there are none.
-        training: lines of whole training runs and ends of studies; `suites.trained_run` adds them up.
+        training: lines of whole training runs and ends of studies; `suites.training_runs` adds them up.
         sustained: training in one stretch, by study.
         gangs: the ranks of each launch.
         hosts: names of all known hosts that took part, measured or not.
@@ -257,7 +257,7 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         return evidence
     ends = ends_of(records)
     unfinished = {study: died for study in plan.study_ids if study not in ends}
-    finish_it = "" if run.suite_json.exists() else f"; --ddp-resume={run.path} finishes it"
+    finish_it = f"; --ddp-resume={run.path} finishes it"
     begun = {one.study for one in records if isinstance(one, StudyStart)}
     interrupted = {
         study: f"{'interrupted' if study in begun else 'not started'}: {why}{finish_it}"

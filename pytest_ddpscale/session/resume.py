@@ -87,8 +87,11 @@ class Resumption:
         studies = tuple(study for study in self.plan.studies if study.id in self.missing)
         pairs = self.plan.pairs if self.plan.pairs and self.plan.pairs.id in self.missing else None
         probes = self.plan.probes if self.plan.probes and self.plan.probes.id in self.missing else None
-        per_node = self.plan.layout.ranks_per_node
-        return replace(self.plan, studies=studies, pairs=pairs, probes=probes, ranks_per_node=per_node)
+        per_node, runs = self.plan.layout.ranks_per_node, self.plan.training_runs
+        runs = tuple(run for run in runs if run.id in self.missing)
+        return replace(
+            self.plan, studies=studies, pairs=pairs, probes=probes, training_runs=runs, ranks_per_node=per_node
+        )
 
     def begin(self, argv: Sequence[str], noted: Mapping[str, str], used: ThresholdsUsed) -> None:
         """Move earlier conclusions aside, and record the session's start. The run must be locked.

@@ -4,36 +4,61 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from pytest_ddpscale.removed import REMOVED
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
-T = TypeVar("T")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help keeps its lines, and whose mistakes are one line and the exit code of any bad input."""
+    """A parser whose help keeps its lines, and whose mistakes are one line and the exit code of any bad input.
+
+    Attributes:
+        later: adds its options once they are needed, if that takes an import.
+    """
+
+    later: Callable[[CommandParser], None] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
+    def complete(self) -> None:
+        """Add the options that were left for later."""
+        if self.later is not None:
+            later, self.later = self.later, None
+            later(self)
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        """As argparse's, with all options."""
+        self.complete()
+        return super().parse_known_args(*arguments, **options)
+
+    def format_help(self) -> str:
+        """As argparse's, with all options."""
+        self.complete()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """End the process."""
         self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help.\n")
 
 
-def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The `type` of an argument: `parse`, whose ValueError says what it expected, as `settings` has them."""
+def adder(parser: Any) -> Callable[..., None]:
+    """Adds options to a parser or a group: flag, metavar, a parser that raises ValueError, help, and a default."""
 
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
+    def add(flag: str, metavar: str, parse: Callable[[str], Any], told: str, default: Any = None) -> None:
+        def read(text: str) -> Any:
+            try:
+                return parse(text)
+            except ValueError as error:
+                raise argparse.ArgumentTypeError(f"found {text!r}; expected {error}") from None
 
-    return read
+        told = told if default is None else f"{told}; default: %(default)s".removeprefix("; ")
+        parser.add_argument(flag, metavar=metavar, type=read, help=told, default=default)
+
+    return add
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

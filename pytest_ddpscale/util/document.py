@@ -554,7 +554,7 @@ def _text_table(block: Table, width: int | None) -> Iterator[str]:
         for name, *cells in others:
             yield name
             named = zip(titles[1:], cells, strict=True)
-            yield from (f"{_GAP}{title}: {cell}" for title, cell in named if cell.strip("—"))
+            yield from (f"{_GAP}{title}: {cell}" for title, cell in named if cell.strip("—–"))
         return
     for at, column in enumerate(block.columns):
         if column.may_shrink and over > 0:

@@ -20,7 +20,7 @@ from pytest_ddpscale.run.records import (
     TrainedEpoch,
     TrainedRun,
 )
-from pytest_ddpscale.suites.suite import MeasuredSuite
+from pytest_ddpscale.suites.engine import MeasuredSuite
 from tests.builders.records import gang_on
 from tests.builders.rounds import columns_of
 from tests.suites.run_records import SUITE_RECORD
@@ -94,7 +94,7 @@ def plan_of(runs: Sequence[TrainingRun]) -> Plan:
 
 def suite_of(runs: Sequence[TrainingRun], records: Sequence[AnyRecord]) -> MeasuredSuite:
     """Runs with what was recorded of them."""
-    return MeasuredSuite(evidence_of(plan_of(runs), columns_of([]), records), SUITE_RECORD, 0.95)
+    return MeasuredSuite(evidence_of(plan_of(runs), columns_of([]), records), 0.95, SUITE_RECORD)
 
 
 def complete_suite(*runs: TrainingRun, samples_per_s: float = 32.0) -> MeasuredSuite:

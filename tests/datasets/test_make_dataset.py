@@ -9,18 +9,18 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
 
 from pytest_ddpscale.cli import main
+from pytest_ddpscale.datasets import make_dataset
 from pytest_ddpscale.datasets.dataset_record import DatasetRecord, read_dataset_record
-from pytest_ddpscale.datasets.dataset_writing import class_pattern, image_of, jobs_of, write_dataset, write_images
-from pytest_ddpscale.datasets.make_dataset import KNOWN_SIZES
+from pytest_ddpscale.datasets.make_dataset import KNOWN_SIZES, class_pattern, image_of, write_dataset, write_images
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.util.command_parser import USER_ERROR
+from tests.suites.conftest import exit_code
 
 SMALL = DatasetRecord(images={"train": 23, "val": 7}, classes=5, image_size=16)
 # Tables 12.1 and 12.5 of Torres, "Supercomputing for AI": seconds of the whole training and img/s, by GPUs.
@@ -37,10 +37,13 @@ def test_the_command_writes_both_splits_by_class_and_says_how_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "below/images"
-    typed = ["make-dataset", str(folder), "--images=23", "--validation-images=7", "--classes=5", "--image-size=16"]
-    assert main(typed) == 0
-    said = rf"{folder}: 23 images in train, 7 images in val, 5 classes, 16 px, 0\.\d MB"
-    assert re.match(said, capsys.readouterr().out)
+    assert (
+        main(["make-dataset", str(folder), "--images=23", "--validation-images=7", "--classes=5", "--image-size=16"])
+        == 0
+    )
+    assert re.match(
+        rf"{folder}: 23 images in train, 7 images in val, 5 classes, 16 px, 0\.\d MB", capsys.readouterr().out
+    )
     assert read_dataset_record(folder) == SMALL
     counts = {
         split: [len(list(one.iterdir())) for one in sorted((folder / split).iterdir())] for split in ("train", "val")
@@ -48,14 +51,17 @@ def test_the_command_writes_both_splits_by_class_and_says_how_many(
     assert counts == {"train": [5, 5, 5, 4, 4], "val": [2, 2, 1, 1, 1]}
     with Image.open(folder / "train/class-000004/000003.jpg") as image:
         assert (image.format, image.size, image.mode) == ("JPEG", (16, 16), "RGB")
-    assert main(typed) == USER_ERROR
+    assert (
+        main(["make-dataset", str(folder), "--images=23", "--validation-images=7", "--classes=5", "--image-size=16"])
+        == USER_ERROR
+    )
     assert capsys.readouterr().err == f"ddpscale: FOLDER: {folder} already exists; expected the name of a new folder.\n"
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from pytest_ddpscale.datasets.dataset_writing import write_dataset
+from pytest_ddpscale.datasets.make_dataset import write_dataset
 from pytest_ddpscale.datasets.dataset_record import DatasetRecord
 if __name__ == "__main__":
     record = DatasetRecord(images={"train": 200_000, "val": 10}, classes=10, image_size=16)
@@ -82,11 +88,11 @@ def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_say
 
 
 def test_what_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+    def full(record: DatasetRecord) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Image.Image, "save", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(make_dataset, "line_of", full)
+    with pytest.raises(OSError, match="No space"):
         write_dataset(tmp_path / "images", SMALL, silent)
     assert list(tmp_path.iterdir()) == []
 
@@ -94,7 +100,8 @@ def test_what_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: py
 def test_the_same_seed_writes_the_same_images_and_another_one_others(tmp_path: Path) -> None:
     written = []
     for place, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_images(tmp_path / place, next(jobs_of(SMALL)), msgspec.structs.replace(SMALL, seed=seed))
+        (tmp_path / place).mkdir()
+        write_images(tmp_path / place, 0, range(5), 16, seed, is_val=False)
         written.append([one.read_bytes() for one in sorted((tmp_path / place).rglob("*.jpg"))])
     assert written[0] == written[1] != written[2]
     assert len(set(written[0])) == len(written[0]) == 5, "no two images are alike"
@@ -142,17 +149,14 @@ def test_micro_is_what_its_log_says() -> None:
         (["--images=10", "--classes=2", "--image-size=0"], "--image-size: found '0'; expected a whole number from 1"),
         (["--images=100", "--classes=50", "--image-size=8"], "--classes: found 50 for 100 images to train on and 10"),
         (["--like=micro-224", "--classes=2"], "--like: found --classes beside it; expected one or the other."),
-        (["--like=micro-224", "--seed=-1"], "--seed: found '-1'; expected a number from 0 to 2147483647. See"),
+        (["--like=micro-224", "--seed=-1"], "--seed: found '-1'; expected a number from 0 to 2147483647."),
         (["--like=micro-224", "--seed=x"], "--seed: found 'x'; expected a number from 0 to 2147483647."),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_one_sentence(
     tmp_path: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code: object = main(["make-dataset", str(tmp_path / "images"), *options])
-    except SystemExit as ended:  # argparse's refusals
-        code = ended.code
+    assert exit_code("make-dataset", str(tmp_path / "images"), *options) == USER_ERROR
     told = capsys.readouterr().err
-    assert (code, len(told.splitlines())) == (USER_ERROR, 1)
     assert expected in told
+    assert len(told.splitlines()) == 1

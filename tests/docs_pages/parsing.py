@@ -14,6 +14,7 @@ from pytest_ddpscale import cli
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import AUTO, OPTIONS, settings_from
 from pytest_ddpscale.thresholds.loading import load_thresholds
+from pytest_ddpscale.util.command_parser import CommandParser
 from tests.docs_pages.commands import ROOT, Command
 
 # Names that documents give to a SKU that nobody has yet, or to any.
@@ -56,6 +57,8 @@ class Parsers:
                 if name not in choices:
                     return f"there is no subcommand {name!r}"
                 parser = choices[name]
+            assert isinstance(parser, CommandParser)
+            parser.complete()
             known = set(parser._option_string_actions)
         flags = {word.split("=")[0].rstrip("…,.") for word in command.arguments if word.startswith("--")} - {"--", ""}
         return ", ".join(f"there is no option {flag}" for flag in sorted(flags - known))

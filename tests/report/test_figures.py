@@ -23,7 +23,7 @@ from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, ProbeStudy
 from pytest_ddpscale.report import charts
-from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
+from pytest_ddpscale.report.charts import About, BarRow, Curve, LineAxes, Point, bars, curves
 from pytest_ddpscale.report.csv_tables import render_values
 from pytest_ddpscale.report.digits import bare_number
 from pytest_ddpscale.report.figures import figures, pair_bandwidths, pair_matrix, write_pngs
@@ -34,13 +34,12 @@ from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_json import WATERMARK
 from pytest_ddpscale.run.table import Columns
 from pytest_ddpscale.run.verdicts import Judgement
-from pytest_ddpscale.suites.suite_report import grouped_bars
 from pytest_ddpscale.thresholds.cases import json_of
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Gallery, Picture, Table, first_rows, html, text_lines
 from tests.approved import assert_approved
 from tests.builders.culprits import gpu, node
-from tests.builders.judged import CONFIDENCE, Found, evidence_of_plan, make_case
+from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case
 from tests.builders.judgements import (
     ACCEPTED,
     FAILED,
@@ -134,8 +133,8 @@ def test_what_is_drawn_is_what_was_approved() -> None:
     curve = Curve("reduce", [Point(1, 10.0, (0.1, 1000.0), is_failed=True), Point(2, 10.0)], [Point(1, 12.0)])
     named = replace(LOG, x_name="{:g} KiB".format, ideal=float)
     shown += [curves(ABOUT, LineAxes("iteration", "loss"), loss), curves(ABOUT, named, {"": [curve]})]
-    rates: list[float | Found | None] = [10.0, Found(20.0, (18.0, 30.0))]
-    shown.append(grouped_bars(ABOUT, "img/s", ["1", "2"], {"a": rates, "b": [None, 5.0]}))
+    rates = [("1", "a", 10.0), ("2", "a", 20.0), ("2", "b", 5.0)]
+    shown.append(bars(ABOUT, "img/s", [BarRow(cell, [(name, rate)]) for cell, name, rate in rates]))
     assert_approved("figures.txt", "".join(map(told, shown)))
 
 
@@ -201,7 +200,7 @@ def test_every_picture_is_beside_the_page_with_its_title_and_table_and_the_same_
 
 def test_what_cannot_be_drawn_has_its_numbers_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    lost = grouped_bars(ABOUT, "img/s", ["1"], {"a": [10.0]})
+    lost = bars(ABOUT, "img/s", [BarRow("1", [("a", 10.0)])])
     assert lost is not None
     with pytest.raises(OSError, match=r"^ModuleNotFoundError: import of matplotlib"):
         lost.png()
@@ -239,7 +238,7 @@ def test_what_is_no_curve_is_not_drawn_and_equal_values_are(axes: LineAxes) -> N
 
 
 def test_nothing_to_compare_with_is_not_drawn() -> None:
-    assert grouped_bars(ABOUT, "img/s", ["1"], {"a": [None]}) is None
+    assert bars(ABOUT, "img/s", []) is None
     strong = make_study("strong", RESNET, (1, 8))
     evidence = evidence_of_plan(make_plan(strong), make_measurements(strong, 1000.0, 0.05))
     assert "where-time-goes" not in drawn(evidence)

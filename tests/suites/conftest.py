@@ -24,6 +24,14 @@ NEEDS_REFUSED_MEMORY = pytest.mark.skipif(
 MeasuredAndTold = Callable[..., tuple[RunDirectory, str]]
 
 
+def exit_code(*arguments: str) -> int:
+    """Exit code of a command that argparse may end."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
 @pytest.fixture
 def measured_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

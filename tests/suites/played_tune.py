@@ -9,11 +9,9 @@ from collections.abc import Mapping
 
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
-from pytest_ddpscale.suites.suite import MeasuredSuite, SuiteNodes
-from pytest_ddpscale.suites.suite_command import add_measuring_command, nodes_of
-from pytest_ddpscale.suites.tune import Tune
-from pytest_ddpscale.suites.tune_candidates import Candidate
-from pytest_ddpscale.suites.tune_report import candidate_of
+from pytest_ddpscale.suites.engine import MeasuredSuite, SuiteNodes, nodes_of
+from pytest_ddpscale.suites.registry import add_options
+from pytest_ddpscale.suites.tune import Candidate, Tune, candidate_of
 from tests.builders.judged import evidence_of_plan, measure
 from tests.builders.measurements import Measurement
 from tests.suites.run_records import SUITE_RECORD
@@ -34,9 +32,9 @@ class PlayedTune:
     def __init__(
         self, *options: str, gains: Mapping[str, float], seed: int = 0, round_sd: float = 0.01, launch_sd: float = 0.01
     ) -> None:
-        commands = argparse.ArgumentParser().add_subparsers()
-        add_measuring_command(commands, Tune())
-        self.arguments = commands.choices["tune"].parse_args(["--gpu-sku=cpu", "--ddp-gpus-per-node=2", *options])
+        parser = argparse.ArgumentParser()
+        add_options(Tune(), parser)
+        self.arguments = parser.parse_args(["--gpu-sku=cpu", "--ddp-gpus-per-node=2", *options])
         self.nodes: SuiteNodes = nodes_of(self.arguments)
         self._gains, self._random = gains, random.Random(seed)
         self._round_sd, self._launch_sd = round_sd, launch_sd
@@ -46,12 +44,12 @@ class PlayedTune:
         tune, confidence = Tune(), self.nodes.settings.confidence
         plan = tune.plan(self.arguments, self.nodes)
         steps = self._of(plan)
-        first = MeasuredSuite(evidence_of_plan(plan, steps), SUITE_RECORD, confidence)
+        first = MeasuredSuite(evidence_of_plan(plan, steps), confidence, SUITE_RECORD)
         more = tune.further(self.arguments, self.nodes, first)
         if more is None:
             return first
         both = plan.joined(more)
-        return MeasuredSuite(evidence_of_plan(both, [*steps, *self._of(more)]), SUITE_RECORD, confidence)
+        return MeasuredSuite(evidence_of_plan(both, [*steps, *self._of(more)]), confidence, SUITE_RECORD)
 
     def _of(self, plan: Plan) -> list[Measurement]:
         return [one for study in plan.studies for one in self._of_study(study)]

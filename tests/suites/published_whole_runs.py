@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pytest_ddpscale.suites.whole_run_tables import WholeRunSeries, WholeRunSize
-
 
 class Derived(NamedTuple):
     """Columns that the chapter computes: of tables 12.2 and 12.6, 12.3 and 12.7, 12.4."""
@@ -42,19 +40,3 @@ TINY_DERIVED = {
     32: Derived(None, 3317, 92, 147, 32),
 }
 IDEAL_SAMPLES_PER_S = {1: 240, 2: 480, 4: 960, 8: 1929, 16: 3840, 32: 7680}
-# Iterations of an epoch on 32 GPUs: "Total training samples (batches): 384 (3)".
-MICRO_ITERATIONS = {32: 3}
-
-
-def published() -> list[WholeRunSeries]:
-    """Both data sets, measured columns only."""
-    return [
-        WholeRunSeries(
-            name,
-            [
-                WholeRunSize(gpus, float(seconds), float(rate), float(memory), few.get(gpus))
-                for gpus, (seconds, rate, memory) in table.items()
-            ],
-        )
-        for name, table, few in (("micro-224", MICRO, MICRO_ITERATIONS), ("tiny-224", TINY, dict[int, int]()))
-    ]

@@ -9,9 +9,7 @@ import pytest
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.data_parallel_suite import DataParallelSuite
-from pytest_ddpscale.suites.factors_suite import BATCHES, HIDDEN, LINEAR, MODELS, Factors
-from pytest_ddpscale.suites.factors_values import EPOCH_IMAGES, DataMoved
+from pytest_ddpscale.suites.factors import BATCHES, EPOCH_IMAGES, HIDDEN, LINEAR, MODELS, Factors, data_moved
 from tests.builders.workloads import with_settings
 from tests.suites.planned import planned
 
@@ -48,12 +46,8 @@ def test_the_default_sweep_is_its_experiment() -> None:
     assert len(plan.studies) == 1 + 4 + 4 + 2, "one factor at a time"
 
 
-def test_the_default_batches_of_inference_are_its_own() -> None:
-    assert [study.workload.batch_size for study in planned(DataParallelSuite()).studies] == [32, 64, 128, 256]
-
-
 def test_data_moved_at_its_centre_by_its_formula() -> None:
-    data = DataMoved(PUBLISHED["vgg16"], BATCH, RANKS)
+    data = data_moved(PUBLISHED["vgg16"], BATCH, RANKS)
     assert EPOCH_IMAGES == MNIST
-    assert data.document_parameters == pytest.approx(60_000 / (1024 * 4) * 119_586_826)
-    assert data.document_bytes == pytest.approx(7.007e9, rel=1e-3)
+    assert data["document_parameters_per_epoch"] == pytest.approx(60_000 / (1024 * 4) * 119_586_826)
+    assert data["document_gb_per_epoch"] == pytest.approx(7.007, rel=1e-3)

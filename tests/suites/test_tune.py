@@ -10,30 +10,32 @@ import pytest
 
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.suites.suite_views import document
-from pytest_ddpscale.suites.tune_candidates import USUAL_SETTINGS, Candidate, candidates
-from pytest_ddpscale.suites.tune_report import candidate_of, promising, tune_report
-from pytest_ddpscale.util.document import markdown_page
+from pytest_ddpscale.suites.results import Results, Row
+from pytest_ddpscale.suites.tune import USUAL_SETTINGS, Candidate, Tune, candidate_of, candidates, promising
+from tests.approved import assert_approved
 from tests.suites.conftest import NEEDS_REFUSED_MEMORY, MeasuredAndTold
 from tests.suites.played_tune import PlayedTune
-from tests.suites.run_records import SUITE
+from tests.suites.run_records import text_of
 
 SMALL = ("tune", "--gpu-sku=cpu", "--ddp-gpus-per-node=2", "--model=shufflenet_v2_x0_5", "--precision=fp32",
          "--image-size=224", "--batch=2", "--ddp-block=0.01s")  # fmt: skip
+tune_report = Tune().results
 WORKLOAD = Workload("r-fp32", ImageFamily("resnet18", image_size=64, memory_format="contiguous"), "fp32", 16)
+
+
+def rows(report: Results) -> list[Row]:
+    return [*report.tables[0].rows]
 
 
 def test_a_gain_is_confirmed_by_further_launches_and_recommended_with_its_interval() -> None:
     measured = PlayedTune(gains={"gradient_as_bucket_view=True": 1.10, "accumulation_steps=4": 1.3}).measured()
     report = tune_report(measured)
     assert set(report.values["recommended"]) == {"gradient_as_bucket_view=True", "accumulation_steps=4"}
-    found = {one["setting"]: one for one in report.values["settings"]}
-    ratio = found["gradient_as_bucket_view=True"]["further_launches"]
-    assert ratio["low"] < 1.10 < ratio["high"]
+    found = {one["setting"]: one for one in rows(report)}
+    low, high = found["gradient_as_bucket_view=True"]["further_launches"].interval
+    assert low < 1.10 < high
     assert found["accumulation_steps=4"]["changes"] == "changes the global batch"
-    page = markdown_page(document("tune", report, SUITE))
-    assert "accumulation_steps=4: the global batch is 128 in place of 32. Multiply the learning rate by 4 " in page
-    assert "or by 2 (square root: " in page
+    assert_approved("suite-tune.txt", text_of(report))
 
 
 def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
@@ -43,12 +45,12 @@ def test_a_variable_of_the_environment_is_compared_gang_by_gang() -> None:
     first, later = measured.evidence.plan.studies[0], measured.evidence.plan.studies[2]
     assert (first.environment, later.environment) == ((("OMP_NUM_THREADS", "2"),), ()), "the order alternates"
     report = tune_report(measured)
-    assert report.values["settings"][0]["says"] == "slower"
+    assert rows(report)[0]["says"] == "slower"
     assert report.values["recommended"] == []
-    assert "without effect: gloo" not in markdown_page(document("tune", report, SUITE))
+    assert "without effect: gloo" not in text_of(report)
     faster = tune_report(PlayedTune("--try=NCCL_ALGO=Ring", gains={"NCCL_ALGO=Ring": 1.2}).measured())
     assert faster.values["snippet_environment"] == "export NCCL_ALGO=Ring"
-    assert "without effect: gloo reads no NCCL variable" in markdown_page(document("tune", faster, SUITE))
+    assert "without effect: gloo reads no NCCL variable" in text_of(faster)
 
 
 def test_an_error_of_the_usual_settings_is_told() -> None:
@@ -68,7 +70,7 @@ def test_what_looks_faster_in_one_launch_only_is_not_recommended() -> None:
 def test_what_is_not_worth_a_change_is_said_and_not_recommended() -> None:
     report = tune_report(PlayedTune(gains={"static_graph=True": 1.004}, round_sd=0.001, launch_sd=0.0).measured())
     assert report.values["recommended"] == []
-    assert report.headline == "None of 9 settings is shown to be faster"
+    assert report.headline == "Tuning: none of 9 settings is shown to be faster"
 
 
 def test_uneven_batches_are_a_cost_and_never_recommended() -> None:
@@ -104,12 +106,12 @@ def test_a_setting_that_does_not_fit_is_an_error_and_the_others_are_told(measure
     """A million images are 602 GB. A rank with three images does not keep up with one that has two each."""
     tried = "--try=uneven_share=0.5 batch_size=999999"
     run, told = measured_and_told(*SMALL, tried, exit_code=1)
-    uneven, too_large = json.loads(run.suite_json.read_text())["settings"]
+    uneven, too_large = json.loads(run.suite_json.read_text())["tables"]["tune"]
     assert uneven["says"] in ("slower", "no difference shown")
     assert uneven["changes"] == "not a setting: shows the cost of uneven batches"
-    assert uneven["first_launch"]["low"] < uneven["first_launch"]["ratio"]
-    assert (too_large["says"], too_large["first_launch"]["ratio"]) == ("not measured", None)
+    assert uneven["first_launch"]["interval"][0] < uneven["first_launch"]["value"]
+    assert (too_large["says"], too_large["first_launch"]) == ("not measured", None)
     assert re.search(r"rank \d on .* failed in .*allocate", too_large["why_missing"])
     said, _, _ = too_large["why_missing"].partition(" Error code 12")  # a long line ends with a sentence
     assert f"- batch_size=999999: {said}" in told
-    assert told.startswith("None of 2 settings is shown to be faster; 1 not measured")
+    assert told.startswith("Tuning: none of 2 settings is shown to be faster; 1 part not measured in full")

@@ -1,0 +1,126 @@
+"""Options of suites, typed by argparse, and the workloads that they name."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.families import family_of, known_models
+from pytest_ddpscale.families.image import ImageFamily
+from pytest_ddpscale.plan.words import DeviceType, Precision
+from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.thresholds.model import Sku
+from pytest_ddpscale.util.command_parser import adder
+
+if TYPE_CHECKING:
+    from pytest_ddpscale.suites.engine import SuiteNodes
+
+MOST_PIXELS, MOST_BATCH, MOST_RANKS, MOST_VALUES = 10**4, 10**6, 10**6, 64
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
+T = TypeVar("T")
+
+
+def several(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A parser of a comma-separated list, each value once, in order; an empty text is an empty list."""
+
+    def read(text: str) -> list[T]:
+        found = list(dict.fromkeys(parse(part.strip()) for part in text.split(",") if part.strip()))
+        if len(found) > MOST_VALUES:
+            raise ValueError(f"at most {MOST_VALUES} values")
+        return found
+
+    return read
+
+
+def counts(most: int, least: int = 1) -> Callable[[str], list[int]]:
+    """A parser of whole numbers, each once, ascending; at least one."""
+
+    def read(text: str) -> list[int]:
+        found = several(whole(most, least))(text)
+        if not found:
+            raise ValueError(f"whole numbers from {least} to {most}, such as 2,4")
+        return sorted(found)
+
+    return read
+
+
+def whole(most: int, least: int = 1) -> Callable[[str], int]:
+    """A parser of a whole number."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def above_zero(text: str) -> float:
+    """Parse a finite number above 0. Raises ValueError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError("a number above 0")
+    return number
+
+
+def image_model(text: str) -> str:
+    """Parse the name of a torchvision classification model. Raises ValueError."""
+    if text not in ImageFamily.models:
+        raise ValueError(ImageFamily.models_are)
+    return text
+
+
+def add_image_model(parser: argparse.ArgumentParser, model: str = "resnet50", pixels: int | None = 224) -> None:
+    """Add options for a model, its images (without `pixels` as large as the folder's) and its precision."""
+    add, usual = adder(parser), "" if pixels else "default: as make-dataset wrote them, else 224"
+    add("--model", "MODEL", image_model, "torchvision model", model)
+    add("--image-size", "PIXELS", whole(MOST_PIXELS), usual, pixels)
+    parser.add_argument("--precision", choices=PRECISIONS, help="by autocast; default: fp16, on a CPU fp32")
+
+
+def image_workload(
+    arguments: argparse.Namespace, nodes: SuiteNodes, batch: int, *, model: str = "", name: str = "",
+    **options: Any,
+) -> Workload:  # fmt: skip
+    """The options' model, or another, with a batch per GPU and further options of the family. Raises OptionError."""
+    model = model or arguments.model
+    precision: Precision = arguments.precision or ("fp32" if nodes.is_cpu else "fp16")
+    if nodes.is_cpu and precision == "fp16":
+        raise OptionError("--precision", "found 'fp16' on a CPU", "fp32 or bf16")
+    try:
+        options = {"image_size": arguments.image_size, **options}
+        family = ImageFamily.usual(model, is_cpu=nodes.is_cpu, **options)
+    except ValueError as error:
+        raise OptionError("--model, --image-size", str(error)) from None
+    return Workload((name or f"{model}-{precision}-batch-{batch}").replace("_", "-"), family, precision, batch)
+
+
+def at_most(option: str, asked: Sequence[int] | int | None, most: int) -> None:
+    """Refuse more ranks than can be used. Raises OptionError."""
+    numbers = [asked] if isinstance(asked, int) else asked or []
+    if max(numbers, default=0) > most:
+        raise OptionError(option, f"found {max(numbers)}, but {most} can be used", f"at most {most}")
+
+
+def workload_of(sku: Sku, model: str, precision: Precision, size: int | None, device_type: DeviceType) -> Workload:
+    """A workload for any model; other settings are those of the SKU's workload with that model, or defaults.
+
+    Raises:
+        OptionError: no family has the model.
+    """
+    kind = family_of(model)
+    if kind is None:
+        raise OptionError("--model", f"found {model!r}", known_models())
+    alike = next((one for one in sku.workloads.values() if one.family.model == model), None)
+    if alike is None:
+        alike = Workload("", kind.usual(model, is_cpu=device_type == "cpu"), precision, 1)
+    name = f"{model}-{precision}".replace("_", "-")
+    return replace(alike, name=name, precision=precision, family=alike.family.sized(size), data="synthetic")
