@@ -132,12 +132,6 @@ def counts_line(requirements: Sequence[ComparedRequirement]) -> str:
     return f"{answer.capitalize()}: {counted}."
 
 
-def table_lines_of(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines of at most `COLUMNS` characters, the first with the titles; the first column shrinks to it."""
-    columns = [Column(title, may_shrink=not at) for at, title in enumerate(rows[0])]
-    return text_lines(Table(columns, rows[1:]), width=COLUMNS)
-
-
 def wrapped(sentence: str) -> list[str]:
     """A sentence as lines of at most `COLUMNS` characters; paths and names stay whole."""
     return textwrap.wrap(

@@ -34,7 +34,10 @@ def write_reports(
     from pytest_ddpscale.report.figures import figures, write_pngs
     from pytest_ddpscale.report.page import report, title_of
 
-    record, kept = _as_judged(record, judgement), _with_kept_traces(run, evidence)
+    record = _as_judged(record, judgement)
+    # No report names traces of profiles that are not in the run directory.
+    found = [one if (run.path / one.trace).is_file() else replace(one, trace="") for one in evidence.profiles]
+    kept = replaced(evidence, profiles=found)
     drawn = list[Picture]()
     recorded = replaced(judgement, causes=cause_records(judgement, record))
     problems = [_attempt("verdicts.json", lambda: run.write_json(run.verdicts_json, recorded))]
@@ -73,12 +76,6 @@ def live_page(judgement: Judgement, record: RunRecord, evidence: Evidence) -> st
     _attempt("plots", lambda: drawn.extend(figures(evidence, judgement, record)), Exception)
     blocks = report(judgement, record, evidence, drawn, goes_on=True)
     return html_page(title_of(judgement, goes_on=True), blocks, REFRESH_S)
-
-
-def _with_kept_traces(run: RunDirectory, evidence: Evidence) -> Evidence:
-    """The evidence without traces of profiles that are not in the run directory, so that no report names them."""
-    kept = [one if (run.path / one.trace).is_file() else replace(one, trace="") for one in evidence.profiles]
-    return replaced(evidence, profiles=kept)
 
 
 def _as_judged(record: RunRecord, judgement: Judgement) -> RunRecord:
