@@ -73,7 +73,7 @@ def read_trusted_run(path: Path) -> TrustedRun:
     broken = {**evidence.errors, **evidence.interrupted}
     if broken:
         study, why = next(iter(broken.items()))
-        raise _unusable(path, f"did not complete {study} ({why})", "a run in which every study completed")
+        raise _unusable(path, f"did not complete {study} ({say(why)})", "a run in which every study completed")
     parted = why_not_one_machine(records)
     if parted:
         raise _unusable(path, f"is not of one machine: {say(parted)}", "a run whose studies had the same nodes")

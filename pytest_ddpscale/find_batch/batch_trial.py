@@ -31,6 +31,7 @@ from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
 from pytest_ddpscale.plan.words import DeviceType, Precision
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
@@ -206,7 +207,7 @@ def try_batch(plan: Plan, launch: Launch, fraction: float, host_bytes: int | Non
         return replace(trial, fits=False, why_not=f"more than {percent(fraction)} of the memory")
     if not end.interrupted and (why := why_out_of_memory(end)):
         return BatchTrial(batch, fits=False, why_not=why)
-    found = end.interrupted or end.why or "the gang ended early for an unknown reason"
+    found = say(end.interrupted or end.why or "the gang ended early for an unknown reason")
     where = f"{study.workload.name} with {batch} {study.workload.family.samples} per rank"
     raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
 

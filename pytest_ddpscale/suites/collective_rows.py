@@ -18,6 +18,7 @@ from pytest_ddpscale.judge.metrics import GIGA
 from pytest_ddpscale.judge.values import Values, values_of_probe
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.operation import COLLECTIVES, Operation
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.place import JudgedPlace
 from pytest_ddpscale.suites.pace import geometric_mean_estimate
@@ -171,5 +172,5 @@ def _why_not(probe: Arm, evidence: Evidence) -> str:
         (evidence.interrupted, study.id),
     ):
         if key in reasons:
-            return reasons[key]
+            return say(reasons[key])
     return "no complete round"

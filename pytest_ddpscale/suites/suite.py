@@ -120,10 +120,11 @@ class Suite(ABC):
 
 def why_missing(evidence: Evidence, study_id: str) -> str:
     """Why a study has no value: an error, an interruption or the time limit; empty if none of these."""
-    if study_id in evidence.errors:
-        return evidence.errors[study_id]
-    if study_id in evidence.interrupted:
-        return evidence.interrupted[study_id]
+    from pytest_ddpscale.report.words.reasons import say
+
+    for reasons in (evidence.errors, evidence.interrupted):
+        if study_id in reasons:
+            return say(reasons[study_id])
     return "time limit reached" if study_id in evidence.out_of_time else ""
 
 
