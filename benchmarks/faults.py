@@ -32,6 +32,7 @@ from pytest_ddpscale.node.processes import GANG_VARIABLE
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.records import StudyEnd
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -147,7 +148,7 @@ class Watch:
         """Whether a fault became the error that it should."""
         study = f"weak/{name}"
         end = self.ends[study]
-        said = FAULTS[name].message(study).match(end.message) is not None
+        said = FAULTS[name].message(study).match(say(end.message)) is not None
         clean = self.seconds(study) < DEADLINE_S and self.survivors[study] == []
         return end.reason == "error" and said and clean and {0, 1} <= self.rounds(study)
 

@@ -30,6 +30,7 @@ from pytest_ddpscale.launch.gang_state import Limits
 from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.words import Precision
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.suites.options import workload_of
@@ -85,7 +86,7 @@ def train(batch: int, folder: Path) -> str:
     run.write_json(run.plan_json, plan)
     Supervisor(launch_here("cpu"), run, Limits(inactivity_s=300.0)).measure(plan)
     [end] = ends_of(run.read_records()).values()
-    return "" if end.reason == "rounds" else end.message.partition("\n")[0]
+    return "" if end.reason == "rounds" else say(end.message).partition("\n")[0]
 
 
 def trained(batch: int, limit_bytes: int, folder: Path) -> str:

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": {"settings", "report", "plan", "run", "thresholds", "judge", "history"},
     "report": {"families", "plan", "run", "judge", "history"},
     "compare": {"settings", "plan", "run", "judge", "history", "report", "suites"},
-    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "suites"},
+    "find_batch": {"families", "settings", "plan", "run", "thresholds", "sku", "node", "launch", "report", "suites"},
     "datasets": {"families", "settings", "plan", "run"},
     "simulate": {"families", "settings", "plan", "run", "thresholds", "judge"},
 }
@@ -88,8 +88,15 @@ def test_imports_go_one_way() -> None:
     assert others == set()
 
 
-# What else may name a scheduler: options, which a user types, and the site's files that `ddpscale init` copies.
-MAY_NAME_SLURM = {"launch/slurm.py", "settings.py", "cli.py", "util/packaged.py", "report/culprits.py"}
+# What else may name a scheduler: options, which a user types, sentences, and files that `ddpscale init` copies.
+MAY_NAME_SLURM = {
+    "launch/slurm.py",
+    "settings.py",
+    "cli.py",
+    "util/packaged.py",
+    "report/culprits.py",
+    "report/words/gangs.py",
+}
 
 
 def test_only_its_launcher_knows_a_scheduler() -> None:

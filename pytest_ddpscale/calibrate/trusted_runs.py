@@ -68,7 +68,8 @@ def read_trusted_run(path: Path) -> TrustedRun:
     for gang in gangs_by_number(records).values():
         for place in gang.places:
             gpus.setdefault(place.host, set()).add(place.uuid)
-    broken, parted = [*{**evidence.errors, **evidence.interrupted}.items()], why_not_one_machine(records)
+    broken = [(study, say(why)) for study, why in {**evidence.errors, **evidence.interrupted}.items()]
+    parted = why_not_one_machine(records)
     resume = f"--ddp-resume={path} finishes it."
     for is_so, found, expected, action in (
         (record.is_imported, "was imported: another tool measured it", "a run that pytest-ddpscale measured", ""),

@@ -27,6 +27,7 @@ from pytest_ddpscale.plan.metric_catalogue import EXPOSED_COMMUNICATION, THROUGH
 from pytest_ddpscale.plan.planner import Pace, Question, build_plan
 from pytest_ddpscale.plan.study import FEWEST_STEPS_PER_BLOCK, STEPS_BEFORE_TIMING, Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.block import Block
 from pytest_ddpscale.run.rank_folder import Assignment
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice, RecordReader
@@ -160,7 +161,7 @@ def try_batch(plan: Plan, launch: Launch, fraction: float, limit_bytes: int | No
     if end.exit_code != 0 or not has_ended or not memory:
         why = "" if end.interrupted else why_out_of_memory(end)
         if not why:
-            found = end.interrupted or end.why or "the gang ended early for an unknown reason"
+            found = say(end.interrupted or end.why or "the gang ended early for an unknown reason")
             where = f"{study.workload.name} with {batch} {study.workload.family.samples} per rank"
             raise GangError(where, f"the search stopped for a reason other than memory: {found.rstrip('.')}")
         return BatchTrial(batch, fits=False, why_not=why)

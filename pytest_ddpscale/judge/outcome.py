@@ -13,7 +13,7 @@ from pytest_ddpscale.plan.metric_catalogue import GENERATION_RATIO, METRICS, THR
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.coverage import Coverage
 from pytest_ddpscale.run.evidence import Evidence
-from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.reason import Reason, Why, because
 from pytest_ddpscale.run.verdicts import PARTLY_KNOWN, WRONG_DATA, Blocker, CauseId, RunOutcome, UniformLoss, Verdict
 from pytest_ddpscale.thresholds.cases import AnyCase, training_cases
 from pytest_ddpscale.thresholds.model import why_never_waived
@@ -48,7 +48,7 @@ class RunFacts(NamedTuple):
     not_one_machine: Reason | None = None
     is_simulated: bool = False
     silent: Sequence[str] = ()
-    lost: Mapping[str, str] = {}
+    lost: Mapping[str, Why] = {}
     slow_links: Sequence[str] = ()
     variables: Sequence[Reason] = ()
     allows_unmeasured: bool = False
@@ -116,7 +116,8 @@ def conclude(run: RunFacts) -> tuple[RunOutcome, Reason, CauseId]:
     if run.not_one_machine:
         return "incomplete", run.not_one_machine, "run-not-accepted"
     for host, why_lost in run.lost.items():
-        return stopped("lost-host", met, host, why_lost.splitlines()[0], cause="lost-node")
+        first = why_lost.splitlines()[0] if isinstance(why_lost, str) else why_lost
+        return stopped("lost-host", met, host, first, cause="lost-node")
     if run.spoiled:
         return stopped("spoiled", ", ".join(one.name for one in run.spoiled), cause="test-failed")
     if absent := tuple(coverage.nodes_absent):

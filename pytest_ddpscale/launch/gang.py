@@ -27,9 +27,9 @@ from pytest_ddpscale.launch.launcher import Launch
 from pytest_ddpscale.node.processes import GANG_VARIABLE, stop_gang
 from pytest_ddpscale.node.protocol import RECORDS, FileBytes, Meet, Start, Stop, Task
 from pytest_ddpscale.run.rank_folder import TRACES
+from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle, Notice, Queued
 from pytest_ddpscale.run.survey_record import PostMortem
-from pytest_ddpscale.util.listing import alike, first_few, first_nodes, folded
 from pytest_ddpscale.util.masking import masked_arguments
 
 POLL_S = 0.2
@@ -69,7 +69,7 @@ class Gang:
     _cut_off: tuple[EndedProcess, ...] = ()  # processes that ended before their agent sent `Exit`
     _missing_since_s: float | None = None
     _records_heard = 0  # bytes
-    _hole = ""
+    _hole: Why = ""
     _trouble_s: float | None = None
     _ended_itself = False
 
@@ -104,7 +104,7 @@ class Gang:
             interrupted = self._launcher.why_ended(channel.own_lines)
         return self._end(exit_code, why, interrupted, channel)
 
-    def _end(self, exit_code: int | None, why: str | None, interrupted: str, channel: Channel) -> GangEnd:
+    def _end(self, exit_code: int | None, why: Why | None, interrupted: Why, channel: Channel) -> GangEnd:
         roll = self._roll
         if self._refused:
             return GangEnd(None, refused=self._refused)
@@ -114,25 +114,25 @@ class Gang:
         lost = given_up or tuple(host for host in self._silent if host in still_silent)
         lost = lost or tuple(one.host for one in cut_off)
         if not given_up and len(lost) > 1 and set(lost) >= roll.serving.keys():
-            lost, why = (), f"all of {first_nodes(lost)} fell silent at once: {_OUR_LINK}"
+            lost, why = (), because("all-silent", lost)
         elif lost or why == _LOST:
-            how = f"silent for {self._limits.silence_s:g} s"
+            how = because("silent-for", self._limits.silence_s)
             if given_up:
-                how = f"given up by {self._launcher.calls_itself}"
+                how = because("given-up", self._launcher.calls_itself)
             elif cut_off:
                 said = next((line for line in reversed(cut_off[0].lines) if line.strip()), "")
-                how = f"cut off ({said or f'exit code {cut_off[0].exit_code}'})"
-            why = self._node_is_lost(lost or self._silent, how)
+                how = because("cut-off", said or because("exit-code", cut_off[0].exit_code))
+            why = because("nodes-lost", lost or self._silent, how, self._launcher.service)
         elif why is None and exit_code is not None and exit_code < 0 and not roll.has_trouble:
             why = describe_killed(self._launcher.program, exit_code)
         elif why == _TROUBLE or (why is None and exit_code != 0):
             lost = () if interrupted else self._vanished()
-            how = "silent, and other nodes' ranks lost their partners"
-            why = self._node_is_lost(lost, how) if lost else describe(roll, exit_code, channel.other_lines)
+            why = describe(roll, exit_code, channel.other_lines)
+            if lost:
+                why = because("nodes-lost", lost, because("silent-to-partners"), self._launcher.service)
         elif why is not None and self._has_started and (roll.ranks or not self._has_recorded):
             asked = 0 if self._has_recorded else self._task.ranks_per_node  # who has recorded has come up
-            head, line_end, details = describe_standstill(roll, self._unheard, asked).partition("\n")
-            why = f"{why} {head}.{line_end}{details}"
+            why = because("both", why, describe_standstill(roll, self._unheard, asked), ".")
         looked = tuple(PostMortem(survey=node.post_mortem) for node in roll.in_order if node.post_mortem)
         left = self._await_step_end(lost) if why and not interrupted else ""
         return GangEnd(
@@ -153,12 +153,7 @@ class Gang:
         latest_s = min(self._trouble_s or 0.0, time.monotonic() - silence_s)
         return tuple(host for host, node in mute.items() if self._ended_itself or heard_s[node] <= latest_s)
 
-    def _node_is_lost(self, hosts: tuple[str, ...], how: str) -> str:
-        names, were = ", ".join(folded(hosts)), "was" if len(hosts) == 1 else "were"
-        suspects = ", ".join(filter(None, ("the node", "its link", self._launcher.service)))
-        return f"{names} {were} {how}: {suspects} or its agent is down"
-
-    def _await_step_end(self, lost: tuple[str, ...]) -> str:
+    def _await_step_end(self, lost: tuple[str, ...]) -> Why:
         """Wait for nodes whose agents did not send `Exit`. Returns which processes may be left there.
 
         After the process that carries agents was killed, they cannot report, and their ranks take seconds to end.
@@ -207,7 +202,7 @@ class Gang:
                 with suppress(WritingError):  # a full disk was already reported by `error`
                     self._keep_arrived()
 
-    def _assemble(self, channel: Channel) -> str | None:
+    def _assemble(self, channel: Channel) -> Why | None:
         """Wait for the agents of all nodes, and start the ranks. Returns why not, or None to continue."""
         why = self._await_nodes(channel) or self._odd_version() or self._no_loopback()
         if not why and channel.poll() is None:
@@ -227,7 +222,7 @@ class Gang:
         self._roll.expect_beats(self._heard_s)
         return None
 
-    def _await_nodes(self, channel: Channel) -> str:
+    def _await_nodes(self, channel: Channel) -> Why:
         """Wait until all agents are up, or the processes that carry them have ended. Returns why the wait failed."""
 
         def notice() -> Notice:
@@ -236,13 +231,13 @@ class Gang:
                 self._heard_s = time.monotonic()  # a scheduler's queue has no limit of ours
             return Queued(state) if state else Idle()
 
-        def why_not() -> str:
+        def why_not() -> Why:
             return self._not_up(channel) or self._late_nodes()
 
         self._until(channel, lambda: len(self._roll.nodes) >= self._task.nodes or why_not(), notice=notice)
         return why_not()
 
-    def _not_up(self, channel: Channel) -> str:
+    def _not_up(self, channel: Channel) -> Why:
         """Why agents of some nodes did not come up, once others have had time to fail too; empty while all may."""
         ended = channel.ended  # read first, so that messages sent before the end are still taken
         self._take_messages(channel)
@@ -255,24 +250,21 @@ class Gang:
         if now_s - self._trouble_s < COLLECT_S and channel.poll() is None:
             return ""
         why = {one.host: self._launcher.why_not_up(one.host, one.exit_code, one.lines) for one in failed}
-        return first_few(alike(why), separator="; ")
+        return because("not-up", [*why.items()])
 
-    def _odd_version(self) -> str:
+    def _odd_version(self) -> Why:
         """An error if agents have another version; empty if none has."""
         nodes = self._roll.nodes.values()
         odd = next((node.version for node in nodes if node.version != __version__), None)
         hosts = [node.host for node in nodes if node.version == odd]
-        runs = f"{first_nodes(hosts)} runs pytest-ddpscale {odd}, but this session runs {__version__}"
-        return f"{runs}: install the same version" if hosts else ""
+        return because("other-version", hosts, odd, __version__) if hosts else ""
 
-    def _no_loopback(self) -> str:
+    def _no_loopback(self) -> Why:
         """An error if ranks could not connect within a node; empty if they could."""
-        whys = {node.host: node.loopback_problem for node in self._roll.nodes.values() if node.loopback_problem}
-        found = {host: f"{host} ({why})" for host, why in whys.items()}
-        who = first_few(alike(found))
-        return f"127.0.0.1 cannot be reached on {who}: bring up loopback with `ip link set lo up`" if found else ""
+        whys = [(node.host, node.loopback_problem) for node in self._roll.nodes.values() if node.loopback_problem]
+        return because("no-loopback", whys) if whys else ""
 
-    def _survey(self, channel: Channel) -> str:
+    def _survey(self, channel: Channel) -> Why:
         """Collect and record the nodes' surveys. Returns why the nodes are not admitted; empty if they are."""
         roll = self._roll
 
@@ -285,7 +277,7 @@ class Gang:
         self._refused = self._owner.admit(roll.surveyed())
         return self._refused
 
-    def _meet(self, channel: Channel) -> str:
+    def _meet(self, channel: Channel) -> Why:
         """Ask the first node for the ranks' rendezvous. Returns why there is none; empty if there is one."""
         nodes, second = self._roll.nodes, self._roll.nodes[1]
         channel.say(Meet(second.host, second.addresses))
@@ -300,11 +292,8 @@ class Gang:
             return ""
         if self._cut_off:
             return _LOST
-        problem = nodes[0].endpoint_problem or f"no answer within {MEET_S:g} s"
-        return (
-            f"{nodes[0].host} finds no route to {second.host} ({problem}), so ranks cannot connect: nodes must be able "
-            f"to resolve each other by the names that {self._launcher.calls_itself} uses"
-        )
+        problem = nodes[0].endpoint_problem or because("no-answer-within", MEET_S)
+        return because("no-route", nodes[0].host, second.host, problem, self._launcher.calls_itself)
 
     def _until(
         self,
@@ -329,7 +318,7 @@ class Gang:
                 self._owner.hear(notice())
             time.sleep(POLL_S)
 
-    def _late_nodes(self) -> str:
+    def _late_nodes(self) -> Why:
         """Why the wait for missing nodes is over; empty while it goes on."""
         there = [node.host for node in self._roll.nodes.values()]
         limit_s = self._limits.startup_s
@@ -337,10 +326,9 @@ class Gang:
         if len(there) >= self._task.nodes or time.monotonic() - since_s < limit_s:
             return ""
         missing = [host for host in self._launch.hosts if host not in there]
-        who = f": {first_nodes(missing)} did not" if missing else ""
-        return f"{len(there)} of {self._task.nodes} nodes came up within {limit_s:g} s{who}"
+        return because("nodes-late", len(there), self._task.nodes, limit_s, missing)
 
-    def _why_ended(self, channel: Channel) -> str:
+    def _why_ended(self, channel: Channel) -> Why:
         """Pass records on. Returns why the gang has to be ended; empty while it goes on."""
         limits, ended = self._limits, channel.ended
         self._pass_records_on(channel)
@@ -366,10 +354,9 @@ class Gang:
         # Half of the limit, because an agent is stopped some time after its ranks' last record.
         self._unheard = tuple(self._roll.silent_hosts(now_s, max(MISSED_BEATS * self._task.beat_s, limit_s / 2)))
         if now_s - max(self._heard_s, self._roll.moved_s or 0.0) > limit_s:
-            option = " (--ddp-inactivity-limit)" if self._has_recorded else ""
-            return f"ranks recorded nothing for {limit_s:g} s{option}, so the gang was ended."
+            return because("nothing-recorded", limit_s, self._has_recorded)
         if limits.total_s is not None and now_s - self._began_s > limits.total_s:
-            return f"the gang ran longer than {limits.total_s:g} s, the limit for its plan, so it was ended."
+            return because("too-long", limits.total_s)
         return ""
 
     def _dismiss(self, channel: Channel, *, failed: bool = False) -> None:
@@ -387,8 +374,7 @@ class Gang:
                 self._arrived.append(news.data)
                 self.records_arrived_unix_s = arrived_unix_s
                 if news.offset != self._records_heard:
-                    lines = "the connection to its agent drops or alters lines"
-                    self._hole = f"records from {news.host} were lost: {lines}"
+                    self._hole = because("records-lost", news.host)
                 self._records_heard = news.offset + len(news.data)
             else:
                 self._keep_log(news)
@@ -426,4 +412,3 @@ class Gang:
 
 _TROUBLE = "trouble"
 _LOST = "lost"
-_OUR_LINK = "the link of this machine, or theirs, is down"

@@ -1,8 +1,8 @@
-"""Describes why a gang ended: rank and host; study, arm, round and phase; error; last lines.
+"""Finds why a gang ended, as a reason: rank and host; study, arm, round and phase; error; last lines of its logs.
 
-The first line of each description is complete in itself, for headlines; details follow on further lines. Which ranks
-ended by an error of their own GPU is read from the texts of CUDA, NCCL and gloo: what it does to other ranks, which
-NCCL tells them, is none of theirs. Whether the GPU or the software is at fault `judge.coverage` decides.
+The sentences are in `report.words.gangs`. Which ranks ended by an error of their own GPU is read from the texts of
+CUDA, NCCL and gloo: what it does to other ranks, which NCCL tells them, is none of theirs. Whether the GPU or the
+software is at fault `judge.coverage` decides.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_ddpscale.launch.gang_state import GangState, RankEnd
 from pytest_ddpscale.node.protocol import Failed, RankSeen, Report
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Reason, Why, because
 from pytest_ddpscale.run.records import RankGpuError
-from pytest_ddpscale.util.listing import first_few
 
 _LAST_LINES = 12
 _NCCL_LINES = 20
@@ -35,7 +35,7 @@ _TRACEBACK = "Original Traceback (most recent call last):"  # of a worker proces
 _SIGTERM, _SIGABRT = -int(signal.SIGTERM), -int(signal.SIGABRT)
 
 
-def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str]) -> str:
+def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str]) -> Why:
     """Describe what ended a gang that was not ended by us, as far as known.
 
     Args:
@@ -48,11 +48,10 @@ def describe(roll: GangState, exit_code: int | None, other_lines: Sequence[str])
             return found
     if signals := _TORCHRUN_SIGNALLED.findall("\n".join(other_lines)):
         return describe_killed("torchrun", -int(signals[0]))
-    ended = "was stopped" if exit_code is None else f"exited with code {exit_code}"
-    quoted = _indented(other_lines)
+    lines = _clean(other_lines) or ["(no output)"]
     # Of a scheduler that refuses, the last line is the reason, but for getopt's hint after it.
-    last = next((line for line in reversed(quoted.split("\n")) if "--help" not in line), quoted).strip()
-    return f"the gang {ended} without a report from a rank: {last}\nlast output:\n{quoted}"
+    last = next((line for line in reversed(lines) if "--help" not in line), lines[0])
+    return because("no-rank-reported", exit_code, last.strip(), lines)
 
 
 def blames_nobody(roll: GangState) -> bool:
@@ -81,15 +80,12 @@ def _ended(roll: GangState) -> set[tuple[int, int]]:
     return {(said.node, pid) for said in roll.farewells for pid in said.ended_pids}
 
 
-def describe_killed(launcher: str, exit_code: int) -> str:
+def describe_killed(launcher: str, exit_code: int) -> Reason:
     """Describe a launcher that was killed by a signal; its last output does not explain that."""
-    return (
-        f"{launcher} was killed by {_signal_name(-exit_code)} from outside this run: check this machine's limits, the "
-        "kernel's out-of-memory killer (dmesg), and other users"
-    )
+    return because("killed-from-outside", launcher, _signal_name(-exit_code))
 
 
-def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_node: int = 0) -> str:
+def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_node: int = 0) -> Reason:
     """Describe which rank holds up a gang that makes no progress.
 
     Args:
@@ -97,11 +93,10 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
         ranks_per_node: that were to be started; 0 if unknown.
     """
     if unheard:
-        agents = f"the agent on {unheard[0]}" if len(unheard) == 1 else f"the agents on {first_few(unheard)}"
-        return f"{agents} sent nothing meanwhile: stopped, or the node or its link is down"
+        return because("stuck-agents", unheard)
     stopped = [rank for rank in roll.ranks.values() if rank.state in ("T", "t")]
     if stopped:
-        return f"{_someone(stopped)} stopped (SIGSTOP, or a debugger) in {_place(stopped[0])}"
+        return because("stuck-stopped", _names(stopped), _place(stopped[0]))
     absent = [
         f"local rank {rank} on {node.host}"
         for index, node in sorted(roll.nodes.items())
@@ -109,9 +104,7 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
         if (index, rank) not in roll.ranks
     ]
     if absent:  # they import torch, or could not be started
-        of = f"{len(absent)} of {ranks_per_node * len(roll.nodes)} ranks {'has' if len(absent) == 1 else 'have'}"
-        where = "Look at the file system that holds the environment"
-        return f"{of} not come up: {first_few(absent)}, still importing torch? {where}"
+        return because("stuck-absent", absent, ranks_per_node * len(roll.nodes))
     everybody = list(roll.ranks.values())
     # A rank that an arm does not use waits in the phase after it, so it is not behind the ranks of the arm.
     least = min((rank.progress for rank in everybody), default=(0, 0))
@@ -120,23 +113,22 @@ def describe_standstill(roll: GangState, unheard: Sequence[str] = (), ranks_per_
         behind = []
     in_kernel = [rank for rank in behind or everybody if rank.state == "D"]
     if 0 < 2 * len(in_kernel) < len(behind or everybody):
-        who, where = _someone(in_kernel), _place(in_kernel[0])
-        return f"{who} waiting for a device or a disk in {where}{_quoted(roll, in_kernel[0], is_stuck=True)}"
+        return _stuck(roll, "stuck-in-kernel", in_kernel)
     if late := _not_connecting(roll, behind or everybody):
-        others = [rank.name for rank in behind or everybody if rank not in late]
-        who = f"{first_few([rank.name for rank in late])} {'has' if len(late) == 1 else 'have'} not begun to connect"
-        wait = f"{first_few(others)} {'waits' if len(others) == 1 else 'wait'}"
-        where = f"a communicator of NCCL, for which {wait}, in {_place(late[0])}"
-        return f"{who} {where}{_quoted(roll, late[0], is_stuck=True)}"
+        others = [rank for rank in behind or everybody if rank not in late]
+        return _stuck(roll, "stuck-connecting", late, _names(others))
     if not behind:
         waiting = sorted({rank.phase for rank in roll.ranks.values()})
-        return f"all ranks are stuck in {', '.join(waiting)}" if waiting else "no rank has begun"
-    first, place = behind[0], f"furthest behind of {len(roll.ranks)} ranks, in {_place(behind[0])}"
-    if len(behind) > 1:
-        return f"{_someone(behind)} {place}: at least one of them is stuck{_quoted(roll, first, is_stuck=True)}"
-    state = {"D": ", waiting for a device or a disk,", "R": ", computing,"}.get(first.state, "")
-    stands = f"is {place}" if len(roll.ranks) > 1 else f"is stuck in {_place(first)}"
-    return f"{first.name}{state} {stands}{_quoted(roll, first, is_stuck=True)}"
+        return because("all-stuck", waiting) if waiting else because("none-begun")
+    does = {"D": because("waits-for-device"), "R": because("computes")}.get(behind[0].state, "")
+    if len(roll.ranks) == 1:
+        return _stuck(roll, "stuck-alone", behind, does)
+    return _stuck(roll, "stuck-behind" if behind[1:] else "stuck-one-behind", behind, len(roll.ranks), does)
+
+
+def _stuck(roll: GangState, code: str, ranks: Sequence[RankSeen], *args: Any) -> Reason:
+    """A reason that names ranks, with the place and the last output of the first of them, and of its NCCL."""
+    return _quoted(roll, ranks[0], because(code, _names(ranks), *args, _place(ranks[0])), is_stuck=True)
 
 
 def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen]:
@@ -154,11 +146,11 @@ def _not_connecting(roll: GangState, ranks: Sequence[RankSeen]) -> list[RankSeen
     return late if 2 * len(late) <= len(ranks) else []
 
 
-def _torchrun_killed(roll: GangState) -> str:
+def _torchrun_killed(roll: GangState) -> Why:
     """Describe a torchrun that was killed; its ranks are not to blame for ending with it."""
     for said in _without_torchrun(roll):
         if said.oom_kills and said.code == -int(signal.SIGKILL):
-            return f"torchrun on {said.host} was killed by the kernel's OOM killer (oom_kill in /proc/vmstat)"
+            return because("torchrun-out-of-memory", said.host)
         return describe_killed(f"torchrun on {said.host}", said.code)
     return ""
 
@@ -168,84 +160,81 @@ def _without_torchrun(roll: GangState) -> list[Report]:
     return [one for one in roll.farewells if one.code < 0 and one.code != _SIGTERM and not one.was_ended]
 
 
-def _killed(roll: GangState, *, aborted: bool = False) -> str:
+def _killed(roll: GangState, *, aborted: bool = False) -> Why:
     """Describe a rank ended by a signal: SIGABRT if `aborted`, else others except SIGTERM, which torchrun sends."""
     for said, one, rank in roll.exits:
         code = one.exit_code
         if code < 0 and code != _SIGTERM and (code == _SIGABRT) == aborted:
-            oom = said.oom_kills > 0
-            why = ": the kernel's OOM killer ended it (oom_kill in /proc/vmstat)" if oom and code == -9 else ""
-            return f"{rank.name} was killed by {_signal_name(-code)} in {_place(rank)}{why}{_quoted(roll, rank)}"
+            oom = said.oom_kills > 0 and code == -9
+            return _quoted(roll, rank, because("rank-killed", rank.name, _signal_name(-code), _place(rank), oom))
     return ""
 
 
-def _left_early(roll: GangState) -> str:
+def _left_early(roll: GangState) -> Why:
     """Describe a rank that ended with work left, and that torchrun neither saw fail nor ended."""
     failed = {(rank.node, rank.local_rank) for _, _, rank in roll.exits}
     ended = _ended(roll)
     for rank in roll.gone:
         if (rank.node, rank.local_rank) not in failed and (rank.node, rank.pid) not in ended:
-            return f"{rank.name} left early, with exit code 0, in {_place(rank)}{_quoted(roll, rank)}"
+            return _quoted(roll, rank, because("rank-left", rank.name, _place(rank)))
     return ""
 
 
-def _failed(roll: GangState) -> str:
+def _failed(roll: GangState) -> Why:
     """Describe the first rank with an error of its own, or else the first that lost its partner."""
     if not roll.failures:
         return _exited(roll)
     own = [report for report in roll.failures if not _lost_its_partner(report)]
     first = (own or roll.failures)[0]
-    more = len(roll.failures) - 1
-    others = f"; {more} more {'rank' if more == 1 else 'ranks'} failed after it" if more else ""
-    where = _in_brackets(first.study, first.arm, first.round)
+    error: Why
     who = f"rank {first.rank} on {first.host}"
-    error, rest = _split_error(first.message)
+    error, *rest = _split_error(first.message)
     of_collective = OF_COLLECTIVES.search(f"{first.type}: {first.message}")
     if of_collective and _TRACEBACK not in first.message and (cause := cause_of(first, roll)) != error:
-        error, rest = cause, f"\n{error}{rest}"
+        error, rest = cause, [error, *rest]
     if of_cuda := cuda_error_in(first.message):
         if first.device and not of_cuda.cause:
             who += f", {first.place.name},"
-        todo = of_cuda.cause or f"look for an Xid: `dmesg | grep -i xid` on {first.host}"
-        # Before torch's long message, of which a headline has only the beginning.
-        error = f"{_foreign_memory(roll, first)}{error}" if todo == OUT_OF_MEMORY else f"{error}; {todo}"
-    nccl = _nccl(roll, first) if of_collective else ""
-    return f"{who} failed in {first.phase}{where}: {first.type}: {error}{others}{rest}{nccl}"
+        todo = of_cuda.cause or because("look-for-xid", first.host)
+        error = _full(roll, first, error) if todo == OUT_OF_MEMORY else because("all", error, todo)
+    more = len(roll.failures) - 1
+    others = because("others-failed", more) if more else ""
+    failed = because("rank-failed", who, _place(first), first.type, error, others)
+    return because("quoted", (failed, *rest), (), _nccl(roll, first) if of_collective else ())
 
 
-def _foreign_memory(roll: GangState, report: Failed) -> str:
-    """Which memory of its GPU others held before the run; empty if nobody did."""
+def _full(roll: GangState, report: Failed, error: Why) -> Why:
+    """The error of a rank without memory, and which memory of its GPU others held before the run, if they did."""
     survey = roll.nodes[report.node].survey
     for gpu in survey.gpus if survey else ():
         if gpu.local_rank == report.local_rank:
             held = gpu.processes or ()
-            whose = [f"process {one.pid} ({one.name or 'name not visible'})" for one in held]
+            whose = [because("process", one.pid, one.name) for one in held]
             gib = (gpu.memory_used_bytes or sum(one.memory_bytes or 0 for one in held)) / 2**30
             if whose or gib > 1:
-                told = first_few(whose) or "no process visible here"
-                return f"{gib:.1f} GiB of GPU {gpu.index} were in use before the run ({told}); "
-    return ""
+                return because("memory-in-use", gib, gpu.index, whose, error)
+    return error
 
 
-def _split_error(message: str) -> tuple[str, str]:
-    """What an error says in one line, and its other lines, each after a newline.
+def _split_error(message: str) -> list[str]:
+    """What an error says in one line, and its other lines.
 
     The first line says it, except for one that only announces the next (``backend='inductor' raised:``) or the
     traceback of a worker process.
     """
     lines = [line.rstrip() for line in message.splitlines() if line.strip()] or [""]
     if _TRACEBACK in lines:
-        return f"{lines[0]} {lines[-1].strip()}", "".join(f"\n{line}" for line in lines[1:])
+        return [f"{lines[0]} {lines[-1].strip()}", *lines[1:]]
     if lines[0].endswith(":") and lines[1:]:
         lines[:2] = [f"{lines[0]} {lines[1].strip()}"]
-    return lines[0], "".join(f"\n{line}" for line in lines[1:])
+    return lines
 
 
-def _exited(roll: GangState) -> str:
+def _exited(roll: GangState) -> Why:
     """Describe a rank that ended with an error code and without a report."""
     for _, one, rank in roll.exits:
         if one.is_root_cause and one.exit_code > 0:
-            return f"{rank.name} exited with code {one.exit_code} in {_place(rank)}{_quoted(roll, rank)}"
+            return _quoted(roll, rank, because("rank-exited", rank.name, one.exit_code, _place(rank)))
     return ""
 
 
@@ -254,38 +243,32 @@ def _lost_its_partner(report: Failed) -> bool:
     return bool(_PARTNER_IS_GONE.search(said)) and not _OWN_GPU.search(said)
 
 
-def _someone(ranks: Sequence[RankSeen]) -> str:
-    return f"{first_few([rank.name for rank in ranks])} {'is' if len(ranks) == 1 else 'are'}"
+def _names(ranks: Sequence[RankSeen]) -> list[str]:
+    return [rank.name for rank in ranks]
 
 
-def _place(rank: RankSeen) -> str:
-    return f"{rank.phase}{_in_brackets(rank.study, rank.arm, rank.round)}"
+def _place(rank: RankSeen | Failed) -> Reason:
+    return because("in-phase", rank.phase, rank.study, rank.arm, rank.round is not None and str(rank.round))
 
 
-def _in_brackets(study: str | None, arm: str | None, number: int | None) -> str:
-    named = {"study": study, "arm": arm, "round": number}
-    place = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
-    return f" ({place})" if place else ""
-
-
-def _quoted(roll: GangState, rank: RankSeen, *, is_stuck: bool = False) -> str:
-    """The last output of a rank, and of its NCCL if NCCL raised its error or it is stuck, perhaps in a collective."""
+def _quoted(roll: GangState, rank: RankSeen, why: Reason, *, is_stuck: bool = False) -> Reason:
+    """With the last output of a rank, and of its NCCL if NCCL raised its error or it is stuck, perhaps in a
+    collective."""
     words = roll.last_words.get((rank.node, rank.local_rank))
     lines = words.lines if words else ()
-    quoted = f"\nits last output:\n{_indented(lines)}" if lines else ""
-    return quoted + (_nccl(roll, rank) if is_stuck or any(map(OF_COLLECTIVES.search, lines)) else "")
+    shows_nccl = is_stuck or any(map(OF_COLLECTIVES.search, lines))
+    return because("quoted", (why,), _clean(lines), _nccl(roll, rank) if shows_nccl else ())
 
 
-def _nccl(roll: GangState, rank: RankSeen | Failed) -> str:
+def _nccl(roll: GangState, rank: RankSeen | Failed) -> list[str]:
     """The last lines of a rank's NCCL log; empty without NCCL."""
     words = roll.last_words.get((rank.node, rank.local_rank))
-    return f"\nlast lines of its NCCL log:\n{_indented(words.nccl, _NCCL_LINES)}" if words and words.nccl else ""
+    return _clean(words.nccl, _NCCL_LINES) if words else []
 
 
-def _indented(lines: Sequence[str], most: int = _LAST_LINES) -> str:
+def _clean(lines: Sequence[str], most: int = _LAST_LINES) -> list[str]:
     # Output may contain anything; drop control characters.
-    clean = ("".join(c for c in _TORCHRUN_PREFIX.sub("", line) if c.isprintable()) for line in lines[-most:])
-    return "\n".join("  " + line for line in clean) or "  (no output)"
+    return ["".join(c for c in _TORCHRUN_PREFIX.sub("", line) if c.isprintable()) for line in lines[-most:]]
 
 
 def _signal_name(number: int) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from pytest_ddpscale.node.protocol import SILENCE_S, Failed, Gone, LastWords, News, ProcessExit, RankSeen, Report
 from pytest_ddpscale.run.rank_folder import WantedArms
+from pytest_ddpscale.run.reason import Why
 from pytest_ddpscale.run.record_lines import AnyRecord, Notice
 from pytest_ddpscale.run.records import RankGpuError
 from pytest_ddpscale.run.survey_record import PostMortem, Survey
@@ -171,20 +172,20 @@ class GangEnd:
         failures: failure reports that ranks left.
         refused: why its nodes were not admitted, so that no rank was started; empty if they were.
         post_mortems: surveys of GPUs after ranks failed, as records.
-        left: a sentence about processes left on nodes that another gang would use; empty if there are none.
+        left: which processes are left on nodes that another gang would use; empty if none are.
         rank_ends: ranks whose processes ended early and not by us, the first one first.
         gpu_errors: ranks that an error of their own GPU ended, or a node that did not answer.
         oom_kills: OOM kills on its nodes during the gang, of any user's processes.
     """
 
     exit_code: int | None
-    why: str = ""
-    interrupted: str = ""
+    why: Why = ""
+    interrupted: Why = ""
     lost_hosts: tuple[str, ...] = ()
     failures: tuple[Failed, ...] = ()
     refused: str = ""
     post_mortems: tuple[PostMortem, ...] = ()
-    left: str = ""
+    left: Why = ""
     rank_ends: tuple[RankEnd, ...] = ()
     oom_kills: int = 0
     gpu_errors: tuple[RankGpuError, ...] = ()

@@ -26,6 +26,7 @@ from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.hosts import expanded, identity, read_hostfile
 from pytest_ddpscale.node.addresses import loopback_problem
 from pytest_ddpscale.plan.words import DeviceType
+from pytest_ddpscale.run.reason import Reason, Why, because
 from pytest_ddpscale.settings import AUTO, LAUNCHERS, Settings
 from pytest_ddpscale.util.masking import masked_text
 
@@ -210,11 +211,11 @@ class Launcher(ABC):
         """State of the wait for an allocation, from the launcher's own lines; empty once nodes are allocated."""
         return ""
 
-    def why_ended(self, lines: Sequence[str]) -> str:
+    def why_ended(self, lines: Sequence[str]) -> Why:
         """Why the launcher ended the agents without a fault of the nodes, from its own lines; empty if it did not."""
         return ""
 
-    def why_signalled(self) -> str:
+    def why_signalled(self) -> Why:
         """Why a scheduler may be signalling this process now; empty if unknown."""
         return ""
 
@@ -222,8 +223,8 @@ class Launcher(ABC):
         """Nodes that the launcher has given up, from its own lines."""
         return ()
 
-    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
-        """Why the agent of a node did not come up, as a sentence without a full stop.
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> Reason:
+        """Why the agent of a node did not come up.
 
         Args:
             host: the node.
@@ -231,10 +232,10 @@ class Launcher(ABC):
             lines: last lines of that process.
         """
         said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        return f"{host}: {self.program} ended with exit code {exit_code}; its last message: {said}"
+        return because("carrier-ended", host, self.program, exit_code, said)
 
-    def left_behind(self, launch: Launch) -> str:
-        """A sentence about processes that may still run on nodes after the launcher was killed; empty if none do."""
+    def left_behind(self, launch: Launch) -> Why:
+        """Which processes may still run on nodes after the launcher was killed; empty if none do."""
         return ""
 
 
@@ -306,15 +307,12 @@ class PerHostLauncher(Launcher):
             started.append(AgentProcess(self.command(targets.get(host, host), agent), host))
         return started
 
-    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> Reason:
         """Whether Python or this package is missing on the host."""
         if any(map(_NO_PACKAGE.search, lines)):
-            return (
-                f"{host}: pytest-ddpscale is not installed for {self._python} there: install version {__version__}, or "
-                "name another Python with --ddp-remote-python"
-            )
+            return because("no-package", host, self._python, __version__)
         if exit_code in _NO_PROGRAM:
-            return f"{host}: {self._python} cannot be started there: name its Python with --ddp-remote-python"
+            return because("no-python", host, self._python)
         return super().why_not_up(host, exit_code, lines)
 
     @property
@@ -354,13 +352,13 @@ class SshLauncher(PerHostLauncher, called="ssh"):
         """The ssh command; the agent's command is quoted as one word for the remote shell."""
         return ["ssh", *_SSH, "--", target, shlex.join(["exec", *agent])]
 
-    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> str:
+    def why_not_up(self, host: str, exit_code: int, lines: Sequence[str]) -> Reason:
         """Why ssh did not reach a host, with ssh's message."""
         if exit_code != _SSH_FAILED:
             return super().why_not_up(host, exit_code, lines)
         said = next((line.strip() for line in reversed(lines) if line.strip()), "ssh gave no reason")
         said, target = said.removeprefix("ssh: ").rstrip("."), self.named_hosts[0][host]
-        return f"{host} cannot be reached by ssh: {said} (try `ssh {target} true`)"
+        return because("no-ssh", host, said, target)
 
 
 class ExecLauncher(PerHostLauncher, called="exec"):
@@ -423,14 +421,15 @@ def launcher_for(settings: Settings, environ: Mapping[str, str]) -> Launcher:
     return chosen(settings, environ)
 
 
-def why_signalled(settings: Settings, environ: Mapping[str, str]) -> str:
+def why_signalled(settings: Settings, environ: Mapping[str, str]) -> Why:
     """Why a scheduler may be signalling this process now, whichever launcher is in use; empty if unknown.
 
     Args:
         settings: the user's options.
         environ: this process's environment.
     """
-    return next(filter(None, (one(settings, environ).why_signalled() for one in launchers().values())), "")
+    whys = (one(settings, environ).why_signalled() for one in launchers().values())
+    return next((why for why in whys if why), "")
 
 
 def container_of(

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.hosts import expanded
 from pytest_ddpscale.launch.launcher import AgentProcess, Cluster, Launch, Launcher, is_among
+from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.settings import AUTO, Settings
 
 _SRUN = (
@@ -55,26 +56,21 @@ _PATIENCE_S = 10.0
 # slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-31T12:00:00 DUE TO TIME LIMIT ***
 # For scancel, newer versions write `DUE to SIGNAL Terminated` where 22.05 gives no reason.
 _CANCELLED = re.compile(
-    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE to SIGNAL .*?| DUE TO ([A-Z ]+?))?(?: \*\*\*|,|$)"
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+"
+    r"(?: DUE to SIGNAL .*?| DUE TO (TIME LIMIT|PREEMPTION|JOB REQUEUE))?(?: \*\*\*|,|$)"
 )
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
-_REASONS = {
-    "TIME LIMIT": "the job reached its time limit",
-    "PREEMPTION": "the job was preempted",
-    "JOB REQUEUE": "the job was requeued",
-    "": "the job was cancelled",
-}
-# What `scontrol show job` says of a job that is being ended; the first that fits counts.
+# What `scontrol show job` says of a job that is being ended, and why that is; the first that fits counts.
 _STATES = {
-    r"JobState=PREEMPTED|PreemptTime=\d": _REASONS["PREEMPTION"],
+    r"JobState=PREEMPTED|PreemptTime=\d": "preemption",
     # Slurm 22.05 shows a requeued job as pending while it still runs, also after preemption.
-    r"JobState=(?:PENDING|\w*REQUEUE)": _REASONS["JOB REQUEUE"],
-    r"JobState=TIMEOUT|Reason=TimeLimit": _REASONS["TIME LIMIT"],
-    r"JobState=NODE_FAIL|Reason=NodeDown": "a node of the job failed",
-    r"JobState=OUT_OF_MEMORY|Reason=OutOfMemory": "the job ran out of memory",
-    r"JobState=DEADLINE|Reason=DeadLine": "the job reached its deadline",
+    r"JobState=(?:PENDING|\w*REQUEUE)": "job-requeue",
+    r"JobState=TIMEOUT|Reason=TimeLimit": "time-limit",
+    r"JobState=NODE_FAIL|Reason=NodeDown": "node-failed",
+    r"JobState=OUT_OF_MEMORY|Reason=OutOfMemory": "out-of-memory",
+    r"JobState=DEADLINE|Reason=DeadLine": "deadline",
     # After scancel a job is COMPLETING while its processes end, and its EndTime is the time of cancellation.
-    r"JobState=(?:CANCELLED|COMPLETING)": _REASONS[""],
+    r"JobState=(?:CANCELLED|COMPLETING)": "cancelled",
 }
 # A signal this close to the job's end announces the time limit: `#SBATCH --signal=B:TERM@120`.
 _NEAR_THE_END = timedelta(minutes=5)
@@ -163,12 +159,12 @@ class SlurmLauncher(Launcher, called="slurm"):
         said = [line for line in lines if _OF_THE_QUEUE.search(line)]
         return said[-1].removeprefix("srun: ") if said and _HAS_NODES not in said[-1] else ""
 
-    def why_ended(self, lines: Sequence[str]) -> str:
+    def why_ended(self, lines: Sequence[str]) -> Why:
         """Why Slurm ended a step, from srun's output."""
-        ends = ((match[1] or "").strip() for line in lines if (match := _CANCELLED.search(line)))
-        return next((_REASONS[why] for why in ends if why in _REASONS), "")
+        ends = (match[1] or "cancelled" for line in lines if (match := _CANCELLED.search(line)))
+        return next((because(why.lower().replace(" ", "-"), "") for why in ends), "")
 
-    def why_signalled(self) -> str:
+    def why_signalled(self) -> Why:
         """Why Slurm may be signalling this job now; empty if unknown or outside of a job."""
         job_id = self.environ.get("SLURM_JOB_ID")
         described = _asked("scontrol", "show", "job", "-o", job_id) if job_id else None
@@ -183,17 +179,14 @@ class SlurmLauncher(Launcher, called="slurm"):
                     found |= dict.fromkeys(expanded("srun", match[1]))
         return tuple(found)
 
-    def left_behind(self, launch: Launch) -> str:
+    def left_behind(self, launch: Launch) -> Why:
         """The step or job, until squeue no longer lists its name."""
         job_id = self.environ.get("SLURM_JOB_ID") if launch.hosts else None
         which = ["--steps", f"--jobs={job_id}"] if job_id else [f"--name={launch.name}"]
         left = _asked("squeue", "--noheader", "--format=%j", *which)
         if left is not None and launch.name not in left.split():
             return ""
-        return (
-            f"Processes of its Slurm step {launch.name} are left on the nodes, so no other gang is started; see "
-            "`squeue --steps`"
-        )
+        return because("step-left", launch.name)
 
 
 def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -212,14 +205,14 @@ def allocated_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     return expanded("SLURM_JOB_NODELIST", hosts)
 
 
-def reason_of(described: str, now: datetime) -> str:
+def reason_of(described: str, now: datetime) -> Why:
     """Why a job is being ended, from a line of ``scontrol show job -o``; empty if it is not."""
     limit, end = (re.search(rf"(?<!\S){name}=(\S+)", described) for name in ("TimeLimit", "EndTime"))
     why = next((why for state, why in _STATES.items() if re.search(rf"(?<!\S)(?:{state})", described)), "")
     with suppress(ValueError):
         if not why and end and datetime.fromisoformat(end[1]) - now < _NEAR_THE_END:
-            why = _REASONS["TIME LIMIT"]
-    return f"{why} of {limit[1]}" if limit and why == _REASONS["TIME LIMIT"] else why
+            why = "time-limit"
+    return because(why, limit[1] if limit else "") if why else ""
 
 
 def _here(environ: Mapping[str, str]) -> str:

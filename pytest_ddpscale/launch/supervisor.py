@@ -27,6 +27,7 @@ from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.run.rank_folder import Assignment, WantedArms
+from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice, RecordReader
 from pytest_ddpscale.run.records import (
     EndReason,
@@ -43,13 +44,11 @@ from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.run.survey_record import STUDY_ID as SURVEY
 from pytest_ddpscale.run.survey_record import Survey
-from pytest_ddpscale.util.listing import folded
 
 Admit = Callable[[Sequence[Survey]], str]
 # Target rate of messages from all nodes together, as long as beats stay well within SILENCE_S.
 _RANKS_PER_BEAT_S = 200.0
 _LONGEST_BEAT_S = SILENCE_S / 3
-_ENDED_EARLY = "its ranks ended early without an error: check for the kernel's out-of-memory killer (dmesg)"
 
 
 class Judge(Protocol):
@@ -81,7 +80,7 @@ class Supervisor(GangOwner):
     _has_nothing_to_run = False
     _deadline_unix_s: float | None = None
     _has_begun = _has_retried = False
-    _interruption = ""
+    _interruption: Why = ""
 
     def __init__(
         self,
@@ -143,8 +142,7 @@ class Supervisor(GangOwner):
         if self._deadline_unix_s is not None and time.time() >= self._deadline_unix_s:
             return self._end(studies, "budget", "")
         if unfit := [study for study in studies if self._lost and not plan.fits_nodes(study)]:
-            lost = ", ".join(folded(self._lost))
-            return self._end(unfit, "error", f"needs all {plan.nodes} nodes, but {lost} was lost before")
+            return self._end(unfit, "error", because("needs-lost-nodes", plan.nodes, (*self._lost,)))
         end = self._launched(plan, studies)
         if end.refused:
             raise NotAdmitted(end.refused)
@@ -173,15 +171,14 @@ class Supervisor(GangOwner):
         if end.interrupted:
             return ended | self._end(left, "interrupted", end.interrupted)
         if end.left:  # another gang would share the GPUs with the leftover processes
-            head, line_end, details = end.why.partition("\n")
-            return ended | self._end(left, "error", f"{head.rstrip('.')}. {end.left}{line_end}{details}")
+            return ended | self._end(left, "error", because("both", end.why, end.left))
         # A gang that ended before its first study is tried again, once in a run: if an earlier one got further, or if a
         # GPU's error ended it, as a second tells the GPU.
         is_tried_again = self._has_begun or any(not one.peer for one in end.gpu_errors)
         if is_tried_again and not begun and not self._has_retried:
             self._has_retried = True
             return set()
-        return ended | self._end(blamed, "error", end.why or _ENDED_EARLY)
+        return ended | self._end(blamed, "error", end.why or because("ended-early"))
 
     def _launched(self, plan: Plan, studies: Sequence[str]) -> GangEnd:
         """Run a gang; return how it ended."""
@@ -271,7 +268,7 @@ class Supervisor(GangOwner):
         self._listener(record)
         return wanted
 
-    def _end(self, studies: Sequence[str], reason: EndReason, why: str) -> set[str]:
+    def _end(self, studies: Sequence[str], reason: EndReason, why: Why) -> set[str]:
         """Settle studies without a measurement. Returns them."""
         self._write([StudyEnd(study=study, reason=reason, message=why) for study in studies])
         return set(studies)
@@ -283,11 +280,11 @@ class Supervisor(GangOwner):
         for record in records:
             self.hear(record)
 
-    def _why_interrupted(self, interrupt: KeyboardInterrupt) -> str:
+    def _why_interrupted(self, interrupt: KeyboardInterrupt) -> Why:
         """What ended the session: a scheduler, if it says so, else a signal or Ctrl-C."""
         named = str(interrupt)
         told = why_signalled(self._launch.launcher.settings, os.environ) if named else ""
-        return told or (f"{named} was received" if named else "Ctrl-C was pressed")
+        return told or because("interrupted-by", named)
 
 
 def _gang_of(plan: Plan, study_id: str) -> tuple[int, dict[str, str], str]:

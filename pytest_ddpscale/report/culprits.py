@@ -7,7 +7,6 @@ and decides nothing itself. Hosts of ISOLATE causes are drained, the others that
 from __future__ import annotations
 
 import itertools
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,10 @@ from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.causes import causes, missing_gpus
 from pytest_ddpscale.report.words.outcome import outcome_text
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.report.words.verdicts import culprit_text, despite_text, short_name, verdict_word, waiver_text
 from pytest_ddpscale.run.coverage import INFERENCE, TRAINING, Coverage
+from pytest_ddpscale.run.reason import each_in
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import Lost
 from pytest_ddpscale.run.run_json import WATERMARK
@@ -40,10 +41,6 @@ _WORDS: Mapping[Use, str] = {
 }  # fmt: skip
 # What a later run must say of a host to contradict a finding, and in words.
 _AGAINST: Mapping[Use, tuple[Use, str]] = {"drain": ("accepted", "accepts"), "accepted": ("drain", "rejects")}
-# Whom `launch.gang_failure` names for a gang that made no progress.
-_HELD_UP = re.compile(
-    r"so (?:the gang|it) was ended\. (?:\d+ of \d+ ranks ha\w+ not come up: (.+?)\?|(.+?) (?:is|are|has|have|sent) )"
-)
 # Slurm cuts a reason at a number of bytes. Characters that a shell or scontrol may read as syntax are removed.
 _ASCII = str.maketrans({"×": "x", "−": "-", "–": "-", "…": "...", "≥": "at least", "≤": "at most", "±": "+/-"})
 _UNSAFE = frozenset("\"'`\\$|<>")
@@ -236,11 +233,11 @@ def _rejects(verdict: Verdict) -> bool:
 def _lost(records: Sequence[AnyRecord], hosts: Collection[str]) -> Iterator[HostFinding]:
     """Nodes lost during the run, and those whose ranks held up all others: each for a person to judge, whatever the
     verdicts say about it."""
-    why = {host: f"lost: {one.message}" for one in records if isinstance(one, Lost) for host in one.hosts}
-    for message in ended(records, "error").values():
-        held_up = _HELD_UP.search(message)
-        named = (held_up[1] or held_up[2]).replace(",", " ").split() if held_up else ()
-        why = {host: message.partition("\n")[0] for host in hosts if host in named} | why
+    why = {host: f"lost: {say(one.message)}" for one in records if isinstance(one, Lost) for host in one.hosts}
+    for reason in ended(records, "error").values():
+        stuck = (one.args[0][:3] for one in each_in(reason) if one.code.startswith("stuck-"))  # as its sentence says
+        named = {name.rpartition(" ")[2] for names in stuck for name in names}
+        why = {host: say(reason).partition("\n")[0] for host in hosts if host in named} | why
     for host, message in why.items():
         yield HostFinding("look", host, one_line(message))
 

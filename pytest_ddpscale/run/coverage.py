@@ -13,6 +13,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Why
 
 # Kinds of tests, in the order of display.
 SURVEY, PROBES, TRAINING, INFERENCE, PAIRS = "survey", "probes", "training", "inference", "pairs"
@@ -79,7 +80,7 @@ class Coverage:
     ranks: int = 1
     paths: tuple[PathCoverage, ...] = ()
     paths_planned: int = 0
-    why_paths_are_missing: str = ""
+    why_paths_are_missing: Why = ""
     between_nodes: tuple[str, ...] = ()
     over_all_nodes: tuple[str, ...] = ()
 

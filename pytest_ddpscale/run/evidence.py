@@ -15,6 +15,7 @@ from pytest_ddpscale.plan.study import PROBES, Plan
 from pytest_ddpscale.run.block import Block, Unsupported
 from pytest_ddpscale.run.consistent import refuse_contradictions
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     ArmProfile,
@@ -66,7 +67,7 @@ class Evidence(Keeping):
     Attributes:
         plan: the planned studies.
         columns: all measurements in rounds: of training, forward passes, probes and pairs of nodes.
-        errors: error message of each study that broke, by study id.
+        errors: the error of each study that broke, by study id.
         interrupted: why a study was ended from outside before its end, by study id.
         flops_per_sample: floating-point operations of forward and backward pass, by study, if counted.
         seeded_steps: the seeded step that each rank computed alone, by study.
@@ -90,11 +91,11 @@ class Evidence(Keeping):
 
     plan: Plan
     columns: Columns
-    errors: Mapping[str, str]
+    errors: Mapping[str, Why]
     flops_per_sample: Mapping[str, float] = field(default_factory=dict)
     seeded_steps: Mapping[str, Mapping[Place, SeededStep]] = field(default_factory=dict)
     timed_arms: Mapping[str, Mapping[int, Collection[str]]] = field(default_factory=dict)
-    interrupted: Mapping[str, str] = field(default_factory=dict)
+    interrupted: Mapping[str, Why] = field(default_factory=dict)
     hosts: Collection[str] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
     surveys: Mapping[str, Survey] = field(default_factory=dict)
@@ -225,17 +226,17 @@ def evidence_of(plan: Plan, columns: Columns | None, records: Sequence[AnyRecord
     )
 
 
-DIED = "the run died before or while measuring this: its end was not recorded"
+DIED = because("died")
 
 
-def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False) -> Evidence:
+def read_evidence(run: RunDirectory, died: Why = DIED, *, goes_on: bool = False) -> Evidence:
     """The evidence in a run directory.
 
     A study without a recorded end is an error: the fault that it should find may have killed it.
 
     Args:
         run: the directory.
-        died: the message for such a study.
+        died: the reason for such a study.
         goes_on: whether the run still goes on; such a study is then not measured yet.
 
     Raises:
@@ -257,11 +258,10 @@ def read_evidence(run: RunDirectory, died: str = DIED, *, goes_on: bool = False)
         return evidence
     ends = ends_of(records)
     unfinished = {study: died for study in plan.study_ids if study not in ends}
-    finish_it = f"; --ddp-resume={run.path} finishes it"
+    finish_it = str(run.path)
     begun = {one.study for one in records if isinstance(one, StudyStart)}
     interrupted = {
-        study: f"{'interrupted' if study in begun else 'not started'}: {why}{finish_it}"
-        for study, why in evidence.interrupted.items()
+        study: because("not-finished", study in begun, why, finish_it) for study, why in evidence.interrupted.items()
     }
     if goes_on or record.status == "interrupted":
         return replace(evidence, interrupted=unfinished | interrupted)

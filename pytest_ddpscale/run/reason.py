@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -30,9 +30,22 @@ class Reason(Struct, frozen=True):
         return self.code in codes or any(one.is_of(codes) for one in self.args if isinstance(one, Reason))
 
 
+# A reason, or the text of a program, of an exception or of an earlier version; an empty one if there is none.
+Why: TypeAlias = Reason | str
+
+
 def because(code: str, *args: Any) -> Reason:
     """A reason with these arguments."""
     return Reason(code, args)
+
+
+def each_in(why: Any) -> Iterator[Reason]:
+    """A reason, and all that it is about; none of a text."""
+    if isinstance(why, Reason):
+        yield why
+        why = why.args
+    for part in why if isinstance(why, tuple) else ():
+        yield from each_in(part)
 
 
 def _read(arg: Any) -> Any:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from pytest_ddpscale.run.block import Block, Unsupported
+from pytest_ddpscale.run.reason import Why
 from pytest_ddpscale.run.records import (
     ArmProfile,
     GangRecord,
@@ -103,7 +104,7 @@ class Queued:
 class Interrupted:
     """The session is being ended from outside."""
 
-    message: str
+    message: Why
 
 
 @dataclass(frozen=True)

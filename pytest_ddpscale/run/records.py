@@ -14,6 +14,7 @@ from msgspec import Meta, field
 
 from pytest_ddpscale.plan.study import MOST_PROFILED_STEPS
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Why
 from pytest_ddpscale.run.strict_json import (
     Count,
     Line,
@@ -188,20 +189,20 @@ class StudyEnd(Line, tag="study_end"):
         study: its id.
         reason: ``decided`` (further rounds would change nothing), ``rounds`` (the limit is reached),
             ``budget`` (time ran out), ``interrupted`` (ended from outside) or ``error``.
-        message: for ``error``: rank and host, arm, round, phase and error message; for ``interrupted``: the cause,
+        message: why, for ``error``: rank and host, arm, round, phase and error message; for ``interrupted``: the cause,
             such as ``the job reached its time limit``.
     """
 
     study: str
     reason: EndReason
-    message: str = ""
+    message: Why = ""
 
 
 class Lost(Line, tag="lost"):
-    """Nodes that stopped responding or that the launcher gave up, with a message."""
+    """Nodes that stopped responding or that the launcher gave up, and why."""
 
     hosts: Texts
-    message: str
+    message: Why
 
 
 class RankGpuError(Record):

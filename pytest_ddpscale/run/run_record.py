@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from pytest_ddpscale.run.block import Block
-from pytest_ddpscale.run.reason import Reason, because
+from pytest_ddpscale.run.reason import Reason, Why, because
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import (
     EndReason,
@@ -34,9 +34,9 @@ def ranks_by_host(gangs: Iterable[GangRecord]) -> dict[str, list[Rank]]:
     return found
 
 
-def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, str]:
+def lost_hosts(records: Iterable[AnyRecord]) -> dict[str, Why]:
     """Why hosts were lost, by host, unless they took part again later: were surveyed, or in a gang."""
-    lost: dict[str, str] = {}
+    lost: dict[str, Why] = {}
     for record in records:
         if isinstance(record, Lost):
             lost |= dict.fromkeys(record.hosts, record.message)
@@ -96,8 +96,8 @@ def studies_measured(records: Sequence[AnyRecord]) -> set[str]:
     return set(ended(records, "decided", "rounds"))
 
 
-def ended(records: Sequence[AnyRecord], *reasons: EndReason) -> dict[str, str]:
-    """Message of each study whose last end has one of these reasons, by study id."""
+def ended(records: Sequence[AnyRecord], *reasons: EndReason) -> dict[str, Why]:
+    """Why of each study whose last end has one of these reasons, by study id."""
     return {study: end.message for study, end in ends_of(records).items() if end.reason in reasons}
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from pytest_ddpscale.errors import BadInput
 from pytest_ddpscale.report.while_measuring import REFRESH_S, Progress
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import AnyRecord, Interrupted, Listener, Notice
 from pytest_ddpscale.run.records import StudyEnd
@@ -73,7 +74,7 @@ class Interim:
                 with suppress(OSError):
                     self._put_progress()
         if isinstance(record, Interrupted):
-            self.interruption = f"interrupted at {now_iso()}: {record.message}"
+            self.interruption = f"interrupted at {now_iso()}: {say(record.message)}"
             self._write(self.interruption, is_last=True)
         elif isinstance(record, StudyEnd) and record.reason != "interrupted" and self._now() >= self._next_judging_s:
             self._write(f"measuring was still running when this was written at {now_iso()}")

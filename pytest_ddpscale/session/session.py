@@ -269,7 +269,8 @@ class AcceptanceSession:
         """How much of the measured machine was tested."""
         record = self.source.measured_run.read_run()
         per_node = (record.devices_present or 0) // evidence.plan.nodes if self.subject.device_type == "cuda" else 0
-        return coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
+        found = coverage_of(evidence, self.source.selected, self.verdicts, record.left_out, per_node)
+        return replace(found, why_paths_are_missing=say(found.why_paths_are_missing))
 
     def _basis(self) -> dict[str, str]:
         """Thresholds, measurements and time of this judgement; for an earlier run also this session's notes."""

@@ -227,9 +227,7 @@ def _row(measured: MeasuredSuite, study: ProbeStudy, probe: Arm) -> dict[str, An
     first = found.numbers < (study.swept_rounds or study.rounds)
     of_places = dict(replace(found, numbers=found.numbers[first], samples=found.samples[:, first]).items())
     if probed is None or not of_places:
-        why = (
-            evidence.unsupported.get(probe.name) or evidence.errors.get(study.id) or evidence.interrupted.get(study.id)
-        )
+        why = evidence.unsupported.get(probe.name) or measured.why_missing(study.id)
         return row | {"why_not": why or "no complete round"}
     estimates = {
         place: geometric_mean_estimate(values.tolist(), measured.confidence) for place, values in of_places.items()

@@ -32,6 +32,7 @@ from pytest_ddpscale.plan.metric_catalogue import Scale
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS, PACES, Pace
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.record_lines import Listener
 from pytest_ddpscale.run.run_directory import RunDirectory, RunLock, broken_file
@@ -155,7 +156,7 @@ class MeasuredSuite(Measured):
     def why_missing(self, study_id: str) -> str:
         """Why a study has no value: an error, an interruption or the time limit; empty if none of these."""
         of, limit = self.evidence, "time limit reached" if study_id in self.evidence.out_of_time else ""
-        return of.errors.get(study_id) or of.interrupted.get(study_id) or limit
+        return say(of.errors.get(study_id) or of.interrupted.get(study_id) or limit)
 
     def problems(self, lacking: Collection[str] = ()) -> list[str]:
         """Why arms of studies are missing or rest on fewer rounds than planned, and what is `lacking` by study id."""

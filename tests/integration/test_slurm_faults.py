@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from tests.builders.measurements import measurements_in
@@ -41,7 +42,7 @@ def wait_until_measuring(run: RunDirectory) -> None:
 
 
 def ends(run: RunDirectory) -> dict[str, tuple[str, str]]:
-    return {study: (end.reason, end.message) for study, end in ends_of(run.read_records()).items()}
+    return {study: (end.reason, say(end.message)) for study, end in ends_of(run.read_records()).items()}
 
 
 def wait_until_nobody_is_left(lab: SlurmLab) -> None:

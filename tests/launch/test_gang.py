@@ -17,7 +17,9 @@ import pytest
 from pytest_ddpscale import __version__
 from pytest_ddpscale.launch import gang as gang_module
 from pytest_ddpscale.launch.gang_state import GangEnd
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.rank_folder import WantedArms
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.record_lines import Queued
 from tests.builders.launches import scripted
 from tests.launch.watched_gang import Owner, Run, kind_of
@@ -51,12 +53,12 @@ def test_a_gang_ends_as_its_agents_say(
             (tmp_path / "gang-0.log").unlink(missing_ok=True)
             end = run(source.replace("\\n", "\n"), **given | limits | {"nodes": int(given["nodes"])})
         yield f"ended with {end.exit_code}"
-        yield from end.why.replace(__version__, "VERSION").splitlines()
+        yield from say(end.why).replace(__version__, "VERSION").splitlines()
         looked = [one.survey.host for one in end.post_mortems]
         peers = [one.peer for one in end.gpu_errors]
         ranks = [one.rank for one in end.failures]
         more = {
-            "interrupted": end.interrupted,
+            "interrupted": say(end.interrupted),
             "lost": end.lost_hosts,
             "failed": ranks,
             "peers": peers,
@@ -156,9 +158,7 @@ def test_the_step_of_a_srun_that_was_killed_is_waited_for(
     assert squeue.read_text().splitlines()[3:] == [f"--noheader --format=%j --name={step}"]
     squeue.unlink()
     monkeypatch.setattr(gang_module, "STEP_END_S", 0.0)
-    assert run(KILLED, name="slurm", hosts=("n1",), environ=job).left == (
-        f"Processes of its Slurm step {step} are left on the nodes, so no other gang is started; see `squeue --steps`"
-    )
+    assert run(KILLED, name="slurm", hosts=("n1",), environ=job).left == because("step-left", step)
     squeue.unlink()
     end = run("serve(); say('exit', code=0, exits=[]); sys.exit(1)", name="slurm", hosts=("n1",), environ=job)
     assert (end.left, squeue.exists()) == ("", False), "its agent has said that nothing is left"
@@ -183,6 +183,7 @@ def test_what_ends_measuring_ends_the_gang_in_order(
 def test_a_launcher_that_cannot_be_started_ran_no_rank(run: Run) -> None:
     command = ["/no such/srun", "-N2", "--comment=token=hunter2"]
     end = run("", launcher=scripted(lambda launch: command))
+    why = say(end.why)
     assert end.exit_code is None
-    assert end.why.startswith("/no such/srun: could not be started (No such file or directory)")
-    assert end.why.endswith("The command was: '/no such/srun' -N2 '--comment=token=***'")
+    assert why.startswith("/no such/srun: could not be started (No such file or directory)")
+    assert why.endswith("The command was: '/no such/srun' -N2 '--comment=token=***'")

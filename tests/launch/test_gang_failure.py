@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpscale.launch.gang_failure import describe, describe_standstill, rank_ends
+from pytest_ddpscale.report.words.reasons import say
 from tests.builders.launches import News
 from tests.tables import assert_approved, each_block
 
@@ -53,9 +54,9 @@ def told(case: str) -> Iterator[str]:
             case "output":
                 output = f"{number} {rest}".split(" / ")
             case "still":
-                yield from describe_standstill(news.roll, rest.split(), int(number)).split("\n")
+                yield from say(describe_standstill(news.roll, rest.split(), int(number))).split("\n")
                 return
-    yield from describe(news.roll, 1, output).split("\n")
+    yield from say(describe(news.roll, 1, output)).split("\n")
     yield from (f"{one.name} ended with {one.exit_code}" for one in rank_ends(news.roll))
 
 

@@ -23,7 +23,7 @@ from pytest_ddpscale.launch.supervisor import Admit, NotAdmitted, Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
-from pytest_ddpscale.report.words.reasons import worded
+from pytest_ddpscale.report.words.reasons import say, worded
 from pytest_ddpscale.run.evidence import evidence_of
 from pytest_ddpscale.run.record_lines import AnyRecord, Idle
 from pytest_ddpscale.run.records import StudyEnd
@@ -220,11 +220,11 @@ class TestOnlyASurvey:
         (end,) = stage.records
         assert isinstance(end, StudyEnd)
         assert (end.study, end.reason) == ("survey", "error")
-        assert "srun: error: oh" in end.message
+        assert "srun: error: oh" in say(end.message)
         assert [record for record in stage.heard if isinstance(record, StudyEnd)] == [end]
         verdict = worded(judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95))
         assert verdict.outcome == "not_measured"
-        assert end.message in verdict.reason
+        assert say(end.message) in verdict.reason
 
     def test_that_slurm_ends_says_so_and_is_no_error(self, stage: Stage) -> None:
         line = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"
@@ -234,4 +234,4 @@ class TestOnlyASurvey:
         assert (end.study, end.reason) == ("survey", "interrupted")
         verdict = worded(judge(check_case("gpus"), evidence_of(self.PLAN, Columns(), stage.records), 0.95))
         assert verdict.outcome == "not_measured"
-        assert end.message in verdict.reason
+        assert say(end.message) in verdict.reason

@@ -16,6 +16,7 @@ from pytest_ddpscale import __version__
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.launch.hosts import read_hostfile
 from pytest_ddpscale.launch.launcher import Cluster, ExecLauncher, Launch, PerHostLauncher, SshLauncher
+from pytest_ddpscale.report.words.reasons import say
 from tests.builders.launches import settings
 from tests.tables import assert_rows, each_block, is_so
 
@@ -126,7 +127,7 @@ def test_a_command_that_names_no_host_is_refused(command: str) -> None:
     ],
 )  # fmt: skip
 def test_why_an_agent_did_not_come_up_is_one_sentence(code: int, lines: list[str], expected: str) -> None:
-    assert SshLauncher(settings(hosts="n2"), {}).why_not_up("n2", code, lines) == expected
+    assert say(SshLauncher(settings(hosts="n2"), {}).why_not_up("n2", code, lines)) == expected
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a character device", "a directory"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpscale.launch.gang_failure import cuda_error_in, describe, gpu_errors
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.place import Place
 from tests.builders.launches import News
 from tests.rows import rows
@@ -84,7 +85,7 @@ def test_a_rank_that_the_watchdog_aborts_has_its_error_in_its_last_words(gang: N
 
 def test_the_first_line_names_the_gpu_and_what_to_do(gang: News) -> None:
     gang.failed(1, "AcceleratorError", LAUNCH_FAILURE, device="GPU-7", gpu_index=7)
-    first, second = describe(gang.roll, 1, []).splitlines()[:2]
+    first, second = say(describe(gang.roll, 1, [])).splitlines()[:2]
     assert first == (
         "rank 1 on n1, GPU 7 (GPU-7, local rank 1), failed in timed block (study weak/r, arm ddp@2, round 3): "
         "AcceleratorError: CUDA error: unspecified launch failure; look for an Xid: `dmesg | grep -i xid` on n1"
@@ -104,6 +105,6 @@ def test_of_a_gpu_without_memory_left_what_others_held_is_told(readings: dict[st
     gang, gpu = News("n1"), {"index": 7, "uuid": "", "name": "", "pci_bus_id": "", "pci_device_id": "", **readings}
     gang.say("survey", 0, survey={"host": "n1", "unix_s": 1.0, "gpus": [gpu, gpu | {"local_rank": 1}]})
     gang.failed(1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", device="GPU-7", gpu_index=7)
-    said = describe(gang.roll, 1, []).partition("OutOfMemoryError: ")[2].partition("CUDA")[0]
+    said = say(describe(gang.roll, 1, [])).partition("OutOfMemoryError: ")[2].partition("CUDA")[0]
     assert said == (f"70.0 GiB of GPU 7 were in use before the run ({told}); " if told else "")
     assert not gpu_errors(gang.roll)

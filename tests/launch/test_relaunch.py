@@ -27,6 +27,7 @@ from pytest_ddpscale.node.protocol import SILENCE_S, Task
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import AnyRecord, line_of
 from pytest_ddpscale.run.records import GpuErrors, RankGpuError, StudyEnd, StudyStart
@@ -74,7 +75,7 @@ class Stage:
     def ends(self) -> dict[str, Any]:
         ends = [record for record in self.run.read_records() if isinstance(record, StudyEnd)]
         assert len({end.study for end in ends}) == len(ends), "a study ends once"
-        return {end.study: (end.reason, end.message) for end in ends}
+        return {end.study: (end.reason, say(end.message)) for end in ends}
 
     def gang(self, task: Task, launch: Launch, limits: Limits, log: Path, owner: GangOwner) -> Any:
         """In place of `Gang`."""
@@ -180,7 +181,7 @@ def test_a_torn_record_is_cut_before_others_follow(stage: Stage) -> None:
     stage.run.append_record(StudyStart(study="x", unix_s=1.0))
     with stage.run.measurements_jsonl.open("a") as file:
         file.write('{"kind": "measure')
-    assert stage.supervise(Act((), DIED)) == dict.fromkeys(IDS, ("error", DIED.why))
+    assert stage.supervise(Act((), DIED)) == dict.fromkeys(IDS, ("error", say(DIED.why)))
 
 
 def test_agents_of_many_nodes_speak_less_often(stage: Stage) -> None:

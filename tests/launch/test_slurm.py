@@ -16,6 +16,7 @@ import pytest
 from pytest_ddpscale.launch import slurm as slurm_module
 from pytest_ddpscale.launch.launcher import AgentProcess, Container, Launch
 from pytest_ddpscale.launch.slurm import allocated_hosts, reason_of
+from pytest_ddpscale.report.words.reasons import say
 from tests.builders.launches import slurm
 from tests.tables import assert_approved, each_block
 
@@ -94,7 +95,7 @@ def test_the_reason_for_a_signal() -> None:
         ("", ""),
         ("slurm_load_jobs error: Invalid job id specified", ""),
     ]:  # fmt: skip
-        assert reason_of(described, NOW) == reason
+        assert say(reason_of(described, NOW)) == reason
 
 
 SAID = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-21T19:37:51{why} ***"
@@ -117,7 +118,7 @@ SAID = "slurmstepd-n1: error: *** {what} ON n1 CANCELLED AT 2026-11-21T19:37:51{
 def test_the_reason_for_a_steps_end(what: str, why: str, reason: str) -> None:
     aborted = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
     lines = [aborted, SAID.format(what=what, why=why), "srun: error: n1: task 0: Terminated"]
-    assert slurm().why_ended(lines) == reason
+    assert say(slurm().why_ended(lines)) == reason
 
 
 def test_what_ends_by_itself_was_not_ended_by_slurm() -> None:
@@ -171,7 +172,7 @@ def test_its_nodes_are_those_of_the_job() -> None:
 
 def test_slurm_is_asked_about_the_job_around_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol(tmp_path, monkeypatch, '[ "$*" = "show job -o 8" ] && echo "JobId=8 JobState=PREEMPTED"')
-    assert slurm({"SLURM_JOB_ID": "8"}).why_signalled() == "the job was preempted"
+    assert say(slurm({"SLURM_JOB_ID": "8"}).why_signalled()) == "the job was preempted"
     assert slurm({"SLURM_JOB_ID": "9"}).why_signalled() == ""
     assert slurm({}).why_signalled() == ""
 

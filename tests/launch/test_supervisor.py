@@ -19,7 +19,9 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import read_evidence
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.records import StudyEnd, StudyStart
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ended, ends_of
@@ -73,7 +75,7 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
     measure(run, launcher)
     errors = ended(run.read_records(), "error")
     assert list(errors) == IDS
-    for message in errors.values():
+    for message in map(say, errors.values()):
         assert message.startswith(f"{missing}: could not be started (No such file or directory); expected a program")
         assert "Check that it and its virtual environment still exist" in message
         assert message.endswith(f"The command was: '{missing}' -m torch.distributed.run --nproc-per-node=1")
@@ -92,7 +94,9 @@ def test_a_missing_launcher_is_the_error_of_every_study(run: RunDirectory, tmp_p
 def test_the_system_s_reason_is_told(run: RunDirectory, tmp_path: Path, content: bytes, mode: int, reason: str) -> None:
     path = program(tmp_path / "torchrun", content, mode)
     measure(run, Starting([str(path)]))
-    assert all(f"{path}: could not be started ({reason})" in m for m in ended(run.read_records(), "error").values())
+    assert all(
+        f"{path}: could not be started ({reason})" in say(m) for m in ended(run.read_records(), "error").values()
+    )
 
 
 def test_each_study_has_its_own_try_when_isolated(run: RunDirectory) -> None:
@@ -121,9 +125,7 @@ def test_a_gang_that_ends_early_and_says_nothing_is_an_error_with_words(run: Run
     end = to_builtins(StudyEnd(IDS[1], "rounds"))
     goes_on = f"{AGENTS}\nserve(); record(**{end!r})"
     measure(run, Starting([sys.executable, "-c", measures], [sys.executable, "-c", goes_on]))
-    assert ended(run.read_records(), "error") == {
-        IDS[0]: "its ranks ended early without an error: check for the kernel's out-of-memory killer (dmesg)"
-    }
+    assert ended(run.read_records(), "error") == {IDS[0]: because("ended-early")}
 
 
 class TestLaunches:
@@ -175,7 +177,7 @@ def test_the_run_can_be_judged_and_has_an_error_for_each_study(run: RunDirectory
     measure(run, Starting(["/no/such/python"]))
     evidence = read_evidence(run)
     assert set(evidence.errors) == set(IDS)
-    assert all("/no/such/python: could not be started" in message for message in evidence.errors.values())
+    assert all("/no/such/python: could not be started" in say(message) for message in evidence.errors.values())
 
 
 def test_other_errors_of_the_system_are_not_taken_for_it(run: RunDirectory) -> None:

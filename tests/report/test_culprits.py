@@ -24,8 +24,9 @@ from pytest_ddpscale.report.culprits import (
     text_lines,
     tsv_lines,
 )
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.coverage import PROBES, SURVEY
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.records import Lost, StudyEnd
 from pytest_ddpscale.run.run_json import Resumed
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
@@ -140,24 +141,25 @@ def test_hosts_are_drained_accepted_or_looked_at(tmp_path: Path, line: str) -> N
     assert ", ".join(said(run_of(tmp_path / "r", line))) == RUNS[line]
 
 
+PLACE = because("in-phase", "timed block", "weak/r", None, False)
 STANDSTILLS = {
-    "rank 3 on n2 is stopped (SIGSTOP, or a debugger) in timed block (study weak/r)\nits last output:\n  …": "n2",
-    "rank 1 on n1, rank 3 on n2 are furthest behind of 4 ranks: at least one of them is stuck": "n1 n2",
-    "rank 3 on n2 has not begun to connect a communicator, for which rank 1 on n1 waits, in warm-up": "n2",
-    "the agents on n1, n3 sent nothing meanwhile: stopped, or the node or its link is down": "n1 n3",
-    "1 of 4 ranks has not come up: local rank 1 on n2, still importing torch? Look at the file system": "n2",
-    "all ranks are stuck in timed block": "",
+    because("quoted", (because("stuck-in-kernel", ("rank 3 on n2",), PLACE),), ("…",), ()): "n2",
+    because("stuck-behind", ("rank 1 on n1", "rank 3 on n2"), 4, "", PLACE): "n1 n2",
+    because("quoted", (because("stuck-connecting", ("rank 3 on n2",), ("rank 1 on n1",), PLACE),), (), ()): "n2",
+    because("stuck-agents", ("n1", "n3")): "n1 n3",
+    because("stuck-absent", ("local rank 1 on n2",), 4): "n2",
+    because("all-stuck", ("timed block",)): "",
 }
 
 
 @pytest.mark.parametrize("standstill", STANDSTILLS)
-def test_nodes_of_ranks_that_held_up_all_are_looked_at(tmp_path: Path, standstill: str) -> None:
-    why = f"ranks recorded nothing for 15 s (--ddp-inactivity-limit), so the gang was ended. {standstill}"
+def test_nodes_of_ranks_that_held_up_all_are_looked_at(tmp_path: Path, standstill: Reason) -> None:
+    why = because("both", because("both", because("nothing-recorded", 15.0, True), standstill, "."), "A step is left")
     ends = [StudyEnd("weak/r", "error", why), StudyEnd("weak/s", "error", "rank 1 on n1 failed: ValueError: no")]
     first, *found = read_findings(run_of(tmp_path / "r", "incomplete; BROKEN", records=ends))
     assert " ".join(one.host for one in found) == STANDSTILLS[standstill]
     assert first.use == ("look" if found else "none")
-    assert all(standstill.partition("\n")[0] in one.evidence for one in found)
+    assert all(say(why).partition("\n")[0] in one.evidence for one in found)
 
 
 @pytest.mark.parametrize(("since", "use"), [

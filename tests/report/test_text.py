@@ -7,17 +7,21 @@ import re
 import unicodedata
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pytest_ddpscale import launch as launch_package
+from pytest_ddpscale.launch.slurm import _STATES
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.report import digits
 from pytest_ddpscale.report.sentences import uniform_loss_text
+from pytest_ddpscale.report.words.reasons import SENTENCES, say
 from pytest_ddpscale.report.words.verdicts import headline_of, verdict_style, verdict_word
-from pytest_ddpscale.run.reason import because
+from pytest_ddpscale.run.reason import Reason, because
 from pytest_ddpscale.run.verdicts import Judgement, UniformLoss, Verdict
 from pytest_ddpscale.util.printable import one_line, shell_line
 from tests.builders.judgements import FAILED, HOSTILE, MEMORY, PASSED, WARNED
@@ -180,3 +184,19 @@ def test_the_lower_limit_of_the_slowest_workload_is_told_rounded_down(changes: d
     said = uniform_loss_text(replace(Judgement("a100", "accepted", "1 of 1", (PASSED,)), **changes))
     assert said.endswith(words)
     assert bool(said) == bool(words)
+
+
+def test_each_reason_that_ends_a_gang_has_a_sentence() -> None:
+    """A module names codes as the first text in brackets, or keeps them in a table."""
+    launch = Path(launch_package.__path__[0])
+    text = "".join(one.read_text(encoding="utf-8") for one in launch.glob("*.py"))
+    codes = {*re.findall(r'because\(\s*"([a-z-]+)"|_stuck\(roll, "([a-z-]+)"', text)}
+    found = {one or other for one, other in codes}
+    assert found - SENTENCES.keys() == set()
+    assert {*_STATES.values()} <= SENTENCES.keys()
+    assert len(found) > 30
+
+
+@rows("reason", [because("of-a-later-version", "n1"), because("no-route", "n1"), because("nodes-lost", 7, "", "")])
+def test_a_reason_of_another_version_is_shown_as_it_is(reason: Reason) -> None:
+    assert say(because("broke", reason)).startswith(f"{reason.code} (")

@@ -11,8 +11,10 @@ import pytest
 
 from pytest_ddpscale.errors import RunDirectoryError
 from pytest_ddpscale.plan.arm import Arm
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import DIED, Evidence, read_evidence
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Why
 from pytest_ddpscale.run.records import ArmProfile, SeededStep
 from pytest_ddpscale.run.table import Columns, columns_of
 from tests.builders.records import gang_on, steady_block
@@ -27,7 +29,7 @@ CUT = changed(END, reason="interrupted", message="the job ended")
     ("change", "of_run", "errors", "interrupted"),
     [
         (without(END), {}, DIED, ""),
-        (without(END), {"status": "interrupted"}, "", DIED),
+        (without(END), {"status": "interrupted"}, "", say(DIED)),
         (without(END), {"status": "imported"}, "", ""),
         (changed(END, reason="error", message="no memory"), {}, "no memory", ""),
         (changed(END, reason="budget"), {}, "", ""),
@@ -36,12 +38,12 @@ CUT = changed(END, reason="interrupted", message="the job ended")
     ],
 )
 def test_a_study_that_has_not_ended_well_says_why(
-    tmp_path: Path, change: Change, of_run: dict[str, Any], errors: str, interrupted: str
+    tmp_path: Path, change: Change, of_run: dict[str, Any], errors: Why, interrupted: str
 ) -> None:
     evidence = read(tmp_path, change, **of_run)
     assert evidence.errors == ({STUDY.id: errors} if errors else {})
     assert evidence.interrupted.keys() == ({STUDY.id} if interrupted else set())
-    assert evidence.interrupted.get(STUDY.id, "").startswith(interrupted)
+    assert say(evidence.interrupted.get(STUDY.id, "")).startswith(interrupted)
 
 
 def test_an_end_that_could_not_be_written_says_why(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_ddpscale.run.block import MOST_SAMPLES_PER_S, READINGS, SERIES, Block, RankBlock, joined, step_bytes
 from pytest_ddpscale.run.evidence import evidence_of
+from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.record_lines import AnyRecord, RecordReader, line_of
 from pytest_ddpscale.run.records import GangTransport, RankTransport, StudyEnd
 from pytest_ddpscale.run.survey_record import (
@@ -162,6 +163,12 @@ def test_the_fastest_pace_that_may_be_is_taken(change: dict[str, Any]) -> None:
 
 def test_a_record_says_its_kind() -> None:
     assert json.loads(line_of(StudyEnd("weak/r", "budget"))) == END
+
+
+def test_why_a_study_ended_is_read_as_it_was_written() -> None:
+    for why in ("of an earlier version", because("quoted", (because("rank-left", "rank 3 on n2"),), ("lines",), ())):
+        end = StudyEnd("weak/r", "error", why)
+        assert RecordReader().read(line_of(end)) == end
 
 
 def read_as(name: str, value: Any, why: str = "of a rank is out of range") -> tuple[Any, Any, str]:

@@ -22,6 +22,7 @@ from pytest_ddpscale.judge.links import slow_links
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.evidence import read_evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.record_lines import line_of
@@ -56,7 +57,7 @@ def told(line: str) -> Iterator[str]:
     gpus, *typed = line.split()
     with TemporaryDirectory() as folder:
         evidence = read_evidence(written(Path(folder) / "run", int(gpus), *typed))
-    yield from evidence.errors.values()
+    yield from map(say, evidence.errors.values())
     found = defaultdict[str, list[str]](list)
     for case in a100(int(gpus)).cases:
         verdict = judge(case, evidence, CONFIDENCE)

@@ -15,19 +15,25 @@ from pytest_ddpscale.plan.hardware import wheel_for
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
-from pytest_ddpscale.run.reason import Reason
+from pytest_ddpscale.report.words.gangs import OF_GANGS
+from pytest_ddpscale.run.reason import Reason, Why
 from pytest_ddpscale.run.records import WITHOUT_OVERLAP
 from pytest_ddpscale.run.verdicts import Verdict
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.listing import count_text, first_few, first_nodes
+from pytest_ddpscale.util.listing import count_text, first_few, first_nodes, folded
 
 Entry: TypeAlias = str | Callable[..., str]
 
 
-def say(reason: Reason) -> str:
+def say(reason: Why) -> str:
     """The sentence, without a full stop."""
-    entry, args = SENTENCES[reason.code], map(_said, reason.args)
-    return entry.format(*map(_Words, args)) if isinstance(entry, str) else entry(*args)
+    if isinstance(reason, str):
+        return reason
+    try:
+        entry, args = SENTENCES[reason.code], map(_said, reason.args)
+        return entry.format(*map(_Words, args)) if isinstance(entry, str) else entry(*args)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # a record of another version
+        return f"{reason.code} {reason.args}"
 
 
 def _said(arg: Any) -> Any:
@@ -40,12 +46,16 @@ def _said(arg: Any) -> Any:
 
 class Listed(list[Any]):
     """Arguments of which a sentence lists the first few; a format is the separator of all, ``; …`` of the first few;
-    with ``nodes`` their names are folded."""
+    with ``nodes`` their names are folded, with ``folded`` all of them; with ``>`` each is a line below a title."""
 
     def __format__(self, spec: str) -> str:
         names = [*map(str, self)]
         if spec == "nodes":
             return first_nodes(names)
+        if spec == "folded":
+            return ", ".join(folded(names))
+        if spec.startswith(">"):
+            return "\n  ".join([f"\n{spec[1:]}", *names]) if names else ""
         if spec.endswith("…"):
             return first_few(names, separator=spec[:-1])
         return spec.join(names) if spec else first_few(names)
@@ -55,6 +65,7 @@ class _Words:
     """An argument in a template, with formats beside those of Python and of `Listed`.
 
     ``{:#node}`` is ``1 node`` or ``2 nodes``, ``{:#}`` the length of a list, ``{:%}`` and ``{:.1f%}`` per cent,
+    ``{:+is|are}`` the first word of a list of one, else the second,
     ``{:? (and @ more)|, alone}`` the first words, with the value for @, if there is one, and else the others.
     """
 
@@ -68,6 +79,8 @@ class _Words:
         if kind == "?":
             told, _, otherwise = words.partition("|")
             return told.replace("@", format(value)) if value else otherwise
+        if kind == "+":
+            return words.split("|")[len(value) != 1]
         if spec.endswith("%"):
             return f"{100 * value:{spec[:-1]}} %" if words else percent(value)
         return format(value, spec)
@@ -525,4 +538,5 @@ SENTENCES: Mapping[str, Entry] = {
     "fewer-ports": _fewer_ports,
     "note-fewer-ports": _fewer_ports,
     "not-measured-with-peers": "not measured in {:#round} of its peers",
+    **OF_GANGS,
 }  # fmt: skip

@@ -7,7 +7,9 @@ from typing import Literal
 from pytest_ddpscale.plan.metric_catalogue import METRICS
 from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.report.digits import bound_text
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.place import Place
+from pytest_ddpscale.run.reason import Why
 from pytest_ddpscale.run.verdicts import Culprit, Verdict
 from pytest_ddpscale.util.printable import one_line
 
@@ -53,10 +55,9 @@ def reason_text(verdict: Verdict) -> str:
     return headline_of(verdict.reason) if _is_message(verdict) else one_line(verdict.reason)
 
 
-def headline_of(message: str) -> str:
+def headline_of(message: Why) -> str:
     """First line of a message, its first sentences if it is very long; an error's stack, output and logs follow it."""
-    first = message.strip().partition("\n")[0].removesuffix("; its last output:").removesuffix("; last output:")
-    line = one_line(first)
+    line = one_line(say(message).strip().partition("\n")[0])
     if len(line) <= _LONGEST_HEADLINE:
         return line
     head = line[:_LONGEST_HEADLINE]  # torch's out-of-memory goes on for 600 characters
