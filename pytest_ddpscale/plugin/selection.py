@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_ddpscale.plugin.fixtures import JudgeableRequirement
 from pytest_ddpscale.settings import OPTIONS
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def uses(item: pytest.Item, fixture: str) -> bool:
     """Whether a test uses this plugin's fixture of that name, not one of its own project."""
     info: Any = getattr(item, "_fixtureinfo", None)
     fixtures: Any = info.name2fixturedefs.get(fixture, ()) if info is not None else ()
-    return len(fixtures) > 0 and fixtures[-1].func.__module__ == JudgeableRequirement.__module__
+    return len(fixtures) > 0 and fixtures[-1].func.__module__ == f"{__package__}.fixtures"
 
 
 def may_measure(item: pytest.Item) -> bool:
