@@ -114,9 +114,9 @@ def write_dataset(folder: Path, record: DatasetRecord, show: Callable[[int, int]
         OptionError: the folder, or an incomplete one of that name, exists.
         OSError: the disk is full, or the folder cannot be written.
     """
-    incomplete = folder.with_name(f"{folder.name}.incomplete")
     if folder.exists():
         raise OptionError("FOLDER", f"{folder} already exists", "the name of a new folder")
+    incomplete = folder.with_name(f"{folder.name}.incomplete")
     try:
         incomplete.mkdir(parents=True)
     except FileExistsError:

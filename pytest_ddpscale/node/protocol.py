@@ -133,7 +133,7 @@ class ProcessExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     is_root_cause: bool
 
 
-class Report(FromNode, forbid_unknown_fields=False, omit_defaults=True, tag="report"):
+class Report(FromNode, forbid_unknown_fields=False, omit_defaults=True, tag="up"):
     """What is new of a node; nothing for a sign of life. The one message that other versions must understand.
 
     Attributes:

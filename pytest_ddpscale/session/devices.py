@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import platform
+from dataclasses import replace
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.launch.launcher import Cluster
 from pytest_ddpscale.node.processes import Command
 from pytest_ddpscale.node.survey import GpusHere, survey_command, survey_from, usable
+from pytest_ddpscale.plan.hardware import is_named
 from pytest_ddpscale.plan.words import DeviceType
 from pytest_ddpscale.run.survey_record import Survey, SurveyedGpu
 from pytest_ddpscale.settings import AUTO, Settings
@@ -56,7 +58,8 @@ def gpus_of(survey: Survey, hidden: str) -> GpusHere:
         action = "Make `nvidia-smi` work on this machine first: reload the driver or reboot."
     if found:
         raise SkuError(f"NVML on {survey.host}", found, "a working driver", action)
-    silent = [_silence(gpu, survey.host) for gpu in survey.gpus if gpu.is_visible and _why_silent(gpu)]
+    shown = [gpu for gpu in survey.gpus if gpu.is_visible]
+    silent = [_silence(gpu, survey.host, why) for gpu in shown if (why := _why_silent(gpu))]
     gpus = [gpu for gpu in usable(survey.gpus) if not _why_silent(gpu)]
     if gpus or silent:
         return GpusHere(gpus, silent)
@@ -80,10 +83,21 @@ def _why_silent(gpu: SurveyedGpu) -> str:
     return lost or gpu.problem or (f"nvmlDeviceGetMemoryInfo fails ({unread})" if is_fault else "")
 
 
-def _silence(gpu: SurveyedGpu, host: str) -> SkuError:
+def without_lost_memory(here: GpusHere, thresholds: ThresholdsFile) -> GpusHere:
+    """Without GPUs that have no memory by NVML while SKUs of their name have: these do not answer."""
+    known = [sku.detect for sku in thresholds.thresholds.skus.values() if sku.detect.memory_gib]
+    lost = [
+        gpu for gpu in here.gpus if gpu.memory_bytes is None if any(is_named(gpu.name, one.name or "") for one in known)
+    ]
+    why = "nvmlDeviceGetMemoryInfo fails (Not Supported)"
+    silent = [*here.silent, *(_silence(gpu, platform.node(), why) for gpu in lost)]
+    return replace(here, gpus=[gpu for gpu in here.gpus if gpu not in lost], silent=silent)
+
+
+def _silence(gpu: SurveyedGpu, host: str, why: str) -> SkuError:
     action = "Look for Xid messages with `dmesg`, drain the node, then reset the GPU or reboot."
     action = action if gpu.is_lost else "Make `nvidia-smi` work on this machine first."
-    return SkuError(f"GPU {gpu.index} of {host}", _why_silent(gpu), "a GPU that answers", action)
+    return SkuError(f"GPU {gpu.index} of {host}", why, "a GPU that answers", action)
 
 
 def gpus_asked(settings: Settings, cluster: Cluster) -> int:

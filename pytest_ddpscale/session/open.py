@@ -15,7 +15,7 @@ from pytest_ddpscale.node.survey import GpusHere, refuse_missing_torch
 from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import ThresholdsUsed
-from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu
+from pytest_ddpscale.session.devices import devices_per_node, gpus_asked, gpus_here, needs_no_gpu, without_lost_memory
 from pytest_ddpscale.session.measure import MeasureSource
 from pytest_ddpscale.session.resume import ResumeSource, read_resumption
 from pytest_ddpscale.session.sources import EvidenceSource, JudgeSource, Machine, Site, Subject
@@ -100,6 +100,7 @@ def look(site: Site, thresholds: ThresholdsFile, sku: str, *, judges_none: bool 
     if trains_here:
         refuse_missing_torch()
     here = GpusHere() if needs_no_gpu(thresholds, sku, no_devices_here) else gpus_here()
+    here = without_lost_memory(here, thresholds)
     gpus, silent = here.gpus, here.silent
     are_gone = judges_none and sku != AUTO and not gpus and (bool(silent) or here.is_fault)
     if are_gone and thresholds.thresholds.skus[thresholds.sku_name(sku)].checks.get("gpus") == "fail":

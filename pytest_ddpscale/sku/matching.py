@@ -17,7 +17,7 @@ from pytest_ddpscale.util.digits import percent
 AUTO = "auto"
 _BYTES_PER_GIB = 2**30
 # NVIDIA's names of virtual GPUs (vGPU), by which a virtual machine has a part of a GPU: "NVIDIA A100-40C".
-_VIRTUAL = re.compile(r"GRID .*|.*-\d+(?:[ABCQ]|CME)")
+_VIRTUAL = re.compile(r"GRID .*|.*-\d+(?:[ABCQ]4?|CME)")
 
 
 def matching_skus(thresholds: Thresholds, gpu: SurveyedGpu) -> list[str]:

@@ -27,7 +27,7 @@ TASK = {{}}
 RANK = {{"pid": 1, "phase": "timed block", "study": "weak/r", "arm": "ddp@2", "round": 3, "entered": 12, "state": "S"}}
 def say(word, node=0, **fields):
     fields |= {{"is_last": True}} if word == "exit" else {{}}
-    word = word if word in ("rank", "gone", "failed", "piece") else "report"
+    word = word if word in ("rank", "gone", "failed", "piece") else "up"
     print("@ddpscale " + json.dumps({{"say": word, "node": node, "host": f"n{{node + 1}}", **fields}}), flush=True)
 SENT = {{}}
 def send(file, data, node=0):
@@ -124,7 +124,7 @@ class News:
     def say(self, word: str, node: int, now_s: float = 0.0, /, **fields: Any) -> None:
         """A message of a node's agent."""
         fields |= {"is_last": True} if word == "exit" else {}
-        word = word if word in ("rank", "gone", "failed") else "report"
+        word = word if word in ("rank", "gone", "failed") else "up"
         message = {"say": word, "node": node, "host": self._hosts[node], **fields}
         self.roll.hear(msgspec.convert(message, Message), now_s)
 

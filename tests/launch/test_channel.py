@@ -17,7 +17,7 @@ from pytest_ddpscale.launch.launcher import AgentProcess
 from pytest_ddpscale.node.protocol import FileBytes, Report, Start, Stop, encode_news
 
 Open = Callable[..., Channel]
-BEAT = '@ddpscale {"say":"report","node":0,"host":"n1"}'
+BEAT = '@ddpscale {"say":"up","node":0,"host":"n1"}'
 HEARD = Report(node=0, host="n1")
 
 
@@ -66,7 +66,7 @@ def test_secrets_that_a_scheduler_quotes_are_neither_logged_nor_told(open_channe
 
 def test_what_is_said_is_stamped_as_it_arrives_and_not_as_it_is_fetched(open_channel: Open) -> None:
     """Judging a large cluster may keep the supervisor busy meanwhile."""
-    channel = open_channel("""print('@ddpscale {"say":"report","node":0,"host":"n1"}')""")
+    channel = open_channel("""print('@ddpscale {"say":"up","node":0,"host":"n1"}')""")
     channel.wait()
     channel.close()
     ended_s = time.time()
@@ -98,7 +98,7 @@ def test_a_message_may_come_behind_what_others_left_on_the_line_and_on_either_st
         "b'@ddpscale {\"say\":\\n@ddpscale\\n@ddpscale {}\\n@ddpscale [1]\\n'",
         "b'x' * 3_000_000 + b'\\n'",
         "b'@ddpscale ' + b'[' * 200_000 + b'\\n'",
-        'b\'@ddpscale {"say":"report","node":NaN}\\n\'',
+        'b\'@ddpscale {"say":"up","node":NaN}\\n\'',
         "b'\\n' * 1000",
     ],
 )

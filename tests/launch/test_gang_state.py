@@ -87,7 +87,7 @@ NAMES = st.sampled_from(
 )  # fmt: skip
 MESSAGES = st.builds(
     lambda word, fields, node: {"node": node, "host": "n", **fields, "say": word},
-    st.sampled_from(["report", "rank", "failed", "gone", "what"]),
+    st.sampled_from(["up", "rank", "failed", "gone", "what"]),
     st.dictionaries(NAMES, VALUES, max_size=6),
     st.integers(0, 1),
 )

@@ -119,14 +119,14 @@ def test_orders_come_as_they_were_said(order: Any) -> None:
         {"say": "rank", "node": 0, "host": "n1", "local_rank": 0, "steps": None},
         {"say": "rank", "node": 0, "host": "n1", "local_rank": 0, "mood": "good"},
         {"say": "gone", "node": 0, "host": "n1", "local_rank": 0, "phase": 7},
-        {"say": "report", "node": 0, "host": "n1", "words": {"local_rank": 0, "text": "x"}},
-        {"say": "report", "node": "0", "host": "n1", "version": "1"},
-        {"say": "report", "node": True, "host": "n1", "version": "1"},
-        {"say": "report", "node": 0, "host": None, "version": "1"},
-        {"say": "report", "node": 0, "host": "n1", "exits": [[0, -9]]},
-        {"say": "report", "node": 0, "host": "n1", "exits": [[0, "x", 1, True]]},
-        {"say": "report", "node": 0, "host": "n1", "exits": 3},
-        {"say": "report", "node": 0, "host": "n1", "oom_kills": "many"},
+        {"say": "up", "node": 0, "host": "n1", "words": {"local_rank": 0, "text": "x"}},
+        {"say": "up", "node": "0", "host": "n1", "version": "1"},
+        {"say": "up", "node": True, "host": "n1", "version": "1"},
+        {"say": "up", "node": 0, "host": None, "version": "1"},
+        {"say": "up", "node": 0, "host": "n1", "exits": [[0, -9]]},
+        {"say": "up", "node": 0, "host": "n1", "exits": [[0, "x", 1, True]]},
+        {"say": "up", "node": 0, "host": "n1", "exits": 3},
+        {"say": "up", "node": 0, "host": "n1", "oom_kills": "many"},
         {"say": "file", "node": 0, "host": "n1", "file": "x", "data": "x"},
         {"say": 1},
     ],
@@ -136,15 +136,15 @@ def test_a_message_that_no_agent_makes_is_none(message: dict[str, Any]) -> None:
 
 
 def test_agents_of_another_version_can_say_which() -> None:
-    message = {"say": "report", "node": 0, "host": "n1", "version": "9", "mood": "good"}
+    message = {"say": "up", "node": 0, "host": "n1", "version": "9", "mood": "good"}
     assert decode_news(MARK + json.dumps(message).encode()) == Report(node=0, host="n1", version="9")
 
 
 @given(st.binary())
 @example(MARK + b"[" * 100_000)
-@example(MARK + b'{"say": "report", "node": NaN, "host": "n"}')
-@example(MARK + b'{"say": "report", "node": 1e999, "host": "n"}')
-@example(MARK + b'{"say": "report", "node": ' + b"9" * 5000 + b', "host": "n"}')
+@example(MARK + b'{"say": "up", "node": NaN, "host": "n"}')
+@example(MARK + b'{"say": "up", "node": 1e999, "host": "n"}')
+@example(MARK + b'{"say": "up", "node": ' + b"9" * 5000 + b', "host": "n"}')
 @example(MARK * 3)
 def test_garbage_is_no_message(line: bytes) -> None:
     for decode in (decode_news, decode_order):

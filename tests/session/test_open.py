@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_ddpscale.errors import OptionError, SkuError
 from pytest_ddpscale.node.survey import GpusHere
@@ -196,6 +197,17 @@ class TestSilentGpus:
         session.source.select(session.source.cases[:1])
         assert session.source.plan is not None
         assert session.source.plan.survey
+
+    @pytest.mark.parametrize(("memory_gib", "there"), [("", 3), (", memory_gib: 80", 2)])
+    def test_are_those_without_memory_whose_sku_has_memory(
+        self, opened: Open, machine: Callable[..., None], tmp_path: Path, memory_gib: str, there: int
+    ) -> None:
+        """A GPU that works in the host's memory has none of its own; of another it is a fault."""
+        with_check = tmp_path / "with_check.yaml"
+        with_check.write_text(WITH_CHECK.replace("'^G$'", f"'^G$'{memory_gib}"), encoding="utf-8")
+        machine(gpu(0), gpu(1), replace(gpu(2), memory_bytes=None))
+        found = opened(gpu_sku="auto", thresholds=str(with_check)).source.machine
+        assert (found.devices, len(found.silent)) == (there, 3 - there)
 
     def test_end_the_session_where_no_other_gpu_answers(
         self, opened: Open, silent: Callable[..., SkuError], tmp_path: Path
