@@ -76,7 +76,7 @@ class SkuChange:
 
     def __str__(self) -> str:
         """``b200: new``, or what changed besides its bounds."""
-        return f"{self.sku}: {'; '.join(self.parts) or 'bounds only'}"
+        return f"{self.sku}: {'; '.join(self.parts) or 'requirements'}"
 
 
 def bound_text(one: Requirement | None) -> str:
