@@ -216,7 +216,7 @@ def main() -> int:
                 "fault": name,
                 "seconds": round(watch.seconds(f"weak/{name}"), 1),
                 "right": watch.is_right(name),
-                "said": watch.ends[f"weak/{name}"].message,
+                "said": say(watch.ends[f"weak/{name}"].message),
             }
             for name in names
         ]

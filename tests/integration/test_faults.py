@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpscale.report.words.reasons import say
 from tests.benchmarks.scripts import benchmark
 from tests.forks.launcher import forked_here
 
@@ -31,7 +32,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_fault_is_the_error_of_its_study_with_who_where_and_how(broken: Any, name: str) -> None:
     end = broken.ends[f"weak/{name}"]
     assert end.reason == "error"
-    assert script.FAULTS[name].message(end.study).match(end.message), end.message
+    said = say(end.message)
+    assert script.FAULTS[name].message(end.study).match(said), said
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -48,8 +50,9 @@ def test_what_was_measured_before_the_fault_stays(broken: Any, name: str) -> Non
 def test_a_study_that_cannot_be_prepared_is_blamed_with_the_error(broken: Any) -> None:
     end = broken.ends[UNKNOWN.id]
     assert end.reason == "error"
-    assert "failed in preparation (study weak/unknown)" in end.message
-    assert "resnet9000" in end.message
+    said = say(end.message)
+    assert "failed in preparation (study weak/unknown)" in said
+    assert "resnet9000" in said
     assert broken.rounds(UNKNOWN.id) == set()
 
 

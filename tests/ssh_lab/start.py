@@ -16,6 +16,7 @@ from pytest_ddpscale.launch.supervisor import Supervisor
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.study import Plan, Study
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.report.words.reasons import say
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_record import ends_of
 from pytest_ddpscale.session.measure import launch_on
@@ -37,7 +38,7 @@ def main() -> None:
     plan = Plan("cpu", "cpu", (study,), nodes=cluster.nodes, ranks_per_node=1)
     Supervisor(launch, run, Limits(inactivity_s=120)).measure(plan)
     [end] = ends_of(run.read_records()).values()
-    print(f"{end.reason}: {end.message}")
+    print(f"{end.reason}: {say(end.message)}")
 
 
 if __name__ == "__main__":
