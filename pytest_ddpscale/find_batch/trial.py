@@ -199,9 +199,10 @@ def why_out_of_memory(end: GangEnd) -> str:
             return f"{failure.type} on rank {failure.rank} in {failure.phase}"
     killed = [rank.name for rank in end.rank_ends if rank.exit_code == _KILLED]
     unseen = [rank.name for rank in end.rank_ends if rank.exit_code is None] if end.oom_kills else []
-    if named := killed or unseen:
-        return f"{named[0]} was killed by {'the kernel for lack of memory' if end.oom_kills else 'SIGKILL'}"
-    return ""
+    name = next(iter(killed or unseen), "")
+    if name and end.oom_kills:
+        return f"the kernel ended {name} for lack of memory"
+    return f"{name} was killed by SIGKILL" if name else ""
 
 
 def memory_limit() -> tuple[int, str]:

@@ -160,8 +160,8 @@ def test_one_rank_that_says_so_is_enough() -> None:
 
 
 @pytest.mark.parametrize(("exit_code", "oom_kills", "why"), [
-    (-9, 1, "rank 1 on n1 was killed by the kernel for lack of memory"), (-9, 0, "rank 1 on n1 was killed by SIGKILL"),
-    (None, 1, "rank 1 on n1 was killed by the kernel for lack of memory"), (None, 0, ""), (-11, 0, ""), (1, 1, ""),
+    (-9, 1, "the kernel ended rank 1 on n1 for lack of memory"), (-9, 0, "rank 1 on n1 was killed by SIGKILL"),
+    (None, 1, "the kernel ended rank 1 on n1 for lack of memory"), (None, 0, ""), (-11, 0, ""), (1, 1, ""),
 ])  # fmt: skip
 def test_a_killed_rank(exit_code: int | None, oom_kills: int, why: str) -> None:
     end = GangEnd(1, "something", rank_ends=(RankEnd("rank 1 on n1", exit_code),), oom_kills=oom_kills)

@@ -52,7 +52,7 @@ def test_arms_read_the_folder_epoch_after_epoch_beside_synthetic_data(
     assert main([*SUITE, f"--folder={folder}", "--workers=0,1"]) == 0
     told = capsys.readouterr().out
     run = RunDirectory.open(Path("measured"))
-    synthetic, *loaded = values(run)["arms"]
+    synthetic, *loaded = values(run)["tables"]["input-pipeline"]
     assert [one["data"] for one in (synthetic, *loaded)] == ["data=synthetic", "workers=0", "workers=1,prefetch=2"]
     assert (synthetic["efficiency"], synthetic["waited_s_per_step"]) == (None, None)
     for one in loaded:
