@@ -45,6 +45,7 @@ def test_a_wrong_option_is_one_line_and_the_same_exit_code_everywhere(capsys: py
     [
         ("reprot x", "argument COMMAND: invalid choice: 'reprot' (choose from "),
         ("runs a b", "unrecognized arguments: b."),
+        ("suite inference --sku cpu", "unrecognized arguments: --sku cpu; did you mean '--gpu-sku'? See ddpscale"),
         ("report", "the following arguments are required: RUN_DIR."),
         ("history n --accept", "--accept was removed; instead: --forget NODE, after which its next runs"),
         ("import pytorch-ddp a --out b", "--out was removed; instead: the file itself, which import prints and"),

@@ -53,6 +53,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(option.name, f"removed; {instead}", default="")
 
 
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
+    """Have pytest name the option that a misspelt one resembles, should it refuse that."""
+    from pytest_ddpscale.util.nearest import did_you_mean
+
+    known = [option.flag for option in OPTIONS.values()]
+    typed = [arg.partition("=")[0] for arg in args if arg.startswith("--")]
+    near = [did_you_mean(flag, known).removeprefix("; ") for flag in typed if flag not in known]
+    if any(near):
+        parser.extra_info["ddpscale"] = ", ".join(filter(None, near))
+
+
 @pytest.hookimpl(tryfirst=True)  # before plugins that are refused begin anything
 def pytest_configure(config: pytest.Config) -> None:
     """Read the settings; if a SKU but no test is named, run the acceptance tests."""
@@ -163,9 +174,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Print the plan."""
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Print the plan; where there is no test at all, how to begin."""
     source = config.stash.get(SOURCE, None)
+    is_picky = config.option.keyword or config.option.markexpr or config.args_source == pytest.Config.ArgsSource.ARGS
+    if not (items or is_picky or _was_asked(config)):
+        return ["ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine, `pytest --gpu-sku=cpu` its CPU"]
     if source is None or source.plan is None:
         return []
     from pytest_ddpscale.plugin.console import wrapped

@@ -79,14 +79,13 @@ def run_lines(folder: Path, columns: int) -> list[str]:
     Raises:
         RunDirectoryError: the folder does not exist or holds no run.
     """
-    if not folder.is_dir():
-        raise RunDirectoryError(str(folder), "does not exist", "a folder of run directories")
+    is_there = folder.is_dir()
     # Without symbolic links such as `latest`, which would list a run twice.
-    runs = [RunDirectory(path) for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    found = sorted(_run_row(run) for run in runs if run.run_json.exists())
+    paths = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if is_there else []
+    found = sorted(_run_row(run) for run in map(RunDirectory, paths) if run.run_json.exists())
     if not found:
         raise RunDirectoryError(
-            str(folder), "holds no run", "a folder of run directories",
+            str(folder), "holds no run" if is_there else "does not exist", "a folder of run directories",
             "Name one, or measure: `pytest --gpu-sku=SKU` makes a run in ddpscale-runs.",
         )  # fmt: skip
     rows = [row for _, row in found]

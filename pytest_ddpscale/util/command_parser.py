@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pytest_ddpscale.removed import REMOVED
+from pytest_ddpscale.util.nearest import did_you_mean
 
 USER_ERROR = 4  # as pytest's exit code for a usage error
 ExitCodes = Callable[[str], Iterable[tuple[int, str]]]
@@ -42,7 +43,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process."""
-        self.exit(USER_ERROR, f"{self.prog}: {message}. See {self.prog} --help.\n")
+        self.exit(USER_ERROR, f"{self.prog}: {message}{'' if message.endswith('?') else '.'} See {self.prog} --help.\n")
 
 
 def adder(parser: Any) -> Callable[..., None]:
@@ -69,7 +70,8 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         flag = unknown[0].partition("=")[0]
         if instead := REMOVED.get(f"{command.prog} {flag}"):
             command.error(f"{flag} was removed; instead: {instead}")
-        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+        near = did_you_mean(flag, [one for action in command._actions for one in action.option_strings])
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     return found
 
 

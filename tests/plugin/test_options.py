@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents
+from tests.plugin.site import REQUIREMENTS, Site, assert_refused, contents, output_of
 
 A_TIME = "a time such as 90s, 10m or 1h"
 
@@ -22,6 +22,18 @@ def test_a_bad_value_is_refused_with_its_option(site: Site, argument: str, expec
     before = contents(run.path)
     assert_refused(site.judge(argument), f"{option}: found {value!r}; expected ", expected)
     assert contents(run.path) == before
+
+
+def test_a_misspelt_option_is_refused_with_the_one_it_resembles(site: Site) -> None:
+    assert_refused(result := site.run("--sku=cpu", "acceptance"), "usage: ")
+    assert "unrecognized arguments: --sku=cpu\n  ddpscale: did you mean '--gpu-sku'?\n" in output_of(result)
+
+
+def test_pytest_alone_where_no_test_is_says_how_to_begin(site: Site) -> None:
+    (site.path / "empty").mkdir()
+    for arguments, is_told in (("--rootdir=empty", True), ("-k x", False), ("empty", False)):
+        output = output_of(site.run("--ignore=acceptance", *arguments.split()))
+        assert ("ddpscale: `pytest --gpu-sku=auto` judges the GPUs of this machine" in output) == is_told
 
 
 def test_an_empty_value_is_refused(site: Site) -> None:
