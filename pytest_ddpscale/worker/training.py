@@ -5,6 +5,7 @@ see.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ import torch
 from torch.profiler import record_function
 
 from pytest_ddpscale.plan.workload import Workload
+from pytest_ddpscale.util.owned_folder import owned_folder
 from pytest_ddpscale.worker.loading import Fed, SampleLoader
 
 STEP, FORWARD, BACKWARD, OPTIMIZER = "ddpscale:step", "ddpscale:forward", "ddpscale:backward", "ddpscale:optimizer"
@@ -66,6 +68,19 @@ def compiled(call: Callable[..., Any], mode: str | None = None) -> Any:
     config: Any = torch._dynamo.config
     config.recompile_limit = max(_VERSIONS, config.recompile_limit)
     return torch.compile(call, mode=mode, dynamic=False)
+
+
+@contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Keep Inductor and Triton from what earlier processes compiled, which takes most of the time away."""
+    with owned_folder("compiled") as folder:
+        before = dict(os.environ)
+        os.environ |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), str(folder))
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def forget_compiled() -> None:
