@@ -21,7 +21,7 @@ from pytest_ddpscale.util import document
 from pytest_ddpscale.util.document import Bar, Line, bullets, table
 from pytest_ddpscale.util.listing import alike, count_text
 
-REFRESH_S = 10
+REFRESH_S = 5
 LIVE = "live"  # the hole in the page
 _ENDED = {"budget": "time limit reached after ", "decided": "decided after "}
 _MOST_LASTING = 12

@@ -1,4 +1,4 @@
-"""Verdicts and reports while measuring: for a run that is killed, and report.html with progress put in every 10 s."""
+"""Verdicts and reports while measuring: for a run that is killed, and report.html with progress put in every 5 s."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def test_links_have_targets_and_no_id_stands_twice() -> None:
 def test_only_the_page_of_a_run_that_goes_on_refreshes_and_has_a_hole() -> None:
     hole, page = html(Hole(LIVE)), page_of(replace(hostile_judgement(), reason=html(Hole(LIVE))), goes_on=True)
     assert 'http-equiv="refresh"' not in PAGE
-    assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in page, "a reader could not pause it"
-    assert '<body data-refresh-s="10">' in page
+    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page, "a reader could not pause it"
+    assert '<body data-refresh-s="5">' in page
     assert (page.count(hole), PAGE.count(hole)) == (1, 0)
 
 
