@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import yaml
@@ -37,7 +37,7 @@ COLUMNS = ("compared", "not stored", "not read")
 NOTHING = 5e-5  # what counts as 0
 WITHIN = 0.01  # of numbers computed from rounded ones
 SPEED = "throughput_per_gpu"
-FUNCTIONS = {"mean": mean, "min": min, "max": max, "round": round, "int": int, "zip": zip}
+FUNCTIONS = {"mean": mean, "median": median, "min": min, "max": max, "round": round, "int": int, "zip": zip}
 Key = tuple[str, str, str, str]  # SKU, metric, workload or probe, world size
 Rows = dict[Key, Requirement]
 
@@ -89,7 +89,7 @@ def reader(line: str, seen: list[str]) -> Callable[..., float | list[float]]:
         found, wanted = [], re.compile(line.replace("NAME", re.escape(name)), re.MULTILINE)
         for path, text in files:
             for match in wanted.finditer(text):
-                found.append(float(match[1]))
+                found.append(float(match[1].replace(",", "")))
                 seen.append(f"{path}:{text.count(chr(10), 0, match.start(1)) + 1} {match[1]}")
         if not found:
             raise Wrong(f"no line {wanted.pattern!r} in {', '.join(path for path, _ in files[:3]) or 'any file'}")

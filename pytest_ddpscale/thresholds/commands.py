@@ -37,6 +37,7 @@ def add_show(actions: Commands, usual: str | None) -> None:
     add("--thresholds", type=Path, metavar="FILE", default=usual and Path(usual),
         help=f"thresholds file; default: {THRESHOLDS} here, else the packaged one")  # fmt: skip
     add("--metric", metavar="NAME", help="only metrics whose names contain this, such as weak_scaling; default: all")
+    add("--smallest", action="store_true", help="only what rejects: of each metric the row that sees the smallest loss")
     add("--format", choices=("text", "json"), default="text", help="default: %(default)s")
     add("-v", "--verbose", action="store_true", help="text: add each row's line in its file and its full source")
     command.set_defaults(run=_show)
@@ -82,13 +83,17 @@ def _show(arguments: argparse.Namespace) -> None:
     from pytest_ddpscale.util.document import text_lines
 
     file = load_thresholds(arguments.thresholds or usual_thresholds())
-    if arguments.gpu_sku is None and arguments.metric is not None:
-        raise OptionError("--metric", "found no --gpu-sku", "the SKU to show")
-    asked = None if arguments.gpu_sku is None else showing.asked_of(file, arguments.gpu_sku, arguments.metric)
+    sku, metric, smallest = arguments.gpu_sku, arguments.metric, arguments.smallest
+    if sku is None and (smallest or metric is not None):
+        raise OptionError("--smallest" if smallest else "--metric", "found no --gpu-sku", "the SKU to show")
+    asked = None if sku is None else showing.asked_of(file, sku, metric, smallest=smallest)
     if arguments.format == "json":
         print(showing.json_text(showing.listed_json(file) if asked is None else showing.asked_json(asked)))
         return
-    blocks = showing.listed_blocks(file) if asked is None else showing.asked_blocks(asked, arguments.verbose)
+    if asked is None:
+        blocks = showing.listed_blocks(file)
+    else:
+        blocks = showing.smallest_blocks(asked) if smallest else showing.asked_blocks(asked, arguments.verbose)
     print(*text_lines(*blocks, width=showing.WIDTH), sep="\n")
 
 

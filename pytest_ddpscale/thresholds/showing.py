@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pytest_ddpscale.plan.node_check import NODE_CHECKS
 from pytest_ddpscale.thresholds.changes import BoundChange, all_changes, bound_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement, Sku
+from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.document import Block, Column, Line, Section, Table, bullets, shortened
 from pytest_ddpscale.util.listing import first_few
 from pytest_ddpscale.util.nearest import did_you_mean
@@ -65,13 +67,14 @@ def listed_skus(file: ThresholdsFile, names: Collection[str] | None = None) -> l
     return found
 
 
-def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked:
+def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None, *, smallest: bool = False) -> Asked:
     """A file's requirements of a SKU.
 
     Args:
         file: the thresholds file.
         sku: a name or alias, in any case.
         metric: only this metric, or those whose names contain this.
+        smallest: of each metric only the row that rejects the smallest fault.
 
     Raises:
         SkuError: unknown SKU.
@@ -85,6 +88,10 @@ def asked_of(file: ThresholdsFile, sku: str, metric: str | None = None) -> Asked
     changes = next((one.bounds for one in all_changes(file) if one.sku == name), ())
     changed = {one.now.key(): one for one in changes if one.now is not None}
     mine = [one for one in file.thresholds.skus[name].requirements if one.metric in metrics]
+    if smallest:
+        rejecting = [one for one in mine if one.severity == "fail" and not one.check]
+        nearest = sorted(rejecting, key=lambda one: math.inf if one.smallest_fault is None else one.smallest_fault)
+        mine = [*{one.metric: one for one in reversed(nearest)}.values()]
     mine.sort(key=lambda one: metrics.index(one.metric))
     gone = tuple(one.was for one in changes if one.now is None and one.was and one.was.metric in metrics)
     return Asked(file, name, metrics, tuple((one, changed.get(one.key())) for one in mine), gone)
@@ -185,6 +192,20 @@ def asked_blocks(asked: Asked, verbose: bool = False) -> Iterator[Block]:
         yield Line("* differs from the file below; -v adds whole sources and lines; see also --format=json.")
     if any(one.provisional and not one.check for one in rows):
         yield Line("Provisional: an estimate without a published value; cannot accept a cluster alone.")
+
+
+def smallest_blocks(asked: Asked) -> Iterator[Block]:
+    """What is rejected, and from which loss on: a line for each metric."""
+    yield from file_blocks(asked.file)
+    rows = [(one.metric, *_cells(one, change)[:2], bound_text(one), _smallest_loss(one)) for one, change in asked.rows]
+    yield Table([*map(Column, ("metric", "of", "GPUs", "bound", "rejects from"))], rows)
+    yield Line("A smaller loss, or excess, is not rejected. ddpscale calibrate derives a site's own bounds.")
+
+
+def _smallest_loss(one: Requirement) -> str:
+    is_of_peers, fault = one.metric.endswith("_uniformity"), one.smallest_fault
+    loss = one.bound - 1 if is_of_peers else fault
+    return "unknown" if loss is None else f"{percent(loss, int(loss < 0.1))}{' (peers)' if is_of_peers else ''}"
 
 
 def listed_blocks(file: ThresholdsFile) -> Iterator[Block]:

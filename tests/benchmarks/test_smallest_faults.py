@@ -18,6 +18,7 @@ extends: packaged
 sources: {ours: our runs}
 skus:
   b200:
+    change: [{generation_ratio: 1, of: resnet50-fp16, versus: h200, severity: off, who: A. Name, why: a test}]
     peers: {computing: 4 %, host: off}
     requirements:
       - {matmul_tflops: 1300, probe: matmul-bf16-10240, published: ours, margin: 5 %, severity: fail}
@@ -47,7 +48,7 @@ def test_the_nearest_row_of_a_group_is_shown_with_what_it_does(
     assert code == 0
     assert nearest["matmul"] == "rejects 5 %"
     assert nearest["training speed, several GPUs"] == "rejects 10 %"
-    assert nearest["training speed, one GPU"] == "warns 25 %", "the packaged row is replaced"
+    assert nearest["training speed, one GPU"] == "warns 25 %", "the packaged rows are replaced"
 
 
 def test_each_requirement_on_speed_is_in_a_group() -> None:

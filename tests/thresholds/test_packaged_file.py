@@ -36,7 +36,7 @@ GPUS = {name: sku for name, sku in ALL_GPUS.items() if name not in WHOLE_RUNS_ON
 # On training; on probes and nodes see test_packaged_probes.py.
 REQUIREMENTS = [(name, r) for name, sku in GPUS.items() for r in sku.requirements if r.workload]
 PUBLISHERS = (
-    r"^((willgpaik|lambdal)/\S+@[0-9a-f]{7,}|pytorch/pytorch|Oneflow-Inc/DLPerf|an article|this project"
+    r"^((willgpaik|lambdal|mlcommons)/\S+@[0-9a-f]{7,}|pytorch/pytorch|Oneflow-Inc/DLPerf|an article|this project"
     r"|Azure/azurehpc-health-checks|Azure/AI-benchmarking-guide|stas00/ml-engineering|zzc0721/\S+"
     r"|li-plus/playground|voipmonitor/rtx6kpro|NVIDIA/nccl#|NVIDIA/nccl-tests issues)\b"
 )
@@ -103,6 +103,7 @@ def test_a_published_figure_is_cited_by_the_sku_it_was_measured_on_and_no_other(
         "stas00/ml-engineering@744d01e": {"a100-sxm4-80gb", "h100"},
         "stas00/ml-engineering@082816f": {"h200", "b200"},
         "zzc0721/torch-performance-test-data": {"rtx-pro-6000-server", "rtx-pro-6000-workstation"},
+        "mlcommons/training_results_v5.1@441d65f": {"b200", "rtx-pro-6000-server"},
         "voipmonitor/rtx6kpro@29f3863": {one for one in GPUS if one.startswith("rtx-pro-6000")},
     }, "they name each of them"
 
