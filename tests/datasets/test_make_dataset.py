@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -72,10 +73,7 @@ def test_a_run_that_is_killed_leaves_no_folder_of_that_name_and_the_next_one_say
 
 
 def test_what_cannot_be_written_is_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(record: DatasetRecord) -> bytes:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(make_dataset, "line_of", full)
+    monkeypatch.setattr(make_dataset, "line_of", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         write_dataset(tmp_path / "images", SMALL)
     assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,11 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from pytest_ddpscale.errors import BadInput, ResultFileError, RunDirectoryError, SkuError
+from pytest_ddpscale.errors import ResultFileError, RunDirectoryError, SkuError
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.workload import Workload
 from pytest_ddpscale.run.run_directory import RunDirectory
@@ -81,8 +82,7 @@ def test_several_nodes_get_hosts_of_their_own_and_what_was_not_sampled_is_none(t
     one = result(TWO_GPUS, nodes=2, cuda_version=None)
     one["per_rank"][1] |= {"gpu_sampling": None, "n_steps": 1, "stdev_step_sec": 0.0}
     one["per_rank"][0]["gpu_sampling"]["gpu_activity_pct"]["mean"] = None
-    run = imported(tmp_path, one, result(torch_version="2.10.0"))
-    assert_approved("import-paik-two-nodes.txt", told(run))
+    assert_approved("import-paik-two-nodes.txt", told(imported(tmp_path, one, result(torch_version="2.10.0"))))
 
 
 def test_only_what_the_thresholds_train_has_a_name_of_theirs(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_only_what_the_thresholds_train_has_a_name_of_theirs(tmp_path: Path) -> 
         (224, [{}]), (128, [{}]), (224, [{}, {"batch": 256}]), (224, [{"scaling_mode": "strong"}, {}]),
         (224, [{}, {"image_size": 192}]), (None, [{}, {"channels_last": False}]), (None, [{}, {"compile": True}]),
     ]  # fmt: skip
-    for number, (image_size, changes) in enumerate(cases):
-        run = imported(tmp_path / f"{number}", *(result(**one) for one in changes), image_size=image_size)
+    for image_size, changes in cases:
+        run = imported(tmp_path / f"{len(lines)}", *(result(**one) for one in changes), image_size=image_size)
         studies = [study.id for study in run.read_plan().studies]
         assert [*dict.fromkeys(one.study for one in measurements_in(run))] == studies
         lines += [f"{image_size}, {changes}:", *studies, *run.read_run().notes[4:], ""]
@@ -106,35 +106,30 @@ def test_the_sku_is_that_of_all_devices(tmp_path: Path) -> None:
         (None, again, [A100]), (None, {}, [UNKNOWN]), ("a10", {}, [A100]), ("v100-sxm2-16gb", {}, [A100]),
         (None, {}, [A100, V100]), ("a100", {}, [A100, V100]),
     ]  # fmt: skip
-    for number, (asked, more, devices) in enumerate(cases):
+    for asked, more, devices in cases:
         results = [result(name, device_name=one) for name, one in zip((ONE_GPU, TWO_GPUS), devices, strict=False)]
+        path = tmp_path / f"{len(lines)}"
         try:
-            found = imported(tmp_path / f"{number}", *results, sku=asked, **more).read_plan().sku
+            found = imported(path, *results, sku=asked, **more).read_plan().sku
         except SkuError as error:
-            found = str(error)
-            assert not (tmp_path / f"{number}" / "run").exists()
+            found = f"{error}{' But a run was written.' * (path / 'run').exists()}"
         lines.append(f"{asked}, {[*more]}, {devices}: {found}")
     assert_approved("import-paik-skus.txt", "\n".join(lines))
 
 
 @rows(("where", "value", "complaint"), [
     ("world_size", None, "`int`, got `null` - at .*world_size"),
-    ("per_rank", [], "per_rank does not hold all ranks"),
     ("per_rank.1.mean_step_sec", 0, r">= 1e-09 - at .*per_rank\[1\].mean_step_sec"),
-    ("per_rank.1.mean_step_sec", "0.4", "got `str` - at .*mean_step_sec"),
     ("per_rank.1.mean_step_sec", True, "got `bool` - at .*mean_step_sec"),
     ("per_rank.1.mean_step_sec", 10**400, "out of range"),
     ("per_rank.1.stdev_step_sec", -1, ">= 0.* - at .*stdev_step_sec"),
     ("per_rank.1.n_steps", 0, ">= 1 - at .*n_steps"),
-    ("per_rank.1.n_steps", 2.5, "got `float` - at .*n_steps"),
     ("per_rank.1.peak_mem_gb", 0, "peak_mem_gb"),
     ("per_rank.1.rank", 0, "per_rank does not hold all ranks in order"),
     ("per_rank.1.gpu_sampling", {}, r"required field `gpu_activity_pct` - at .*per_rank\[1\].gpu_sampling"),
     ("per_rank.1.gpu_sampling.gpu_activity_pct.mean", -1, ">= 0.* - at .*gpu_activity_pct.mean"),
     ("global_batch_size", 512, "global_batch_size is not batch_size_per_gpu x world_size"),
-    ("batch_size_per_gpu", 0, "batch_size_per_gpu"),
     ("scaling_mode", "medium", "'medium' - at .*scaling_mode"),
-    ("compile", 1, "Expected `bool`, got `int` - at .*compile"),
     ("model", "../../etc", "matching regex .* - at .*model"),
     ("device_name", " ", "matching regex .* - at .*device_name"),
     ("torch_version", "\ud800", "surrogate"),
@@ -166,22 +161,15 @@ def test_what_is_no_result_is_refused_with_what_to_do(tmp_path: Path, content: b
 
 
 def test_two_results_of_the_same_thing_and_none_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no results here")
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ResultFileError, match=r"holds no \*\.json file"):
-            import_paik(folder, tmp_path / "run", None, thresholds())
-    with pytest.raises(
-        ResultFileError, match="two results of weak/resnet152-fp16-224-channels-last-false-512 at one world size"
-    ):
+    with pytest.raises(ResultFileError, match=r"nowhere: holds no \*\.json file"):
+        import_paik(tmp_path / "nowhere", tmp_path / "run", None, thresholds())
+    with pytest.raises(ResultFileError, match="two results of weak/resnet152-fp16-224-channels-last-false-512 at one"):
         imported(tmp_path, result(), result())
 
 
 def test_a_full_disk_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("pytest_ddpscale.run.run_directory.append_whole", full)
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         imported(tmp_path, result())
-    with pytest.raises(BadInput, match=r"has no run\.json"):
-        RunDirectory.open(tmp_path / "run")
+    assert not (tmp_path / "run/run.json").exists()
