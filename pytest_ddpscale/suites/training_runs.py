@@ -99,7 +99,6 @@ def trained_runs(evidence: Evidence) -> list[Trained]:
             "is_complete": False, "global_batch": run.global_batch, "learning_rate": run.learning_rate,
         }  # fmt: skip
         ended, wrongs = last.get(StudyEnd), list[str]()
-        ended = last.get(StudyEnd)
         if ended and ended.reason in ("rounds", "decided") and {TrainedRun, LaunchTime} <= last.keys():
             end = last[TrainedRun]
             row |= _measured(run, epochs, end, last[LaunchTime].seconds)
