@@ -284,8 +284,8 @@ class WholeRun(Suite):
             of_sizes, said = scaling(name, rows, measured.plan.device, of_name[-1].run.most_s)
             sizes += of_sizes
             notes += said
-            by_time = sorted(of_sizes, key=itemgetter("train_s"))
-            best += [f"{name} {cell(row['train_s'])} s on {row['gpus']}" for row in by_time[:1]]
+            by_time = sorted(of_sizes, key=itemgetter("complete_s"))
+            best += [f"{name} {cell(row['complete_s'])} s on {row['ranks']}" for row in by_time[:1]]
             required += _required(of_name, measured.confidence)
         epochs = [
             {
@@ -339,12 +339,13 @@ def scaling(name: str, rows: Iterable[Row], device: str, deadline_s: float | Non
     measured = [MeasuredSize(row["ranks"], row["samples_per_s"]) for row in medians]
     facts = scaling_facts(measured, TrainingJob(images=1.0), [row["complete_s"] for row in medians])
     spots = ScalingSeries(name, facts, "", device).lines(sweet_spots(facts, deadline_s)) if facts else []
-    said = [f"{name}: {spot}." for spot in spots]
-    sizes = zip(facts, (row["memory_gb"] for row in medians), strict=True)
-    return [
-        {"data_set": name, "ranks": fact.gpus, "complete_s": fact.train_s, **vars(fact), "memory_gb": memory_gb}
-        for fact, memory_gb in sizes
-    ], said
+    sizes = list[Row]()
+    for fact, row in zip(map(dict, map(vars, facts)), medians, strict=True):
+        sizes.append({
+            "data_set": name, "ranks": fact.pop("gpus"), "complete_s": fact.pop("train_s"), **fact,
+            "memory_gb": row["memory_gb"],
+        })  # fmt: skip
+    return sizes, [f"{name}: {spot}." for spot in spots]
 
 
 def _required(runs: Sequence[Trained], confidence: float) -> Iterator[Row]:

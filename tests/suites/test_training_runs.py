@@ -108,14 +108,14 @@ def computed(name: str) -> tuple[dict[int, Row], list[str]]:
         for gpus, (seconds, rate, *_) in DATA_SETS[name].items()
     ]
     sizes, said = scaling(name, measured, "GPU", 500)
-    return {row["gpus"]: row for row in sizes}, said
+    return {row["ranks"]: row for row in sizes}, said
 
 
 @rows("name", DATA_SETS)
 def test_computed_columns_are_the_printed_ones_within_rounding(name: str) -> None:
     found, _ = computed(name)
     for gpus, row in found.items():
-        first_s, before_s, own_s = (found[of]["train_s"] for of in (1, max(gpus // 2, 1), gpus))
+        first_s, before_s, own_s = (found[of]["complete_s"] for of in (1, max(gpus // 2, 1), gpus))
         saved = before_s - own_s, 100 * (row["saved_share"] or 0), 100 * (1 - own_s / first_s)
         own = 100 * row["efficiency"], row["more_samples_per_s"], 100 * (row["gain"] or 0), *saved
         for value, printed, rounding in zip(own, DATA_SETS[name][gpus][2:], ROUNDING.values(), strict=False):
