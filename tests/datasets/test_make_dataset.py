@@ -17,7 +17,9 @@ from PIL import Image
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.datasets import make_dataset
 from pytest_ddpscale.datasets.dataset_record import DatasetRecord, read_dataset_record
+from pytest_ddpscale.datasets.image_samples import read_samples
 from pytest_ddpscale.datasets.make_dataset import KNOWN_SIZES, write_dataset, write_images
+from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet
 from pytest_ddpscale.suites.training_runs import read_set
 from pytest_ddpscale.util.command_parser import USER_ERROR
@@ -50,6 +52,8 @@ def test_the_command_writes_both_splits_by_class_and_says_how_many(
     with Image.open(folder / "train/class-000004/00000019.jpg") as image:
         assert (image.format, image.size, image.mode) == ("JPEG", (16, 16), "RGB")
     assert read_set("folder", folder) == SampleSet("folder", "images", 73, 7, 5, str(folder))
+    pixels, labels, problem = read_samples(str(folder), "val", ImageFamily("resnet18", 8)).__getitems__([0, 6])
+    assert (pixels.shape, labels.tolist(), problem) == ((2, 3, 8, 8), [0, 4], "")
     assert refused(capsys, folder, *COMMAND).startswith(f"FOLDER: {folder} already exists; expected the name of a new")
 
 

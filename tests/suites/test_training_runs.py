@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.plan.training_run import TrainingRun, loss_reached
+from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.run.record_lines import AnyRecord
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
-from pytest_ddpscale.suites.results import Row, cell, ends
+from pytest_ddpscale.suites.results import cell, ends
 from pytest_ddpscale.suites.training_runs import SPANS, Convergence, WholeRun, scaling, trained_runs
 from tests.approved import assert_approved
 from tests.builders.whole_runs import complete_suite, epoch_of, records_of, suite_of, training_run
-from tests.rows import rows
 from tests.suites.conftest import MeasuredAndTold
 from tests.suites.planned import A6000, planned
 from tests.suites.published_whole_runs import DATA_SETS, IDEAL_SAMPLES_PER_S
@@ -98,39 +98,31 @@ def test_two_sizes_are_trained_and_told_again(measured_and_told: MeasuredAndTold
 
 # Chapter 12 of Jordi Torres' "Supercomputing for AI": from the measured columns of its tables we compute the others,
 # which may differ by the rounding of both.
-ROUNDING = {"efficiency": 0.36, "more": 0, "gain": 1.11, "saved_s": 0, "saved": 0.66, "saved_of_one": 0.66}
+UNITS, ROUNDING = (100, 1, 100, 1, 100, 100), (0.36, 0, 1.11, 0, 0.66, 0.66)
 
 
-def computed(name: str) -> tuple[dict[int, Row], list[str]]:
-    """Rows by GPUs, and conclusions."""
-    measured = [
-        {"ranks": gpus, "complete_s": seconds, "samples_per_s": rate, "memory_gb": None}
-        for gpus, (seconds, rate, *_) in DATA_SETS[name].items()
-    ]
-    sizes, said = scaling(name, measured, "GPU", 500)
-    return {row["ranks"]: row for row in sizes}, said
-
-
-@rows("name", DATA_SETS)
-def test_computed_columns_are_the_printed_ones_within_rounding(name: str) -> None:
-    found, _ = computed(name)
-    for gpus, row in found.items():
-        first_s, before_s, own_s = (found[of]["complete_s"] for of in (1, max(gpus // 2, 1), gpus))
-        saved = before_s - own_s, 100 * (row["saved_share"] or 0), 100 * (1 - own_s / first_s)
-        own = 100 * row["efficiency"], row["more_samples_per_s"], 100 * (row["gain"] or 0), *saved
-        for value, printed, rounding in zip(own, DATA_SETS[name][gpus][2:], ROUNDING.values(), strict=False):
-            assert printed is None or value == pytest.approx(printed, abs=rounding), (gpus, own)
-
-
-def test_it_is_concluded_what_the_chapter_concludes() -> None:
-    (micro, of_micro), (_, of_tiny) = map(computed, DATA_SETS)
-    assert (of_micro, of_tiny) == (
-        ["micro-224: sweet spot for deadline: 2 GPUs.", "micro-224: sweet spot for efficiency of 90 %: 4 GPUs.",
-         "micro-224: saturated at 8 GPUs: a doubling saves less than 5 % of the time."],
-        ["tiny-224: sweet spot for deadline: 16 GPUs.", "tiny-224: sweet spot for efficiency of 90 %: 16 GPUs."],
-    )  # fmt: skip
-    off = {gpus: row["samples_per_s"] / row["efficiency"] - IDEAL_SAMPLES_PER_S[gpus] for gpus, row in micro.items()}
-    assert off == pytest.approx(dict.fromkeys(micro, 0) | {8: -9}, abs=1e-6), "an erratum: 8 times 240 is 1920"
+def test_columns_and_conclusions_are_those_of_the_chapter() -> None:
+    concluded, ideal = list[str](), dict[int, float]()
+    for name, of in DATA_SETS.items():
+        measured = [
+            {"ranks": gpus, "complete_s": seconds, "samples_per_s": rate, "memory_gb": None}
+            for gpus, (seconds, rate, *_) in of.items()
+        ]
+        sizes, said = scaling(name, measured, "GPU", 500)
+        concluded += said
+        for before, row in pairwise([sizes[0], *sizes]):
+            gpus, seconds = row["ranks"], row["complete_s"]
+            saved = before["complete_s"] - seconds, row["saved_share"], 1 - seconds / sizes[0]["complete_s"]
+            own = row["efficiency"], row["more_samples_per_s"], row["gain"], *saved
+            for value, printed, unit, rounding in zip(own, of[gpus][2:], UNITS, ROUNDING, strict=False):
+                assert printed is None or unit * value == pytest.approx(printed, abs=rounding), (gpus, own)
+            ideal.setdefault(gpus, row["samples_per_s"] / row["efficiency"])
+    assert concluded == [
+        "micro-224: sweet spot for deadline: 2 GPUs.", "micro-224: sweet spot for efficiency of 90 %: 4 GPUs.",
+        "micro-224: saturated at 8 GPUs: a doubling saves less than 5 % of the time.",
+        "tiny-224: sweet spot for deadline: 16 GPUs.", "tiny-224: sweet spot for efficiency of 90 %: 16 GPUs.",
+    ]  # fmt: skip
+    assert ideal == pytest.approx(IDEAL_SAMPLES_PER_S | {8: 1920}), "an erratum: it says that 8 times 240 is 1929"
 
 
 def with_losses(run: TrainingRun, *losses: float, gang: int = 0) -> Lines:
@@ -140,13 +132,6 @@ def with_losses(run: TrainingRun, *losses: float, gang: int = 0) -> Lines:
         if isinstance(line, TrainedEpoch) else line
         for line in records_of(run, gang)
     ]  # fmt: skip
-
-
-@rows(("losses", "expected"), [
-    ([1.0] * 10, 10), ([1.0] * 9, None), ([2.0] * 29 + [0.0], None),
-])  # fmt: skip
-def test_a_loss_is_reached_by_the_mean_of_ten_iterations(losses: list[float], expected: int | None) -> None:
-    assert loss_reached(losses, 1.0) == expected
 
 
 TWO_NODES = (*A6000[:1], "--ddp-hosts=n1,n2", *A6000[2:])
