@@ -19,15 +19,11 @@ class DatasetRecord(Record):
         images: number of images by split.
         classes: number of classes, the same in each split.
         image_size: height and width of each image, in pixels.
-        seed: of the random images.
-        like: the data set whose sizes it has; empty if none.
     """
 
     images: dict[str, Positive]
     classes: Positive
     image_size: Positive
-    seed: int = 0
-    like: str = ""
 
 
 def read_dataset_record(folder: Path) -> DatasetRecord | None:

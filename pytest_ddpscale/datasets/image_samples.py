@@ -4,27 +4,28 @@ device's memory: made ones that can be learnt, and MNIST's.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
-from collections.abc import Sequence
+import zlib
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch.nn import functional
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
 
 from pytest_ddpscale.datasets.dataset_record import DATASET_FILE, read_dataset_record
-from pytest_ddpscale.datasets.idx_file import TRAIN_FILES, VALIDATION_FILES, idx_path, read_idx
 from pytest_ddpscale.families.family import Family
-from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import TrainingRun
 from pytest_ddpscale.plan.workload import Split
+from pytest_ddpscale.util.regular_file import read_regular
 
-Labelled = tuple[torch.Tensor, torch.Tensor]
 # Made images: a pattern of the class with this many tiles per side, plus noise with this standard deviation.
 TILES = 8
 NOISE = 2.5
@@ -41,11 +42,11 @@ class ImageSamples(Dataset[Loaded]):
         digest: of all names, in order; equal on all ranks that see the same images.
     """
 
-    def __init__(self, root: Path, image_size: int, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
-        self.root, self.classes, self._image_size = root, classes, image_size
+    def __init__(self, found: ImageFolder, image_size: int) -> None:
+        self.root, self.classes, self._image_size = Path(found.root), len(found.classes), image_size
         # Arrays, because a million strings would be pickled, and later copied page by page, for each loader worker.
-        self._paths = np.array([os.fsencode(path) for path in paths])
-        self._labels = np.array(labels, np.int64)
+        self._paths = np.array([os.fsencode(os.path.relpath(path, found.root)) for path, _ in found.samples])
+        self._labels = np.array(found.targets, np.int64)
         self.digest = hashlib.sha256(b"\0".join(self._paths.tolist()) + self._labels.tobytes()).hexdigest()
 
     def __len__(self) -> int:
@@ -76,79 +77,86 @@ def read_samples(folder: str, split: Split, family: Family) -> ImageSamples:
         ValueError: the folder or the split is missing, a class is empty, or images written by `ddpscale make-dataset`
             are missing, or there are more classes than the model has; the message names the path.
     """
-    assert isinstance(family, ImageFamily), "no other family has samples in folders"
-    root = Path(folder, split)
+    root, most = Path(folder, split), family.num_classes
     try:
-        record = read_dataset_record(Path(folder))
-        found = ImageFolder(str(root))
+        record, found = read_dataset_record(Path(folder)), ImageFolder(str(root))
     except OSError as error:
         hint = f"a folder {split} with a folder of images for each class, on every node"
         raise ValueError(f"{root}: {_reason(error)}; expected {hint}") from None
     except ValueError as error:
         raise ValueError(f"{Path(folder, DATASET_FILE)}: {error}; expected the file from make-dataset") from None
-    if record is not None and len(found.samples) != record.images.get(split):
-        said = f"expected {record.images.get(split, 0)} according to {DATASET_FILE}"
-        raise ValueError(f"{root}: {len(found.samples)} images; {said}. Delete the folder and make it again")
-    if len(found.classes) > family.num_classes:
-        classes = f"{len(found.classes)} classes, but the workload has num_classes {family.num_classes}"
-        raise ValueError(f"{root}: {classes}; expected at most as many")
-    paths = [os.path.relpath(path, root) for path, _ in found.samples]
-    return ImageSamples(root, family.image_size, paths, found.targets, len(found.classes))
+    images, classes = len(found.samples), len(found.classes)
+    written = images if record is None else record.images.get(split, 0)
+    if images != written:
+        said = f"expected {written} according to {DATASET_FILE}"
+        raise ValueError(f"{root}: {images} images; {said}. Delete the folder and make it again")
+    if classes > most:
+        told = f"{classes} classes, but the workload has num_classes {most}"
+        raise ValueError(f"{root}: {told}; expected at most as many")
+    return ImageSamples(found, family.image_size)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):  # its text repeats the path
-        return "is not an image that Pillow can read"
     return str(getattr(error, "strerror", None) or error).splitlines()[0]
 
 
 class HeldImages(Dataset[Loaded]):
-    """One split of a run's images, on a device; a batch is scaled up to the run's image size."""
+    """One split of a run's images, on a device; a batch is scaled up to the run's image size.
+
+    Args:
+        images: float32 (count, channels, height, width).
+        labels: int64 (count,).
+    """
 
     root = Path("memory")
 
-    def __init__(self, held: Labelled, family: ImageFamily, device: torch.device) -> None:
-        self._family = family
-        self._images, self._labels = (one.to(device) for one in held)
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, image_size: int) -> None:
+        self._images, self._labels, self._image_size = images, labels, image_size
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitems__(self, indices: list[int]) -> Loaded:
         """Images, float32 (batch, channels, size, size), and labels, int64 (batch,)."""
-        which = torch.tensor(indices).to(self._labels.device)
-        images, family = self._images[which], self._family
-        if images.shape[-1] != family.image_size:
-            images = functional.interpolate(images, size=(family.image_size,) * 2, mode="nearest")
-        return images.expand(-1, family.channels, -1, -1), self._labels[which], ""
+        return functional.interpolate(self._images[indices], self._image_size), self._labels[indices], ""
+
+
+def read_mnist(folder: Path, split: Split) -> list[npt.NDArray[np.uint8]]:
+    """Images, (count, 28, 28), and labels, (count,), from MNIST's idx files or their .gz. Raises ValueError.
+
+    An idx file has a header with the shape, then one byte per value (yann.lecun.com/exdb/mnist).
+    """
+    found = []
+    for kind, header in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8)):
+        path = folder / f"{'t10k' if split == 'val' else split}-{kind}"
+        path = path if path.exists() else path.with_name(f"{path.name}.gz")
+        try:
+            data = read_regular(path)
+            found.append(np.frombuffer(gzip.decompress(data) if path.suffix else data, np.uint8, offset=header))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise ValueError(f"{path}: {_reason(error)}; expected one of MNIST's four idx files") from None
+    images, labels = found
+    if images.size != labels.size * 28**2:
+        told = f"{images.size} pixels for {labels.size} labels of {split}"
+        raise ValueError(f"{folder}: {told}; expected 784 for each, as in MNIST's four idx files")
+    return [images.reshape(-1, 28, 28), labels]
 
 
 def held_images(run: TrainingRun, device: torch.device) -> list[HeldImages]:
-    """Images to train and to validate. Raises OSError or ValueError if a file is missing or invalid."""
-    family = run.workload.family
-    assert isinstance(family, ImageFamily), "no other family has samples in memory"
-    found = _made(run, family.channels) if run.samples.kind == "made" else _mnist(run)
-    return [HeldImages(one, family, device) for one in found]
-
-
-def _made(run: TrainingRun, channels: int) -> tuple[Labelled, Labelled]:
-    """Each class has a pattern, and each image its own noise."""
-    samples, generator = run.samples, torch.Generator().manual_seed(run.seed)
-    patterns = torch.randn(samples.classes, channels, TILES, TILES, generator=generator)
-
-    def drawn(count: int) -> Labelled:
-        labels = torch.randint(samples.classes, (count,), generator=generator)
-        noise = torch.randn(count, *patterns.shape[1:], generator=generator)
-        # Scaled to unit variance, like normalised images.
-        return (patterns[labels] + NOISE * noise) / (1 + NOISE**2) ** 0.5, labels
-
-    return drawn(samples.train_samples), drawn(samples.validation_samples)
-
-
-def _mnist(run: TrainingRun) -> tuple[Labelled, Labelled]:
-    def read(names: tuple[str, str]) -> Labelled:
-        paths = (idx_path(Path(run.samples.path), name) for name in names)
-        images, labels = (torch.from_numpy(read_idx(path).copy()) for path in paths)
-        return ((images.float() / 255 - _MNIST_MEAN) / _MNIST_SD).unsqueeze(1), labels.long()
-
-    return read(TRAIN_FILES), read(VALIDATION_FILES)
+    """Images to train and to validate: made ones, or MNIST's. Raises ValueError if a file is missing or invalid."""
+    samples, family, found = run.samples, run.workload.family, list[tuple[torch.Tensor, torch.Tensor]]()
+    if samples.kind == "mnist":
+        for split in get_args(Split):
+            pixels, numbers = map(torch.tensor, read_mnist(Path(samples.path), split))
+            normal = ((pixels / 255 - _MNIST_MEAN) / _MNIST_SD).unsqueeze(1)
+            found.append((normal.expand(-1, family.channels, -1, -1), numbers.long()))
+    else:
+        generator = torch.Generator().manual_seed(run.seed)
+        # Each class has a pattern, and each image its own noise.
+        patterns = torch.randn(samples.classes, family.channels, TILES, TILES, generator=generator)
+        for count in (samples.train_samples, samples.validation_samples):
+            labels = torch.randint(samples.classes, (count,), generator=generator)
+            noise = torch.randn(count, *patterns.shape[1:], generator=generator)
+            # Scaled to unit variance, like normalised images.
+            found.append(((patterns[labels] + NOISE * noise) / (1 + NOISE**2) ** 0.5, labels))
+    return [HeldImages(images.to(device), labels.to(device), family.image_size) for images, labels in found]

@@ -7,15 +7,11 @@ rank. The run directory made from them has one round, whose spread is that of it
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
-from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
-from msgspec.structs import replace
 
 from pytest_ddpscale.errors import ResultFileError, SkuError
 from pytest_ddpscale.families.image import ImageFamily
@@ -29,7 +25,7 @@ from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import GangRecord, Rank
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.run_json import RunRecord, now_iso
-from pytest_ddpscale.run.strict_json import column, decode
+from pytest_ddpscale.run.strict_json import Positive, column, decode
 from pytest_ddpscale.thresholds.model import Thresholds
 from pytest_ddpscale.util.regular_file import read_regular
 
@@ -37,89 +33,100 @@ TOOL = "willgpaik/pytorch-ddp-scaling-benchmark"
 UNKNOWN_HOST = "imported"
 _NOTES = (
     "single samples: intervals come from the step-time standard deviation",
-    "one GPU was wrapped in DistributedDataParallel too (ddp@1): the source times no bare model (alone)",
-    "every step was followed by a synchronize, and throughput is batch over mean step time",
+    "ddp@1, one GPU under DistributedDataParallel, is the baseline: none was alone",
+    "every step was followed by a synchronize; throughput is batch over mean step",
     "host names and GPU UUIDs are unknown: the source records none",
 )
-# As `json` writes it.
-_ANSI_CODE = re.compile(rb"\\u001b\[[0-9;?]*[ -/]*[@-~]")
-
+_JOB = "model", "precision", "image_size", "memory_format", "compile"  # settings that a result file tells
 # Beyond any existing machine, and small enough to avoid overflow.
 _Positive = Annotated[float, Meta(ge=1e-9, le=1e15)]
 _NotNegative = Annotated[float, Meta(ge=0, le=1e15)]
-_Whole = Annotated[int, Meta(ge=1, le=10**15)]
-_Text = Annotated[str, Meta(pattern=r"\S")]
 
 
-class PaikActivity(Struct, frozen=True):
-    """nvidia-smi's utilization.gpu, in per cent; the mean is None if it gave no answer."""
+class PaikSamples(Struct):
+    """Samples from nvidia-smi; the mean is None if it gave no answer."""
 
-    mean: Annotated[float, Meta(ge=0, le=100)] | None
-
-
-class PaikSampling(Struct, frozen=True):
-    """Samples from nvidia-smi."""
-
-    gpu_activity_pct: PaikActivity
+    mean: _NotNegative | None
 
 
-class PaikRank(Struct, frozen=True):
+class PaikSampling(Struct):
+    """What was sampled; utilization.gpu is in per cent."""
+
+    gpu_activity_pct: PaikSamples
+
+
+class PaikRank(Struct):
     """One rank: its steps, their mean and sample deviation in seconds, and its peak memory in GiB, called GB there."""
 
     rank: int
-    n_steps: _Whole
+    n_steps: Positive
     mean_step_sec: _Positive
     stdev_step_sec: _NotNegative
     peak_mem_gb: _Positive
     gpu_sampling: PaikSampling | None
 
 
-class PaikResult(Struct, frozen=True, kw_only=True):
-    """One result file, at `path`: one workload at one world size."""
+class PaikResult(Struct):
+    """One result file: one workload at one world size."""
 
-    path: str = ""
     scaling_mode: Scaling
-    world_size: _Whole
-    nodes: _Whole
+    world_size: Positive
+    nodes: Positive
     model: Annotated[str, Meta(pattern="^[A-Za-z0-9_]+$")]  # it becomes part of study ids, and so of file names
     precision: Precision
-    batch_size_per_gpu: _Whole
-    global_batch_size: _Whole
-    image_size: _Whole
+    batch_size_per_gpu: Positive
+    global_batch_size: Positive
+    image_size: Positive
     channels_last: bool
     compile: bool
     warmup_sec_target: _NotNegative
     bench_sec_target: _Positive
-    device_name: _Text
-    torch_version: _Text
-    cuda_version: _Text | None
-    nccl_topology: _Text | None
+    device_name: Annotated[str, Meta(pattern=r"\S")]
+    torch_version: str
+    cuda_version: str | None
     per_rank: tuple[PaikRank, ...]
 
     def __post_init__(self) -> None:
-        batch = self.batch_size_per_gpu * self.world_size
-        if self.global_batch_size != batch:
-            raise ValueError(
-                f"global_batch_size is {self.global_batch_size}; expected {batch}, batch_size_per_gpu x ranks"
-            )
-        if [one.rank for one in self.per_rank] != list(range(self.world_size)):
-            raise ValueError(f"per_rank does not hold the ranks 0 to {self.world_size - 1} in order")
+        if self.global_batch_size != self.batch_size_per_gpu * self.world_size:
+            raise ValueError("global_batch_size is not batch_size_per_gpu x world_size")
+        if [one.rank for one in self.per_rank] != [*range(self.world_size)]:
+            raise ValueError("per_rank does not hold all ranks in order")
 
     @property
     def workload(self) -> Workload:
         """The workload that files of one study share: without a name, with the batch that is constant over sizes."""
-        is_strong = self.scaling_mode == "strong"
+        whole = self.global_batch_size if self.scaling_mode == "strong" else None
+        family = ImageFamily(self.model, self.image_size, "channels_last" if self.channels_last else "contiguous")
         return Workload(
-            "",
-            ImageFamily(self.model, self.image_size, "channels_last" if self.channels_last else "contiguous"),
-            self.precision,
-            self.global_batch_size if is_strong else self.batch_size_per_gpu,
-            global_batch_size=self.global_batch_size if is_strong else None,
-            compile=self.compile,
+            "", family, self.precision, whole or self.batch_size_per_gpu, global_batch_size=whole, compile=self.compile
         )
 
+    def gang(self, number: int) -> GangRecord:
+        """One gang per file, in torchrun's usual order: the ranks of a node are consecutive."""
+        ranks_per_node = -(-self.world_size // self.nodes)
+        places = (
+            Place(f"{UNKNOWN_HOST}-{node}" if node else UNKNOWN_HOST, local_rank, f"unknown-{rank}")
+            for rank in range(self.world_size) for node, local_rank in [divmod(rank, ranks_per_node)]
+        )  # fmt: skip
+        return GangRecord(gang=number, ranks=tuple(Rank(place=one, device_name=self.device_name) for one in places))
 
-_DECODER = Decoder(PaikResult)
+    def block(self, study: str, arm: str, gang: int) -> Block:
+        """All steps of all ranks as one block; its readings are columns with a value for each rank."""
+        ranks = self.per_rank
+        percents = [one.gpu_sampling.gpu_activity_pct.mean if one.gpu_sampling else None for one in ranks]
+        readings: dict[str, Value | tuple[Value, ...]] = {
+            "step_stdev_s": column(one.stdev_step_sec if one.n_steps > 1 else None for one in ranks),
+            "utilization": column(percent and percent / 100 for percent in percents),
+            "peak_memory_bytes": column(round(one.peak_mem_gb * 2**30) for one in ranks),
+            "single_sample": True,
+        }
+        return Block(
+            study=study, arm=arm, round=0, gang=gang, ranks=tuple(range(self.world_size)), began_unix_s=0.0,
+            count=column(one.n_steps for one in ranks), work=float(self.batch_size_per_gpu),
+            # Not the wall time: the tool's throughput is the batch over the mean step.
+            seconds=column(one.mean_step_sec * one.n_steps for one in ranks),
+            readings={name: value for name, value in readings.items() if value is not None},
+        )  # fmt: skip
 
 
 def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds) -> RunDirectory:
@@ -138,187 +145,67 @@ def import_paik(source: Path, out: Path, sku: str | None, thresholds: Thresholds
 
     Nothing is written before all files are validated.
     """
-    files = _read_files(source)
+    files, expected = list[PaikResult](), f"a result file of {TOOL}, as its --output-json writes it"
+    for path in sorted(path for path in source.rglob("*.json") if path.is_file()):
+        try:
+            files.append(decode(Decoder(PaikResult), read_regular(path)))
+        except (OSError, ValueError) as error:
+            hint = "Restore it from a copy, measure it again, or move it elsewhere."
+            raise ResultFileError(str(path), f"is not a valid result ({error})", expected, hint) from None
+    if not files:
+        raise ResultFileError(str(source), "holds no *.json file", expected)
     sku = _sku_name(files, sku, thresholds)
-    known, grouped = thresholds.skus[sku].workloads, _grouped(files)
-    names = _workload_names(list(grouped), known)
-    studies: list[Study] = []
-    records: list[GangRecord | Block] = []
-    notes = list(_NOTES)
-    for ours, group in grouped.items():
-        study = Study(
-            scaling=group[0].scaling_mode,
-            workload=dataclasses.replace(ours, name=names[ours]),
-            arms=tuple(Arm("ddp", file.world_size, file.batch_size_per_gpu) for file in group),
-            rounds=1,
-            block_s=max(file.bench_sec_target for file in group),
-            warmup_s=max(file.warmup_sec_target for file in group),
+    groups = dict[tuple[Scaling, Workload], list[PaikResult]]()
+    for file in sorted(files, key=lambda file: (file.scaling_mode, file.model, file.precision, file.world_size)):
+        groups.setdefault((file.scaling_mode, file.workload), []).append(file)
+    studies, records, notes = list[Study](), list[GangRecord | Block](), [*_NOTES]
+    for (scaling, ours), group in groups.items():
+        # A name that the thresholds use for another workload would be judged as that workload.
+        keys = (*_JOB, "global_batch_size" if scaling == "strong" else "batch_size")
+        values = [ours.settings[key] for key in keys]
+        other = "-".join(map(str, values)).lower().replace("_", "-")
+        same = (
+            name
+            for name, theirs in thresholds.skus[sku].workloads.items()
+            if [theirs.settings.get(key) for key in keys] == values
         )
+        study = Study(
+            scaling, dataclasses.replace(ours, name=next(same, other)),
+            tuple(Arm("ddp", file.world_size, file.batch_size_per_gpu) for file in group), 1,
+            group[0].bench_sec_target, group[0].warmup_sec_target,
+        )  # fmt: skip
+        if len({*study.arms}) < len(study.arms):
+            raise ResultFileError(str(source), f"two results of {study.id} at one world size", "one of each size")
         studies.append(study)
+        notes += [f"{study.id} is not judged: no workload of the thresholds is like it"] * (
+            study.workload.name == other
+        )
         for file, arm in zip(group, study.arms, strict=True):
             gang = len(records) // 2
-            records += [_gang(file, gang), _block(study.id, arm.name, file, gang)]
-        for setting, (of_ours, theirs) in _differences(ours, known.get(names[ours], ours)).items():
-            notes.append(f"{study.id}: measured with {setting} {of_ours}; the thresholds have {theirs}")
+            records += [file.gang(gang), file.block(study.id, arm.name, gang)]
     run = RunDirectory.create(out)
-    run.write_json(run.plan_json, Plan(sku=sku, device_type="cuda", studies=tuple(studies)))
+    run.write_json(run.plan_json, Plan(sku, "cuda", tuple(studies)))
     run.append_records(records)
+    versions = {
+        name: ", ".join(sorted({getattr(file, f"{name}_version") or "unknown" for file in files}))
+        for name in ("torch", "cuda")
+    }
     # Last, because run.json marks a directory as a run.
-    run.write_json(run.run_json, _run(sku, files, notes))
+    run.write_json(run.run_json, RunRecord(
+        sku=sku, status="imported", source=TOOL, started_at=now_iso(), versions=versions, notes=tuple(notes)
+    ))  # fmt: skip
     return run
 
 
-def _read_files(directory: Path) -> list[PaikResult]:
-    """Every ``*.json`` in a directory and below it, in the order of their paths. Raises ResultFileError."""
-    paths = sorted(path for path in directory.rglob("*.json") if path.is_file())
-    if not paths:
-        found = "holds no *.json file" if directory.is_dir() else "is not a directory"
-        raise ResultFileError(
-            str(directory), found, f"a directory of result files of {TOOL}",
-            "Name the directory that its --output-json wrote to.",
-        )  # fmt: skip
-    files = []
-    for path in paths:
-        try:
-            files.append(replace(decode(_DECODER, _ANSI_CODE.sub(b"", read_regular(path))), path=str(path)))
-        except (OSError, ValueError) as error:
-            raise ResultFileError(
-                str(path), f"is not a valid result ({error})", f"a result file of {TOOL}",
-                f"Restore {path.name} from a copy, measure it again, or move it elsewhere.",
-            ) from None  # fmt: skip
-    return files
-
-
 def _sku_name(files: list[PaikResult], asked: str | None, thresholds: Thresholds) -> str:
-    """The SKU that all files come from. Files of two SKUs are refused."""
-    by_device = {file.device_name: file for file in reversed(files)}
+    """The SKU that all files come from; `asked` is its name, an alias, or None. Files of two SKUs are refused."""
+    devices = dict.fromkeys(file.device_name for file in files)
     # Driver versions name the same GPU differently; its SKU matches all the names.
     patterns = {name: sku.detect.name for name, sku in thresholds.skus.items() if sku.detect.name}
-    found = [name for name, pattern in patterns.items() if all(is_named(device, pattern) for device in by_device)]
-    first, *others = reversed(by_device.values())
-    if others and not found:
-        raise ResultFileError(
-            others[0].path, f"is of {others[0].device_name!r}, while {first.path} is of {first.device_name!r}",
-            "results of one GPU model", "Keep the results of each GPU model in a directory of its own.",
-        )  # fmt: skip
-    if asked is None and len(found) != 1:
-        which = f"several SKUs of the thresholds: {', '.join(found)}" if found else "no SKU of the thresholds"
-        raise SkuError(
-            first.path, f"device {first.device_name!r} is {which}",
-            f"exactly one of {', '.join(found or thresholds.skus)}", "Name the SKU with --gpu-sku SKU.",
-        )  # fmt: skip
-    name = found[0] if asked is None else thresholds.canonical_name(asked)
-    if name is None:
-        raise SkuError("--gpu-sku", f"the thresholds have no SKU {asked!r}", f"one of {', '.join(thresholds.skus)}")
-    if found and name not in found:
-        raise SkuError(
-            "--gpu-sku", f"names {name}, but {first.path} is of {first.device_name!r}, which is {' or '.join(found)}",
-            "the SKU that was measured", "Leave out --gpu-sku, or correct it.",
-        )  # fmt: skip
+    found = [name for name, pattern in patterns.items() if all(is_named(device, pattern) for device in devices)]
+    possible = found or ([] if len(devices) > 1 else [*thresholds.skus])
+    name = thresholds.canonical_name(asked) if asked else (found[0] if len(found) == 1 else None)
+    if name is None or name not in possible:
+        expected = f"one of {', '.join(possible)}" if possible else "results of one GPU model"
+        raise SkuError("--gpu-sku", f"found {asked or 'none'} for results of {', '.join(devices)}", expected)
     return name
-
-
-def _grouped(files: Iterable[PaikResult]) -> dict[Workload, list[PaikResult]]:
-    """The files of each study, by world size."""
-
-    def order(file: PaikResult) -> tuple[object, ...]:
-        return (file.scaling_mode, *file.workload.settings.values(), file.world_size)
-
-    ordered = sorted(files, key=order)
-    for one, other in pairwise(ordered):
-        if order(one) == order(other):
-            raise ResultFileError(
-                other.path,
-                f"is a second result of {one.scaling_mode} scaling of {one.model} {one.precision} with batch "
-                f"{one.workload.batch_size} at world size {one.world_size}, beside {one.path}",
-                "one file for each", "Move the one that should not count elsewhere.",
-            )  # fmt: skip
-    return {key: list(group) for key, group in groupby(ordered, key=lambda file: file.workload)}
-
-
-def _differences(ours: Workload, theirs: Workload) -> dict[str, tuple[object, object]]:
-    """Both values of each setting that two workloads with the same job may differ in."""
-    batch = "global_batch_size" if ours.global_batch_size else "batch_size"
-    both = ours.differences(theirs)
-    return {name: both[name] for name in (batch, "memory_format", "compile") if name in both}
-
-
-def _workload_names(studied: list[Workload], known: Mapping[str, Workload]) -> dict[Workload, str]:
-    """A name for each study's workload, unique within weak and within strong scaling.
-
-    A workload that the thresholds describe has their name. One that differs in batch, memory format or compile only
-    has it too, unless several do; those get their batch as a suffix, as in ``resnet152-fp16-bs256``, and a number if
-    that is not enough.
-    """
-    alike = {
-        ours: [
-            name
-            for name, theirs in known.items()
-            if not {"model", "precision", "image_size"} & ours.differences(theirs).keys()
-        ]
-        for ours in studied
-    }
-    names = {ours: name for ours in studied for name in alike[ours] if not _differences(ours, known[name])}
-    for ours in studied:
-        if ours in names:
-            continue
-        job = ours.family.model, ours.precision
-        name = next(iter(alike[ours]), f"{job[0].replace('_', '-')}-{job[1]}")
-        same_scaling = [one for one in studied if bool(one.global_batch_size) == bool(ours.global_batch_size)]
-        # A name that the thresholds use for another workload would be judged as that workload.
-        taken = {names.get(one) for one in same_scaling} | {*known}.difference(alike[ours][:1])
-        rivals = [one for one in same_scaling if (one.family.model, one.precision) == job]
-        with_batch = f"{name}-bs{ours.batch_size}"
-        further = (f"{with_batch}-{number}" for number in range(2, len(studied) + 2))
-        candidates = ([name] if len(rivals) == 1 else [], [with_batch], further)
-        names[ours] = next(one for one in chain(*candidates) if one not in taken)
-    return names
-
-
-def _gang(file: PaikResult, number: int) -> GangRecord:
-    """One gang per file, in torchrun's usual order: the ranks of a node are consecutive."""
-    ranks_per_node = -(-file.world_size // file.nodes)
-    ranks = []
-    for rank in range(file.world_size):
-        node, local_rank = divmod(rank, ranks_per_node)
-        place = Place(f"{UNKNOWN_HOST}-{node}" if node else UNKNOWN_HOST, local_rank, f"unknown-{rank}")
-        ranks.append(Rank(place=place, device_name=file.device_name))
-    return GangRecord(gang=number, ranks=tuple(ranks))
-
-
-def _block(study_id: str, arm: str, file: PaikResult, gang: int) -> Block:
-    ranks = file.per_rank
-    percents = [one.gpu_sampling.gpu_activity_pct.mean if one.gpu_sampling else None for one in ranks]
-    readings: dict[str, list[Value]] = {
-        "step_stdev_s": [one.stdev_step_sec if one.n_steps > 1 else None for one in ranks],
-        "utilization": [None if percent is None else percent / 100 for percent in percents],
-        "peak_memory_bytes": [round(one.peak_mem_gb * 2**30) for one in ranks],
-        "single_sample": [True for _ in ranks],
-    }
-    return Block(
-        study=study_id,
-        arm=arm,
-        round=0,
-        gang=gang,
-        ranks=tuple(one.rank for one in ranks),
-        count=column(one.n_steps for one in ranks),
-        work=float(file.batch_size_per_gpu),
-        began_unix_s=0.0,
-        # Not the wall time: the tool's throughput is the batch over the mean step.
-        seconds=column(one.mean_step_sec * one.n_steps for one in ranks),
-        readings={name: column(values) for name, values in readings.items() if any(v is not None for v in values)},
-    )
-
-
-def _run(sku: str, files: list[PaikResult], notes: list[str]) -> RunRecord:
-    """The content of run.json."""
-    versions = {
-        "torch": ", ".join(sorted({file.torch_version for file in files})),
-        "cuda": ", ".join(sorted({file.cuda_version or "unknown" for file in files})),
-    }
-    for name, text in versions.items():
-        if ", " in text:
-            notes.append(f"the results come from several versions of {name}: {text}")
-    return RunRecord(
-        sku=sku, status="imported", source=TOOL, started_at=now_iso(), versions=versions, notes=tuple(notes)
-    )

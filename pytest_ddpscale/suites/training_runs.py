@@ -10,39 +10,31 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.families.image import CLASSIFIER
+from pytest_ddpscale.families.image import CLASSIFIER, ImageFamily
 from pytest_ddpscale.judge.judged import MOST_SKIPPED_STEPS
 from pytest_ddpscale.plan.arm import CompileMode
-from pytest_ddpscale.plan.layout import Layout
 from pytest_ddpscale.plan.study import Plan
 from pytest_ddpscale.plan.training_run import (
-    LOSS_WINDOW,
+    DataKind,
     LearningRateRule,
     Optimizer,
     SampleSet,
     TrainingRun,
     loss_reached,
 )
-from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS
-from pytest_ddpscale.report.charts import About, Curve, LineAxes, Point, curves
-from pytest_ddpscale.report.scaling import (
-    GOOD_EFFICIENCY,
-    MeasuredSize,
-    ScalingFact,
-    ScalingSeries,
-    TrainingJob,
-    scaling_facts,
-    sweet_spots,
-)
+from pytest_ddpscale.plan.workload import MOST_LOADER_WORKERS, Split
+from pytest_ddpscale.report.scaling import MeasuredSize, ScalingSeries, TrainingJob, scaling_facts, sweet_spots
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.records import LaunchTime, StudyEnd, TrainedEpoch, TrainedRun
+from pytest_ddpscale.settings import share_between
 from pytest_ddpscale.suites.engine import MeasuredSuite, Suite, SuiteNodes, mean_estimate
 from pytest_ddpscale.suites.options import (
     MOST_BATCH,
@@ -50,215 +42,206 @@ from pytest_ddpscale.suites.options import (
     MOST_RANKS,
     PRECISIONS,
     above_zero,
+    at_most,
     counts,
     image_model,
     image_workload,
     whole,
 )
-from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows
-from pytest_ddpscale.suites.sample_sets import folder_set, made_set, mnist_set
+from pytest_ddpscale.suites.results import Column, Drawn, Results, Row, Rows, cell
 from pytest_ddpscale.util.command_parser import adder
 from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Picture
 from pytest_ddpscale.util.listing import first_few
 
 # Default for the batch of one rank: SGD's is Banerjee and Shah's, the others are torch's defaults.
 LEARNING_RATES: dict[Optimizer, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
-MOST_RUNS, MOST_HIDDEN, MOST_SAMPLES = 100, 10**5, 10**7
+MOST_HIDDEN, MOST_SAMPLES = 10**5, 10**7
 MOST_UNEXPLAINED = 0.02  # of the outer clock's time, in either direction
-MOST_OF_THE_SAVING = 0.8  # a sweet spot saves at least this share of the time that the fastest size saves
+_ANY = ImageFamily("resnet50", num_classes=10**6)  # a model for the classes of any folder
+CLASSES = 10  # of images made in memory, as of MNIST
 # Spans on rank 0's clock, in order; waiting includes training and validation.
 SPANS = ("start_up_s", "compile_s", "training_s", "validation_s", "waiting_s")
-_MOST_POINTS = 300  # of a drawn curve
-_RULES: dict[LearningRateRule, str] = {
-    "constant": "the same at every global batch", "linear": "proportional to the global batch",
-    "sqrt": "proportional to the square root of the global batch",
-}  # fmt: skip
-_TIME = (
-    "Complete time is the sum of disjoint spans on rank 0's clock; waiting is for data. Unexplained is the rest on "
-    "the launching side's clock, from starting the gang to its report of the end; at most "
-    f"{percent(MOST_UNEXPLAINED)} is allowed."
-)
-_SIZES = (
-    "Throughput is at the slowest rank's pace with waiting for data, without the first epoch; of several launches, the "
-    "median by complete time. Efficiency is relative to the smallest size; gain is per doubling."
-)
-_REACHED = (
-    f"Reached: the mean of the last {LOSS_WINDOW} losses, each the mean over the ranks, is no higher. Seconds: "
-    "training with waiting for data, without start-up and validation, all iterations of an epoch taken as equally "
-    "long."
-)
+_MOST_POINTS = 300  # of a drawn curve, means of neighbours
+# Metrics of the largest size: a run's key, its field with the bound, and on which side of it values have to be.
+_BOUNDED = (
+    ("time_to_train", "complete_s", "most_s", -1), ("validation_accuracy", "accuracy", "least_accuracy", 1)
+)  # fmt: skip
+_SIZES = "Efficiency: relative to the smallest size. Gain: per doubling of the size."
+_TIME = "Spans on rank 0's clock; the launching side's clock has the unexplained rest."
+_REACHED = "Reached: by the mean of ten losses. Seconds: training, with waiting for data."
 
 
-@dataclass(frozen=True)
-class RunRecords:
-    """All lines of one run, in order.
+class Trained(NamedTuple):
+    """What was recorded of a run.
 
     Attributes:
         run: the planned run.
         epochs: in order.
-        end: None if the run is incomplete.
-        outer_s: seconds from the start of the launch until the supervisor heard of the end; None if incomplete.
-        is_complete: whether it ended regularly, by training all epochs or by reaching its loss.
+        row: of its table, with what was measured if it ended regularly, by training all epochs or reaching its loss.
+        wrongs: why a complete run passes nothing.
     """
 
     run: TrainingRun
     epochs: Sequence[TrainedEpoch]
-    end: TrainedRun | None
-    outer_s: float | None
-    is_complete: bool
-
-    @property
-    def spans_s(self) -> Mapping[str, float]:
-        """`SPANS` of a complete run on rank 0's clock, in seconds."""
-        assert self.end is not None
-        sums = {name: sum(float(getattr(one.ranks[0], name)) for one in self.epochs) for name in SPANS[1:]}
-        sums["waiting_s"] += sum(one.ranks[0].validation_waiting_s for one in self.epochs)
-        return {"start_up_s": self.end.start_up_s, **sums}
-
-    @property
-    def complete_s(self) -> float:
-        """Complete time: the sum of `spans_s`."""
-        return sum(self.spans_s.values())
-
-    @property
-    def unexplained(self) -> float:
-        """Share of the outer clock's time outside all spans; negative if spans add up to more."""
-        assert self.outer_s is not None
-        return 1 - self.complete_s / self.outer_s
-
-    @property
-    def losses(self) -> list[float]:
-        """Losses of all iterations."""
-        return [loss for epoch in self.epochs for loss in epoch.losses]
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Mean throughput without the first epoch, in which caches fill and kernels compile; None with one epoch."""
-        return fmean(epoch.samples_per_s for epoch in self.epochs[1:]) if len(self.epochs) > 1 else None
-
-    def most(self, name: str) -> Any:
-        """The largest number of that name of any rank of a complete run; None if none has it."""
-        assert self.end is not None
-        return max((held for one in self.end.ranks if (held := getattr(one, name)) is not None), default=None)
-
-    def most_gb(self, name: str) -> float | None:
-        """Bytes of that name in 10⁹ bytes; None on a CPU."""
-        held = self.most(name)
-        return None if held is None else held / 1e9
-
-    def wrongs(self, *, times: bool) -> Iterator[str]:
-        """Why a complete run is invalid: replicas differ, steps were skipped, or, of `times`, some is unexplained."""
-        assert self.end is not None
-        checksums = [rank.parameters_checksum for rank in self.end.ranks]
-        if len({*checksums}) > 1:
-            yield f"the ranks' parameters differ at the end: {', '.join(checksums)}"
-        skipped, steps, most = self.most("skipped_steps"), len(self.losses), percent(MOST_SKIPPED_STEPS)
-        if times and skipped > MOST_SKIPPED_STEPS * steps:
-            told = f"loss scaling skipped {skipped} of {steps} optimizer steps"
-            yield f"{told}; at most {most} is allowed: train more epochs, or in bf16"
-        if times and abs(self.unexplained) > MOST_UNEXPLAINED:
-            told = f"{percent(self.unexplained, 1)} of the {self.outer_s:.4g} s since its launch are unexplained"
-            yield f"{told}; at most {percent(MOST_UNEXPLAINED)} is allowed"
-
-    @property
-    def time_to_loss(self) -> dict[str, float]:
-        """Iterations from 1, epochs, and seconds of training until the run reached its loss; empty if it did not."""
-        threshold, per_epoch = self.run.loss_threshold, self.run.iterations
-        reached = None if threshold is None else loss_reached(self.losses, threshold)
-        if reached is None:
-            return {}
-        whole, rest = divmod(reached, per_epoch)
-        epochs_s = [epoch.ranks[0].trained_s for epoch in self.epochs]
-        seconds = sum(epochs_s[:whole]) + (epochs_s[whole] * rest / per_epoch if rest else 0.0)
-        return {"iterations": reached, "epochs": reached / per_epoch, "seconds": seconds}
+    row: Row
+    wrongs: Sequence[str]
 
 
-def trained_runs(evidence: Evidence) -> list[RunRecords]:
+def trained_runs(evidence: Evidence) -> list[Trained]:
     """All planned runs. `run/consistent.py` refuses lines that contradict each other or the plan."""
     found = []
     for run in evidence.plan.training_runs:
         lines = [line for line in evidence.training if line.study == run.id]
         last: dict[type, Any] = {type(line): line for line in lines}
-        end, outer, study_end = last.get(TrainedRun), last.get(LaunchTime), last.get(StudyEnd)
-        ended = study_end is not None and study_end.reason in ("rounds", "decided")
         epochs = [line for line in lines if isinstance(line, TrainedEpoch)]
-        is_complete = ended and end is not None and outer is not None
-        found.append(RunRecords(run, epochs, end, outer and outer.seconds, is_complete))
+        row = {
+            "run": run.id, "ranks": run.world_size, "data_set": run.samples.name, "launch": run.launch,
+            "is_complete": False, "global_batch": run.global_batch, "learning_rate": run.learning_rate,
+        }  # fmt: skip
+        ended, wrongs = last.get(StudyEnd), list[str]()
+        if ended and ended.reason in ("rounds", "decided") and {TrainedRun, LaunchTime} <= last.keys():
+            end = last[TrainedRun]
+            row |= _measured(run, epochs, end, last[LaunchTime].seconds)
+            wrongs = _wrongs(run, row, [rank.parameters_checksum for rank in end.ranks])
+        found.append(Trained(run, epochs, row, wrongs))
     return found
 
 
-class TrainingSuite(Suite):
-    """What both suites share: the options of training, a gang for each run, and what is said of all of them."""
-
-    def add_training_options(self, parser: argparse.ArgumentParser, *, epochs: int, batch: int) -> None:
-        """Add options for training."""
-        add, choose = adder(parser), parser.add_argument
-        add("--ranks", "1,2,4", counts(MOST_RANKS),
-            "world sizes; default: powers of two up to a node, then whole nodes")  # fmt: skip
-        add("--epochs", "N", whole(10**5), "", epochs)
-        add("--batch", "N", whole(MOST_BATCH), "images per rank and step", batch)
-        choose("--precision", choices=PRECISIONS, default="fp32", help="by autocast; default: %(default)s")
-        choose("--optimizer", choices=LEARNING_RATES, default="sgd", help="default: %(default)s (momentum 0.9)")
-        add("--lr", "RATE", above_zero, "learning rate for the batch of one rank; default: 0.01, adam and adamw 0.001")
-        choose("--lr-rule", choices=_RULES, default="constant",
-            help="how the learning rate scales with the global batch; default: %(default)s")  # fmt: skip
-        add("--seed", "N", whole(10**9 - 1, 0), "seed of weights and data order", 0)
-        add("--launches", "N", whole(10), "how often to repeat every run", 1)
-
-    def runs(
-        self, arguments: argparse.Namespace, nodes: SuiteNodes, model: str, samples: SampleSet, name: str,
-        sizes: Sequence[int], **fields: Any,
-    ) -> Iterator[TrainingRun]:  # fmt: skip
-        """One run for each world size and launch. Raises OptionError if the data is too small for one of them."""
-        asked, rate = getattr(arguments, "global_batch", None), arguments.lr or LEARNING_RATES[arguments.optimizer]
-        for size in sizes:
-            layout, (batch, uneven) = layout_at(size, nodes), divmod(asked or arguments.batch * size, size)
-            if uneven:
-                raise OptionError("--global-batch", f"found {asked} for {size} ranks", f"a multiple of {size}")
-            workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes)
-            rate_here = learning_rate_at(rate, arguments.lr_rule, size * batch, asked or arguments.batch)
-            try:
-                run = TrainingRun(
-                    name, workload, samples, layout.nodes, layout.ranks_per_node, arguments.epochs, arguments.optimizer,
-                    rate_here, arguments.lr_rule, seed=arguments.seed, **fields,
-                )  # fmt: skip
-            except ValueError as error:
-                raise OptionError("--ranks, --batch", str(error), "", "Take fewer ranks, or a smaller batch.") from None
-            yield from (replace(run, launch=launch) for launch in range(1, arguments.launches + 1))
-
-    def plan_of(self, runs: Iterable[TrainingRun], arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
-        """A plan of all runs. Raises OptionError if there are too many."""
-        found = tuple(runs)
-        if len(found) > MOST_RUNS:
-            raise OptionError("--ranks", f"{len(found)} training runs requested", f"at most {MOST_RUNS}")
-        return nodes.plan((), training_runs=found, launches=arguments.launches)
-
-    def problems(self, measured: MeasuredSuite, runs: Sequence[RunRecords]) -> list[str]:
-        """Why runs are not complete."""
-        return [
-            f"{one.run.id}: {(measured.why_missing(one.run.id) or 'its end was not recorded').rstrip('.')}; "
-            f"{len(one.epochs)} of {one.run.epochs} epochs were trained"
-            for one in runs if not one.is_complete
-        ]  # fmt: skip
-
-    def notes(self, runs: Sequence[RunRecords]) -> Iterator[str]:
-        """What was trained."""
-        of, every = runs[0].run, [one.run for one in runs]
-        yield (
-            f"{of.workload.family.model}, {of.workload.precision}, {of.workload.family.image_size} pixels, at most "
-            f"{of.epochs} epochs; torch.compile: {of.compile_mode}; under DistributedDataParallel at every size; "
-            f"{of.optimizer}, learning-rate rule {of.rule}: {_RULES[of.rule]}; seed {of.seed} at every world size."
-        )
-        for samples in dict.fromkeys(run.samples for run in every):
-            kind = {"made": "images made in memory", "mnist": "MNIST", "folder": samples.path}[samples.kind]
-            yield (
-                f"{samples.name}: {samples.train_samples} images to train, {samples.validation_samples} to validate, "
-                f"{samples.classes} classes ({kind})."
-            )
+def _measured(run: TrainingRun, epochs: Sequence[TrainedEpoch], end: TrainedRun, outer_s: float) -> dict[str, Any]:
+    """What a complete run adds to its row; `outer_s` is from its launch until the supervisor heard of the end."""
+    of_rank_0 = [epoch.ranks[0] for epoch in epochs]
+    spans_s = {name: sum(getattr(rank, name) for rank in of_rank_0) for name in SPANS[1:]}
+    spans_s["waiting_s"] += sum(rank.validation_waiting_s for rank in of_rank_0)
+    complete_s = end.start_up_s + sum(spans_s.values())
+    memory_gb = [rank.reserved_bytes / 1e9 for rank in end.ranks if rank.reserved_bytes is not None]
+    row = {
+        "is_complete": True, "complete_s": complete_s, "start_up_s": end.start_up_s, **spans_s, "outer_s": outer_s,
+        "unexplained": 1 - complete_s / outer_s,
+        # Caches fill and kernels compile in the first epoch.
+        "samples_per_s": fmean(epoch.samples_per_s for epoch in epochs[1:]) if len(epochs) > 1 else None,
+        "accuracy": epochs[-1].accuracy, "loss": epochs[-1].mean_loss, "trainable_parameters": end.trainable_parameters,
+        "memory_gb": max(memory_gb, default=None), "skipped_steps": max(rank.skipped_steps for rank in end.ranks),
+        "steps": len(epochs) * run.iterations,
+    }  # fmt: skip
+    losses = [loss for epoch in epochs for loss in epoch.losses]
+    reached = None if run.loss_threshold is None else loss_reached(losses, run.loss_threshold)
+    if reached is not None:
+        iterations_s = [rank.trained_s / run.iterations for rank in of_rank_0 for _ in range(run.iterations)]
+        row |= {"iterations": reached, "epochs": reached / run.iterations, "seconds": sum(iterations_s[:reached])}
+    return row
 
 
-class WholeRun(TrainingSuite):
+def _wrongs(run: TrainingRun, row: Row, checksums: Sequence[str]) -> list[str]:
+    """Why a complete run is invalid: replicas differ, or, where its times count, steps or seconds are missing."""
+    times, skipped, missing = run.loss_threshold is None, row["skipped_steps"], row["unexplained"]
+    most_skipped, most_missing = percent(MOST_SKIPPED_STEPS), percent(MOST_UNEXPLAINED)
+    checks = {
+        f"the ranks' parameters differ at the end: {', '.join(checksums)}": len({*checksums}) > 1,
+        f"loss scaling skipped {skipped} of {row['steps']} optimizer steps; "
+        f"at most {most_skipped} is allowed: train more epochs, or in bf16":
+            times and skipped > MOST_SKIPPED_STEPS * row["steps"],
+        f"{percent(missing, 1)} of the {row['outer_s']:.4g} s since its launch are unexplained; "
+        f"at most {most_missing} is allowed": times and abs(missing) > MOST_UNEXPLAINED,
+    }  # fmt: skip
+    return [f"{run.id}: {wrong}" for wrong, is_so in checks.items() if is_so]
+
+
+def _problems(measured: MeasuredSuite, runs: Sequence[Trained]) -> list[str]:
+    """Why runs are not complete."""
+    return [
+        f"{one.run.id}, {len(one.epochs)} of {one.run.epochs} epochs trained: "
+        f"{measured.why_missing(one.run.id) or 'its end was not recorded'}"
+        for one in runs if not one.row["is_complete"]
+    ]  # fmt: skip
+
+
+def _notes(runs: Sequence[Trained]) -> Iterator[str]:
+    """What was trained."""
+    of = runs[0].run
+    yield (
+        f"{of.workload.family.form}, {of.workload.precision}, at most {of.epochs} epochs, torch.compile: "
+        f"{of.compile_mode}, DDP at every size, {of.optimizer}, learning-rate rule {of.rule}, seed {of.seed}."
+    )
+    for samples in dict.fromkeys(one.run.samples for one in runs):
+        numbers = f"{samples.train_samples} images to train, {samples.validation_samples} to validate"
+        yield f"{samples.name}: {numbers}, {samples.classes} classes."
+
+
+def _add_training(parser: argparse.ArgumentParser, *, pixels: int | None, epochs: int, batch: int) -> None:
+    """Add options for training."""
+    add, choose = adder(parser), parser.add_argument
+    add("--image-size", "PIXELS", whole(MOST_PIXELS), "" if pixels else "default: 28, with --model 64", pixels)
+    add("--ranks", "1,2,4", counts(MOST_RANKS), "world sizes; default: powers of two up to a node, then whole nodes")
+    add("--epochs", "N", whole(10**5), "", epochs)
+    add("--batch", "N", whole(MOST_BATCH), "images per rank and step", batch)
+    choose("--precision", choices=PRECISIONS, default="fp32", help="by autocast; default: %(default)s")
+    choose("--optimizer", choices=LEARNING_RATES, default="sgd", help="default: %(default)s (momentum 0.9)")
+    add("--lr", "RATE", above_zero, "learning rate for the batch of one rank; default: 0.01, adam and adamw 0.001")
+    choose("--lr-rule", choices=get_args(LearningRateRule), default="constant",
+        help="how the learning rate scales with the global batch; default: %(default)s")  # fmt: skip
+    add("--seed", "N", whole(10**9 - 1, 0), "seed of weights and data order", 0)
+    add("--launches", "N", whole(10), "how often to repeat every run", 1)
+
+
+def planned_runs(
+    arguments: argparse.Namespace, nodes: SuiteNodes, model: str, samples: SampleSet, name: str, sizes: Iterable[int],
+    **fields: Any,
+) -> Iterator[TrainingRun]:  # fmt: skip
+    """One run for each world size and launch. Raises OptionError if a size does not fit the nodes or the data.
+
+    Of the learning rate, ``linear`` scales it with the global batch (Goyal et al., arXiv:1706.02677), ``sqrt`` with its
+    square root (Krizhevsky, arXiv:1404.5997).
+    """
+    asked, per_node = getattr(arguments, "global_batch", None), nodes.ranks_per_node
+    rate = arguments.lr or LEARNING_RATES[arguments.optimizer]
+    for size in sizes:
+        if size > per_node and size % per_node:
+            found = f"found {size}, which does not fill whole nodes of {per_node} ranks"
+            raise OptionError("--ranks", found, f"at most {per_node}, or a multiple of it")
+        batch, uneven = divmod(asked or arguments.batch * size, size)
+        if uneven:
+            raise OptionError("--global-batch", f"found {asked} for {size} ranks", f"a multiple of {size}")
+        workload = image_workload(arguments, nodes, batch, model=model, name=name, num_classes=samples.classes)
+        factor = 1 if asked else size
+        factors: dict[LearningRateRule, float] = {"constant": 1, "linear": factor, "sqrt": math.sqrt(factor)}
+        try:
+            run = TrainingRun(
+                name, workload, samples, -(-size // per_node), min(size, per_node), arguments.epochs,
+                arguments.optimizer, rate * factors[arguments.lr_rule], arguments.lr_rule, seed=arguments.seed,
+                **fields,
+            )  # fmt: skip
+        except ValueError as error:
+            raise OptionError("--ranks, --batch", str(error), "", "Take fewer ranks, or a smaller batch.") from None
+        yield from (replace(run, launch=launch) for launch in range(1, arguments.launches + 1))
+
+
+def sizes_of(arguments: argparse.Namespace, nodes: SuiteNodes) -> list[int]:
+    """World sizes asked for, or powers of two within a node, then of whole nodes, and all. Raises OptionError."""
+    at_most("--ranks", arguments.ranks, nodes.world_size)
+    ends = (1, nodes.ranks_per_node), (nodes.ranks_per_node, nodes.world_size)
+    usual = {first * 2**power for first, last in ends for power in range(20) if first * 2**power < last}
+    return arguments.ranks or sorted({*usual, nodes.world_size})
+
+
+def made_set(train_samples: int) -> SampleSet:
+    """Images made in memory, with an eighth as many for validation, at least one."""
+    return SampleSet("made", f"made-{train_samples}", train_samples, max(1, train_samples // 8), CLASSES)
+
+
+def read_set(kind: DataKind, folder: Path) -> SampleSet:
+    """The data set in a folder, as ranks will read it. Raises OptionError."""
+    from pytest_ddpscale.datasets.image_samples import read_mnist, read_samples
+
+    path, splits = folder.expanduser().absolute(), get_args(Split)
+    try:
+        found = [read_mnist(path, one)[1] if kind == "mnist" else read_samples(str(path), one, _ANY) for one in splits]
+    except ValueError as error:
+        raise OptionError(f"--{kind}", str(error)) from None
+    train, validation = map(len, found)
+    return SampleSet(kind, path.name, train, validation, getattr(found[0], "classes", CLASSES), str(path))
+
+
+class WholeRun(Suite):
     """Complete time, throughput and accuracy by world size."""
 
     name = "whole-run"
@@ -268,190 +251,123 @@ class WholeRun(TrainingSuite):
         """Add options for model, data, training and bounds."""
         add = adder(parser)
         add("--model", "MODEL", image_model, "torchvision model", "vit_b_16")
-        add("--image-size", "PIXELS", whole(MOST_PIXELS), "", 224)
         parser.add_argument("--folder", action="append", type=Path, default=[], metavar="FOLDER",
             help="images in train/CLASS and val/CLASS; may be given twice, to compare two data sets")  # fmt: skip
         add("--workers", "N", whole(MOST_LOADER_WORKERS, 0), "loader processes per rank", 4)
         add("--made", "N,N", counts(MOST_SAMPLES), "without --folder: images of data sets made in memory", "1024,8192")
         parser.add_argument("--compile", choices=get_args(CompileMode), default="no",
             help="mode of torch.compile; default: %(default)s")  # fmt: skip
-        self.add_training_options(parser, epochs=5, batch=64)
+        _add_training(parser, pixels=224, epochs=5, batch=64)
         add("--at-most-time-to-train", "S", above_zero, "most seconds of complete time for the largest world size")
-        add("--at-least-accuracy", "SHARE", _share, "least accuracy of its last validation, such as 0.4")
+        add("--at-least-accuracy", "SHARE", share_between(0, 1), "least accuracy of its last validation, such as 0.4")
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a run for each data set and world size, one data set after the other."""
-        sets = [*map(folder_set, arguments.folder)] or [*map(made_set, arguments.made)]
+        sets = [*(read_set("folder", one) for one in arguments.folder)] or [*map(made_set, arguments.made)]
         if len({one.name for one in sets}) < len(sets):
-            raise OptionError("--folder", f"two data sets are called {sets[0].name}", "another name for each")
-        sizes, runs = arguments.ranks or usual_sizes(nodes), list[TrainingRun]()
-        for one in sets:
-            runs += self.runs(
-                arguments, nodes, arguments.model, one, one.name, sizes, compile_mode=arguments.compile,
-                loader_workers=arguments.workers,
-            )  # fmt: skip
+            raise OptionError("--folder", "two data sets have the same name", "another name for each")
+        sizes, runs = sizes_of(arguments, nodes), list[TrainingRun]()
+        options = {"compile_mode": arguments.compile, "loader_workers": arguments.workers}
         bounds = {"most_s": arguments.at_most_time_to_train, "least_accuracy": arguments.at_least_accuracy}
-        bounded = (replace(run, **bounds) if run.world_size == max(sizes) else run for run in runs)
-        return self.plan_of(bounded, arguments, nodes)
+        for one in sets:
+            for some, more in ((sizes[:-1], {}), (sizes[-1:], bounds)):
+                runs += planned_runs(arguments, nodes, arguments.model, one, one.name, some, **options, **more)
+        return nodes.plan((), training_runs=tuple(runs), launches=arguments.launches)
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each data set and size, for each run, for each epoch, and for each bound."""
-        runs, plan = trained_runs(measured.evidence), measured.plan
-        complete = [one for one in runs if one.is_complete]
-        wrongs = {one.run.id: found for one in complete if (found := [*one.wrongs(times=True)])}
-        failures = [f"{run}: {wrong}" for run, found in wrongs.items() for wrong in found]
-        bounds = [*_bounds(runs, wrongs, measured.confidence)]
-        failures += [row["failure"] for row in bounds if row["outcome"] != "passed"]
-        sizes, notes, best = list[Row](), list[str](), list[str]()
-        for name in dict.fromkeys(one.run.name for one in complete):
-            of_name = [one for one in complete if one.run.name == name and one.samples_per_s is not None]
-            of_size = {size: _median_run(of_name, size) for size in sorted({one.run.world_size for one in of_name})}
-            facts = facts_of_sizes({size: (one.complete_s, one.samples_per_s or 0) for size, one in of_size.items()})
-            sizes += [
-                size_row(name, fact, facts[0]) | {"reserved_gb": of_size[fact.gpus].most_gb("reserved_bytes")}
-                for fact in facts
-            ]
-            largest = max((one.run for one in runs if one.run.name == name), key=lambda run: run.world_size)
-            notes += [conclusion(name, facts, plan.device, largest.most_s)] if facts else []
-            fastest = min(facts, key=lambda one: one.train_s, default=None)
-            best += [f"{name} {fastest.train_s:.4g} s on {fastest.gpus}"] if fastest else []
-        of, findings = runs[0].run, [f"complete time at best {first_few(best)}"] * bool(best)
-        rate = f"{plan.unit}/s"
+        runs, rate = trained_runs(measured.evidence), f"{measured.plan.unit}/s"
+        required, sizes, best, notes = list[Row](), list[Row](), list[str](), [_SIZES, *_notes(runs)]
+        for name in dict.fromkeys(one.run.name for one in runs):
+            of_name = [one for one in runs if one.run.name == name]
+            rows = [one.row for one in of_name if one.row.get("samples_per_s")]
+            of_sizes, said = scaling(name, rows, measured.plan.device, of_name[-1].run.most_s)
+            sizes += of_sizes
+            notes += said
+            by_time = sorted(of_sizes, key=itemgetter("complete_s"))
+            best += [f"{name} {cell(row['complete_s'])} s on {row['ranks']}" for row in by_time[:1]]
+            required += _required(of_name, measured.confidence)
+        epochs = [
+            {
+                "run": one.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s,
+                "loss": epoch.mean_loss, "accuracy": epoch.accuracy,
+                "validation_samples_per_s": epoch.validation_samples_per_s,
+            }
+            for one in runs for epoch in one.epochs
+        ]  # fmt: skip
+        run, accuracy = Column("run", "Run"), Column("accuracy", "Accuracy", "{:.2%}")
         tables = [
-            Rows("required", "Requirements", _BOUND_COLUMNS, bounds, 2),
-            Rows("sizes", "Scaling", _size_columns(plan.device, rate), sizes, 2, [_SIZES, *self.notes(runs), *notes],
-                 Drawn("Speed-up", "ranks", ("speedup",), "data_set", axes={"scale": "log", "ideal": float})),
-            Rows("runs", "Where the time went", _run_columns(rate), [*map(_run_row, runs)], notes=[_TIME]),
-            Rows("epochs", "Epochs", _epoch_columns(rate), [row for one in runs for row in _epoch_rows(one)], 2),
+            Rows("required", "Requirements", [
+                run, Column("metric", "Metric"), Column("value", "Value"), Column("bound", "Bound"),
+                Column("outcome", "Outcome"),
+            ], required, 2),
+            Rows("sizes", "Scaling", [
+                Column("data_set", "Data set"), Column("ranks", f"{measured.plan.device}s"),
+                Column("complete_s", "Complete s"), Column("saved_share", "Saved", "{:.1%}"),
+                Column("samples_per_s", rate), Column("speedup", "Speed-up"),
+                Column("efficiency", "Efficiency", "{:.1%}",
+                       above="the smallest size was slower than its share, such as by data that fits no cache"),
+                Column("gain", "Gain", "{:+.0%}"), Column("memory_gb", "Memory GB", "{:.3g}"),
+            ], sizes, 2, notes, Drawn("Speed-up", "ranks", ("speedup",), "data_set",
+                                      axes={"scale": "log", "ideal": float})),
+            Rows("runs", "Where the time went", [
+                run, Column("complete_s", "Complete s", "{:.2f}"),
+                *(Column(name, name.removesuffix("_s").replace("_", "-"), "{:.2f}") for name in SPANS),
+                Column("unexplained", "Unexplained", "{:.2%}"), Column("samples_per_s", rate), accuracy,
+                Column("skipped_steps", "Skipped steps"),
+            ], [one.row for one in runs], notes=[_TIME]),
+            Rows("epochs", "Epochs", [
+                run, Column("epoch", "Epoch"), Column("samples_per_s", f"Training {rate}"),
+                Column("loss", "Mean loss"), accuracy, Column("validation_samples_per_s", f"Validation {rate}"),
+            ], epochs, 2),
+        ]  # fmt: skip
+        of, findings = runs[0].run, [f"complete time at best {first_few(best)}"] * bool(best)
+        failures = [wrong for one in runs for wrong in one.wrongs] + [
+            f"{row['run']}: {row['metric']} {cell(row['value'])}, {row['outcome']}; the bound is {row['bound']:g}"
+            for row in required if row["outcome"] != "passed"
         ]  # fmt: skip
         what = f"Whole runs of {of.workload.family.model} in {of.workload.precision}, {of.epochs} epochs"
-        return Results(what, findings, tables, self.problems(measured, runs), failures)
+        return Results(what, findings, tables, _problems(measured, runs), failures)
 
 
-_BOUND_COLUMNS = [
-    Column("run", "Run"), Column("metric", "Metric"), Column("value", "Value"), Column("bound", "Bound"),
-    Column("outcome", "Outcome"),
-]  # fmt: skip
+def scaling(name: str, rows: Iterable[Row], device: str, deadline_s: float | None) -> tuple[list[Row], list[str]]:
+    """A row for each size of a data set, of launches the median by complete time, and which sizes suit which aim."""
+    of_size = dict[int, list[Row]]()
+    for row in sorted(rows, key=lambda row: (row["ranks"], row["complete_s"])):
+        of_size.setdefault(row["ranks"], []).append(row)
+    medians = [launches[(len(launches) - 1) // 2] for launches in of_size.values()]
+    measured = [MeasuredSize(row["ranks"], row["samples_per_s"]) for row in medians]
+    facts = scaling_facts(measured, TrainingJob(images=1.0), [row["complete_s"] for row in medians])
+    spots = ScalingSeries(name, facts, "", device).lines(sweet_spots(facts, deadline_s)) if facts else []
+    sizes = list[Row]()
+    for fact, row in zip(map(dict, map(vars, facts)), medians, strict=True):
+        sizes.append({
+            "data_set": name, "ranks": fact.pop("gpus"), "complete_s": fact.pop("train_s"), **fact,
+            "memory_gb": row["memory_gb"],
+        })  # fmt: skip
+    return sizes, [f"{name}: {spot}." for spot in spots]
 
 
-def _size_columns(device: str, rate: str) -> list[Column]:
-    return [
-        Column("data_set", "Data set"), Column("ranks", f"{device[0].upper()}{device[1:]}s"),
-        Column("complete_s", "Complete s"), Column("saved_share", "Saved", "{:.1%}"),
-        Column("saved_of_first", "Saved of the first", "{:.1%}"), Column("samples_per_s", rate),
-        Column("ideal_samples_per_s", f"Ideal {rate}"), Column("speedup", "Speed-up"),
-        Column("efficiency", "Efficiency", "{:.1%}",
-               above="the smallest size was slower than its share, such as by data that fits no cache"),
-        Column("gain", "Gain", "{:+.0%}"), Column("reserved_gb", "Memory GB", "{:.3g}"),
-    ]  # fmt: skip
-
-
-def _run_columns(rate: str) -> list[Column]:
-    spans = [Column(name, name.removesuffix("_s").replace("_", "-"), "{:.2f}") for name in SPANS]
-    return [
-        Column("run", "Run"), Column("complete_s", "Complete s", "{:.2f}"), *spans,
-        Column("outer_s", "Outer clock", "{:.2f}"), Column("unexplained", "Unexplained", "{:.2%}"),
-        Column("samples_per_s", rate), Column("accuracy", "Last accuracy", "{:.2%}"),
-        Column("parameters", "Parameters", "{:,}"), Column("allocated_gb", "Allocated GB", "{:.3g}"),
-        Column("skipped_steps", "Skipped steps"),
-    ]  # fmt: skip
-
-
-def _epoch_columns(rate: str) -> list[Column]:
-    return [
-        Column("run", "Run"), Column("epoch", "Epoch"), Column("samples_per_s", f"Training {rate}"),
-        Column("loss", "Mean loss"), Column("accuracy", "Accuracy", "{:.2%}"),
-        Column("validation_samples_per_s", f"Validation {rate}"),
-    ]  # fmt: skip
-
-
-def facts_of_sizes(sizes: Mapping[int, tuple[float, float]]) -> list[ScalingFact]:
-    """Scaling facts of each size, from its complete time and its samples per second."""
-    measured = [MeasuredSize(gpus, rate) for gpus, (_, rate) in sorted(sizes.items())]
-    return scaling_facts(measured, TrainingJob(images=1.0), [seconds for _, (seconds, _) in sorted(sizes.items())])
-
-
-def size_row(name: str, fact: ScalingFact, first: ScalingFact) -> dict[str, Any]:
-    """The chapter's tables 12.1 to 12.7 of one size."""
-    return {
-        "data_set": name, "ranks": fact.gpus, "complete_s": fact.train_s, "saved_share": fact.saved_share,
-        "saved_of_first": None if fact is first else 1 - fact.train_s / first.train_s,
-        "samples_per_s": fact.samples_per_s, "ideal_samples_per_s": fact.samples_per_s / fact.efficiency,
-        "speedup": fact.speedup, "efficiency": fact.efficiency, "gain": fact.gain,
-    }  # fmt: skip
-
-
-def conclusion(name: str, facts: Sequence[ScalingFact], device: str, deadline_s: float | None = None) -> str:
-    """Which sizes suit which aim."""
-    first, shortest_s = facts[0].train_s, min(one.train_s for one in facts)
-    sweet = [
-        str(one.gpus) for one in facts[1:]
-        if one.efficiency >= GOOD_EFFICIENCY
-        and first - one.train_s >= MOST_OF_THE_SAVING * (first - shortest_s) > 0
-    ]  # fmt: skip
-    least = f"{percent(GOOD_EFFICIENCY)} efficient, and {percent(MOST_OF_THE_SAVING)} of all the time that can be saved"
-    said = ScalingSeries(name, facts, "", device).lines(sweet_spots(facts, deadline_s))
-    spot = f"sweet spot ({least}): {first_few(sweet) or 'none'}"
-    return f"{name}: {'; '.join([*said, spot])}."
-
-
-def _median_run(runs: Sequence[RunRecords], size: int) -> RunRecords:
-    """Of several launches the median by complete time."""
-    launches = sorted((one for one in runs if one.run.world_size == size), key=lambda one: one.complete_s)
-    return launches[(len(launches) - 1) // 2]
-
-
-def _bounds(runs: Sequence[RunRecords], worthless: Collection[str], confidence: float) -> Iterator[dict[str, Any]]:
-    """A row for each bound of a data set's size: the mean over launches, with an interval of several.
+def _required(runs: Sequence[Trained], confidence: float) -> Iterator[Row]:
+    """A row for each bound of a data set's largest size: the mean over launches, with an interval of several.
 
     A pass needs all launches, complete and valid, and the whole interval on the right side of the bound.
     """
-    for first in (one.run for one in runs if one.run.launch == 1):
-        group = [one for one in runs if (one.run.name, one.run.world_size) == (first.name, first.world_size)]
-        is_sound = all(one.is_complete and one.run.id not in worthless for one in group)
-        for metric, bound, side, option in (
-            ("time_to_train", first.most_s, -1, "at most {:.4g} s (--at-most-time-to-train)"),
-            ("validation_accuracy", first.least_accuracy, 1, "at least {:.4g} (--at-least-accuracy)"),
-        ):
-            if bound is None:
-                continue
-            value, outcome, told = None, "not_measured", "was not measured"
-            if is_sound:
-                values = [one.complete_s if side < 0 else one.epochs[-1].accuracy for one in group]
-                value = mean_estimate(values, confidence)
-                sides = {side * (end - bound) >= 0 for end in value.interval or [value.value]}
-                outcome = "inconclusive" if len(sides) > 1 else "passed" if True in sides else "failed"
-                told = f"{value.value:.4g}{' s' * (side < 0)}, {outcome}"
-            failure = f"{first.id}: {metric} {told}; {option.format(bound)} is required"
-            yield {"run": first.id, "metric": metric, "value": value, "bound": bound, "outcome": outcome,
-                   "failure": failure}  # fmt: skip
+    launches = [one for one in runs if one.run.world_size == runs[-1].run.world_size]
+    first = launches[0].run
+    is_sound = all(one.row["is_complete"] and not one.wrongs for one in launches)
+    for metric, key, field, side in _BOUNDED:
+        bound = getattr(first, field)
+        if bound is None:
+            continue
+        value = mean_estimate([one.row[key] for one in launches], confidence) if is_sound else None
+        sides = {side * (end - bound) >= 0 for end in value.interval or [value.value]} if value else ()
+        outcomes = {(): "not measured", (True,): "passed", (False,): "failed"}
+        outcome = outcomes.get((*sides,), "inconclusive")
+        yield {"run": first.id, "metric": metric, "value": value, "bound": bound, "outcome": outcome}
 
 
-def _run_row(one: RunRecords) -> dict[str, Any]:
-    run = one.run
-    row = {
-        "run": run.id, "ranks": run.world_size, "data_set": run.samples.name, "launch": run.launch,
-        "is_complete": one.is_complete, "global_batch": run.global_batch, "learning_rate": run.learning_rate,
-    }  # fmt: skip
-    if not one.is_complete or one.end is None:
-        return row
-    return row | dict(one.spans_s) | {
-        "complete_s": one.complete_s, "outer_s": one.outer_s, "unexplained": one.unexplained,
-        "samples_per_s": one.samples_per_s, "accuracy": one.epochs[-1].accuracy, "parameters": one.end.parameters,
-        "trainable_parameters": one.end.trainable_parameters, "skipped_steps": one.most("skipped_steps"),
-        "allocated_gb": one.most_gb("allocated_bytes"), "reserved_gb": one.most_gb("reserved_bytes"),
-    }  # fmt: skip
-
-
-def _epoch_rows(one: RunRecords) -> Iterator[dict[str, Any]]:
-    for epoch in one.epochs:
-        yield {
-            "run": one.run.id, "epoch": epoch.epoch + 1, "samples_per_s": epoch.samples_per_s, "loss": epoch.mean_loss,
-            "accuracy": epoch.accuracy, "validation_samples_per_s": epoch.validation_samples_per_s,
-        }  # fmt: skip
-
-
-class Convergence(TrainingSuite):
+class Convergence(Suite):
     """Iterations, epochs and seconds to a loss."""
 
     name = "convergence"
@@ -463,127 +379,53 @@ class Convergence(TrainingSuite):
         add("--model", "MODEL", image_model, "torchvision model; default: three linear layers, see --hidden")
         add("--hidden", "N,N", counts(MOST_HIDDEN), "units of the hidden layers; every world size trains the first "
             "model, the largest size trains all", "256")  # fmt: skip
-        add("--image-size", "PIXELS", whole(MOST_PIXELS), "default: 28, with --model 64")
         add("--samples", "N", whole(MOST_SAMPLES), "images made in memory", 4096)
         add("--mnist", "FOLDER", Path, "train on MNIST's idx files instead")
         add("--global-batch", "N", whole(10**8), "images of all ranks together, instead of --batch per rank")
-        self.add_training_options(parser, epochs=20, batch=32)
+        _add_training(parser, pixels=None, epochs=20, batch=32)
 
     def plan(self, arguments: argparse.Namespace, nodes: SuiteNodes) -> Plan:
         """Plan a run for each world size, then one for each further size of the model."""
         arguments.image_size = arguments.image_size or (64 if arguments.model else 28)
-        samples = made_set(arguments.samples) if arguments.mnist is None else mnist_set(arguments.mnist)
-        sizes, runs = arguments.ranks or usual_sizes(nodes), list[TrainingRun]()
+        samples = made_set(arguments.samples) if arguments.mnist is None else read_set("mnist", arguments.mnist)
+        sizes, runs = sizes_of(arguments, nodes), list[TrainingRun]()
         models = [arguments.model] if arguments.model else [f"{CLASSIFIER}{units}" for units in arguments.hidden]
         for model in models:
             of_model = sizes if model == models[0] else sizes[-1:]
-            runs += self.runs(arguments, nodes, model, samples, model, of_model, loss_threshold=arguments.loss)
-        return self.plan_of(runs, arguments, nodes)
+            runs += planned_runs(arguments, nodes, model, samples, model, of_model, loss_threshold=arguments.loss)
+        return nodes.plan((), training_runs=tuple(runs), launches=arguments.launches)
 
     def results(self, measured: MeasuredSuite) -> Results:
         """A row for each run."""
         runs = trained_runs(measured.evidence)
-        complete, of = [one for one in runs if one.is_complete], runs[0].run
-        failures = [f"{one.run.id}: {_not_reached(one)}" for one in complete if not one.time_to_loss]
-        failures += [f"{one.run.id}: {wrong}" for one in complete for wrong in one.wrongs(times=False)]
-        reached = [one for one in complete if one.time_to_loss]
-        said = [
-            f"{one.run.name}@{one.run.world_size} in {one.time_to_loss['iterations']} iterations" for one in reached
-        ]
-        missing = len(runs) - len(reached)
-        findings = [*said[:1], *[f"{missing} of {len(runs)} did not reach it"] * bool(missing), *_comparison(reached)]
+        of, reached = runs[0].run, [one.row for one in runs if "iterations" in one.row]
+        failures = [wrong for one in runs for wrong in one.wrongs] + [
+            f"{one.run.id}: a loss of {of.loss_threshold:g} was not reached in {of.epochs} epochs; the mean of the "
+            f"last one is {one.row['loss']:.4g}"
+            for one in runs if one.row["is_complete"] and "iterations" not in one.row
+        ]  # fmt: skip
+        findings = [f"{row['run']} in {row['iterations']} iterations" for row in reached]
+        missing = [f"{len(runs) - len(reached)} of {len(runs)} did not reach it"] * (len(reached) < len(runs))
         columns = [
             Column("run", "Run"), Column("ranks", "Ranks"), Column("trainable_parameters", "Parameters", "{:,}"),
             Column("global_batch", "Global batch"), Column("learning_rate", "Learning rate"),
             Column("iterations", "Iterations"), Column("epochs", "Epochs", "{:.2f}"),
-            Column("seconds", "Seconds", "{:.2f}"), Column("accuracy", "Last accuracy", "{:.1%}"),
-            Column("lowest_mean_loss", "Lowest mean loss"), Column("skipped_steps", "Skipped steps"),
+            Column("seconds", "Seconds", "{:.2f}"), Column("accuracy", "Accuracy", "{:.1%}"),
+            Column("loss", "Loss of the last epoch"), Column("skipped_steps", "Skipped steps"),
         ]  # fmt: skip
-        rows = [_run_row(one) | _loss_row(one) for one in runs]
-        table = Rows("convergence", "To the loss", columns, rows, notes=[*self.notes(runs), _REACHED])
-        what = f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}"
-        return Results(
-            what, findings, [table], self.problems(measured, runs), failures,
-            pictures=[_loss_curves(complete, by_epoch=by_epoch) for by_epoch in (False, True)],
-            values={"losses": {one.run.id: one.losses for one in runs}},
+        table = Rows("convergence", "To the loss", columns, [one.row for one in runs], notes=[*_notes(runs), _REACHED])
+        losses = [
+            {"run": one.run.id, "iteration": first + 1, "loss": fmean(found[first : first + width])}
+            for one in runs if one.run.launch == 1
+            for found in [[loss for epoch in one.epochs for loss in epoch.losses]]
+            for width in [len(found) // _MOST_POINTS + 1]
+            for first in range(0, len(found), width)
+        ]  # fmt: skip
+        drawn = Rows(
+            "losses", "", [Column("run", "Run"), Column("iteration", "Iteration"), Column("loss", "Loss")], losses, 2,
+            drawn=Drawn("Loss by iteration", "iteration", ("loss",), "run", axes={"x_is_log": False}),
         )  # fmt: skip
-
-
-def _loss_row(one: RunRecords) -> dict[str, Any]:
-    time = one.time_to_loss if one.is_complete else {}
-    return {**dict.fromkeys(("iterations", "epochs", "seconds")), **time, "lowest_mean_loss": lowest_mean(one)}
-
-
-def lowest_mean(one: RunRecords) -> float | None:
-    """The lowest mean of `LOSS_WINDOW` consecutive losses; None if there are fewer."""
-    losses = one.losses
-    means = [sum(losses[end - LOSS_WINDOW : end]) / LOSS_WINDOW for end in range(LOSS_WINDOW, len(losses) + 1)]
-    return min(means, default=None)
-
-
-def _not_reached(one: RunRecords) -> str:
-    lowest = lowest_mean(one)
-    said = f"; the lowest mean of {LOSS_WINDOW} iterations is {lowest:.4g}" if lowest is not None else ""
-    return f"a loss of {one.run.loss_threshold:g} was not reached in {one.run.epochs} epochs{said}"
-
-
-def _comparison(reached: Sequence[RunRecords]) -> Iterator[str]:
-    """Effect of more ranks on the first model."""
-    first = [one for one in reached if (one.run.name, one.run.launch) == (reached[0].run.name, 1)]
-    if len(first) > 1:
-        few, many = (end(first, key=lambda one: one.run.world_size) for end in (min, max))
-        times = few.time_to_loss, many.time_to_loss
-        ratios = ", ".join(f"{many_of / few_of:.2f}× the {name}" for (name, few_of), many_of in zip(
-            times[0].items(), times[1].values(), strict=True))  # fmt: skip
-        yield f"from {few.run.world_size} to {many.run.world_size} ranks {ratios}"
-
-
-def _loss_curves(complete: Sequence[RunRecords], *, by_epoch: bool) -> Picture | None:
-    """Losses of the first launch, thinned to means over neighbours."""
-    unit, drawn = "epoch" if by_epoch else "iteration", list[Curve]()
-    for one in complete:
-        run, losses = one.run, one.losses
-        width = -(-len(losses) // _MOST_POINTS)
-        step = width / run.iterations if by_epoch else width
-        chunks = [losses[first : first + width] for first in range(0, len(losses), width)]
-        points = [Point((place + 0.5) * step, fmean(chunk)) for place, chunk in enumerate(chunks)]
-        drawn += [Curve(f"{run.name}, {run.world_size} ranks, batch {run.global_batch}", points)] * (run.launch == 1)
-    return curves(About(f"loss-by-{unit}", f"Loss by {unit}"), LineAxes(unit, "loss"), {"": drawn})
-
-
-def learning_rate_at(rate: float, rule: LearningRateRule, global_batch: int, base_batch: int) -> float:
-    """The learning rate for a global batch, if `rate` is that for `base_batch`.
-
-    ``linear`` scales it with the batch (Goyal et al., arXiv:1706.02677), ``sqrt`` with its square root (Krizhevsky,
-    arXiv:1404.5997).
-    """
-    factor = global_batch / base_batch
-    return rate * {"constant": 1.0, "linear": factor, "sqrt": math.sqrt(factor)}[rule]
-
-
-def layout_at(size: int, nodes: SuiteNodes) -> Layout:
-    """Nodes and ranks of a world size: part of one node, or whole nodes. Raises OptionError."""
-    per_node = nodes.ranks_per_node
-    if size > nodes.world_size:
-        hint = f"On a CPU, --ddp-gpus-per-node={size} lets ranks share cores." if nodes.is_cpu else ""
-        found = f"found {size}, but {nodes.world_size} can be used"
-        raise OptionError("--ranks", found, f"at most {nodes.world_size}", hint)
-    if size > per_node and size % per_node:
-        found = f"found {size}, which does not fill whole nodes of {per_node} ranks"
-        raise OptionError("--ranks", found, f"at most {per_node}, or a multiple of it")
-    return Layout(1, size) if size <= per_node else Layout(size // per_node, per_node)
-
-
-def usual_sizes(nodes: SuiteNodes) -> list[int]:
-    """World sizes: powers of two within a node, then powers of two of whole nodes."""
-    per_node, number = nodes.ranks_per_node, nodes.machine.cluster.nodes
-    within = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
-    across = [per_node * 2**power for power in range(number.bit_length()) if 2**power < number]
-    return [*dict.fromkeys((*within, *across, per_node * number))]
-
-
-def _share(text: str) -> float:
-    share = above_zero(text)
-    if share > 1:
-        raise ValueError("a share above 0 and at most 1")
-    return share
+        return Results(
+            f"Convergence to a loss of {of.loss_threshold:g} on {of.samples.name}",
+            [*[first_few(findings)] * bool(findings), *missing], [table, drawn], _problems(measured, runs), failures,
+        )  # fmt: skip

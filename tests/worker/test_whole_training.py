@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.distributed import HashStore
 
-from pytest_ddpscale.datasets.idx_file import TRAIN_FILES, VALIDATION_FILES, read_idx
+from pytest_ddpscale.datasets.image_samples import read_mnist
 from pytest_ddpscale.families.image import ImageFamily
 from pytest_ddpscale.plan.training_run import SampleSet, TrainingRun
 from pytest_ddpscale.plan.workload import Workload
@@ -180,24 +180,27 @@ def test_made_images_are_the_same_on_every_rank_and_labels_are_those_of_their_pa
 
 def test_mnist_is_read_from_its_files_and_one_that_is_no_longer_whole_is_refused_by_name(tmp_path: Path) -> None:
     """30 images to train and 29 to validate, 28 x 28, packed; labels are not."""
-    for (images, labels), count in ((TRAIN_FILES, 30), (VALIDATION_FILES, 29)):
-        head = struct.pack(">HBB3I", 0, 8, 3, count, 28, 28)
-        (tmp_path / f"{images}.gz").write_bytes(gzip.compress(head + b"\x33" * count * 784))
-        head = struct.pack(">HBBI", 0, 8, 1, count)
-        (tmp_path / labels).write_bytes(head + bytes(number % 10 for number in range(count)))
+    for split, count in (("train", 30), ("t10k", 29)):
+        images = struct.pack(">HBB3I", 0, 8, 3, count, 28, 28) + b"\x33" * count * 784
+        (tmp_path / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        labels = struct.pack(">HBBI", 0, 8, 1, count) + bytes(number % 10 for number in range(count))
+        (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(labels)
     samples = SampleSet("mnist", "mnist", 30, 29, 10, str(tmp_path))
     inputs, targets = held(run_of(1, samples=samples), is_training=False)
     assert targets.tolist() == [one % 10 for one in range(16)]
     assert inputs.shape == (16, 1, 32, 32)
     assert inputs[0, 0, 0, 0] == pytest.approx((0.2 - 0.1307) / 0.3081, rel=1e-4)
-    path = tmp_path / TRAIN_FILES[1]
-    for content, message in (
-        (path.read_bytes()[:-1], "train-labels-idx1-ubyte has 29 values; expected 30 by its header"),
-        (b"<html>", "is not an idx file of bytes: it begins with 3c68746d"),
+    assert held(run_of(1, "resnet18", samples)).inputs.shape == (16, 3, 32, 32)
+    for name, content, message in (
+        ("train-labels-idx1-ubyte", labels[:-1], f"{tmp_path}: 23520 pixels for 28 labels of train; expected 784"),
+        ("train-labels-idx1-ubyte", b"<html>", "train-labels-idx1-ubyte: .*; expected one of MNIST's four"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(images)[:-9], "train-images-idx3-ubyte.gz: .*; expected one of"),
     ):
-        path.write_bytes(content)
+        (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            read_idx(path)
+            read_mnist(tmp_path, "train")
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz: No such file or directory"):
+        read_mnist(tmp_path / "nowhere", "train")
 
 
 def test_spans_of_one_name_add_up_and_do_not_overlap_and_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
