@@ -10,9 +10,7 @@ import yaml
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from tests.builders.trusted import SKU, WORKLOAD, nodes, written
-
-THROUGHPUT = f"throughput_per_gpu[{WORKLOAD}-1gpu]"
+from tests.builders.trusted import SKU, nodes, written
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +33,6 @@ def test_a_rehearsal_is_printed_and_marked(runs: list[str], capsys: pytest.Captu
     said = capsys.readouterr().out
     assert said.startswith("SIMULATED, no machine was measured: ")
     assert f" bounds of {SKU} calibrated from 4 nodes;" in said.splitlines()[0]
-    assert max(map(len, said.partition("\nFor an overlay")[0].splitlines())) <= 100
-    assert THROUGHPUT in said
-    assert "Left out: simulated-1. " in said
     overlay = said[said.index("schema_version: 2") :]
     assert "SIMULATED" in yaml.safe_load(overlay)["sources"][next(iter(yaml.safe_load(overlay)["sources"]))]
 
@@ -71,12 +66,10 @@ def test_without_a_file_of_the_site_the_packaged_one_is_extended(tmp_path: Path,
 
 
 def test_programs_get_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        calibrated(*runs, "--allow-simulated", "--json", "--false-reject-rate", "0.1 %", "--gpu-sku=rtx-pro-6000") == 0
-    )
+    assert calibrated(*runs, "--allow-simulated", "--json", "--false-reject-rate", "0.1 %") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["false_reject_rate"] == pytest.approx(0.001)
-    assert {one["node"] for one in found["excluded"]} == {"simulated-1"}
+    assert list(found["excluded"]) == ["simulated-1"]
     assert len(found["provenance"]["runs"]) == 3
 
 
@@ -87,7 +80,6 @@ def test_what_cannot_be_is_refused_in_words(
     overlay = tmp_path / "overlay.yaml"
     assert "was simulated" in refused(capsys, *runs)
     assert "has the same measurements" in refused(capsys, runs[0], runs[0], "--allow-simulated")
-    assert "--gpu-sku" in refused(capsys, *simulated, "--gpu-sku=h100")
     assert "a share such as 5%" in refused(capsys, *simulated, "--false-reject-rate=2")
     assert "a share such as 5%" in refused(capsys, *simulated, "--false-reject-rate=1e-300")
     assert "--max-excluded" in refused(capsys, *simulated, "--max-excluded=much")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.history.key_values import key_values_of
-from pytest_ddpscale.history.prediction import Reference, reference_of
+from pytest_ddpscale.history.prediction import Reference, references
 from pytest_ddpscale.history.regression import Baseline, may_be_widened, with_launch_deviation
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
@@ -19,7 +19,7 @@ from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.verdicts import THIS_LAUNCH_ONLY, WRONG_DATA, Verdict
 from pytest_ddpscale.thresholds.cases import Case
 from tests.builders.judged import CONFIDENCE, evidence_of_plan, make_case, measure, plan_of
-from tests.builders.nights import GPUS, SKU, at, judged_run, stable
+from tests.builders.nights import GPUS, SKU, at, judged_run, key_value, stable
 
 RESTLESS = (80.0, 120.0, 90.0, 110.0, 100.0, 100.0)
 WIDE, NARROW = make_case("throughput_per_gpu", 40.0, GPUS), make_case("throughput_per_gpu", 98.0, GPUS)
@@ -31,7 +31,8 @@ def evidence(tmp_path: Path) -> Evidence:
 
 
 def reference(past: Sequence[float]) -> Reference:
-    return reference_of([*map(math.log, past)])
+    [found] = references([key_value(one)] for one in past).values()
+    return found
 
 
 def widened(evidence: Evidence, case: Case, past: Sequence[float], **changes: object) -> Verdict:
@@ -81,7 +82,7 @@ def test_one_gpu_has_the_past_of_how_it_was_trained(one_gpu: str) -> None:
     case = make_case("throughput_per_gpu", 40.0, world_size=1, one_gpu=one_gpu)
     plan = plan_of([case])
     measured = evidence_of_plan(plan, measure(plan.studies[0], FEWEST_ROUNDS))
-    assert {one.arm for one in key_values_of(measured)} == {one_gpu}
+    assert {one.series.arm for one in key_values_of(measured)} == {one_gpu}
     assert widened(measured, case, RESTLESS).launch_sd is not None
 
 

@@ -52,7 +52,7 @@ def regressed(history: Path) -> list[str]:
     """Of each night, the values that enter no baseline."""
     with reading(history) as connection:
         runs = node_runs(connection, SKU, "n1")
-    return [", ".join(sorted(f"{one.arm} of {one.place.number}" for one in run.worse)) for run in runs]
+    return [", ".join(sorted(f"{one.series.arm} of {one.place.number}" for one in run.worse)) for run in runs]
 
 
 def lines(folder: Path) -> Iterator[str]:
@@ -61,7 +61,7 @@ def lines(folder: Path) -> Iterator[str]:
     for run, evidence in nights:
         add(history, run, evidence)
     for number, fallen in enumerate(regressed(history)[4:], 4):
-        baseline = read_baseline(history, SKU, ["n1"], at(number))
+        baseline = read_baseline(history, SKU, {"n1": {}}, at(number))
         yield f"night {number}, {NIGHTS[number][0]}; regressed: {fallen or 'nothing'}"
         for bound in (0.95, 0.97):
             found = judge_regression(case(bound), nights[number][1], baseline, 0.95)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpscale.cli import main
-from pytest_ddpscale.history.overview import read_histories
-from pytest_ddpscale.history.regression import Baseline, judge_regression, read_baseline
+from pytest_ddpscale.history.regression import Baseline, judge_regression, read_baseline, read_histories
 from pytest_ddpscale.history.store import MOST_RUNS, add_run, node_runs, reading, record_run
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan
@@ -50,7 +49,7 @@ def night(history: Path, number: int, samples_per_s: Sequence[float]) -> Verdict
 
 
 def baseline(history: Path, number: int) -> Baseline:
-    return read_baseline(history, SKU, ["n1"], at(number))
+    return read_baseline(history, SKU, {"n1": {}}, at(number))
 
 
 def forget(history: Path, *more: str) -> int:

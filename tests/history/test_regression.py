@@ -10,21 +10,21 @@ import pytest
 from msgspec.structs import replace as altered
 
 from pytest_ddpscale.errors import HistoryError
-from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import references
-from pytest_ddpscale.history.regression import Baseline, judge_regression, read_baseline
+from pytest_ddpscale.history.regression import Baseline, gpus_by_kind, judge_regression, missing_gpus, read_baseline
 from pytest_ddpscale.history.store import add_run
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.place import Place
 from pytest_ddpscale.run.records import RankTransport
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import BY_VARIABLE, Verdict
 from pytest_ddpscale.thresholds.cases import NodeCase
 from pytest_ddpscale.thresholds.model import Requirement, Source
 from tests.builders.json_types import as_json, read_as
-from tests.builders.nights import GPUS, SKU, VERSIONS, at, judged_run
+from tests.builders.nights import GPUS, SKU, VERSIONS, at, judged_run, key_value
 from tests.builders.probes import A100
+from tests.rows import rows
 
 BOUND = 0.95
 STEADY = (99.0, 100.0, 101.0, 100.0, 100.5, 99.5)
@@ -51,7 +51,9 @@ def past(
     """Every value of a run had these before; other ones, or none, where `but` says so of ``GPU 1``, or of an arm."""
     before: list[list[KeyValue]] = []
     for one in key_values_of(evidence):
-        of_one = next((found for name, found in (but or {}).items() if name in (one.place.number, one.arm)), values)
+        of_one = next(
+            (found for name, found in (but or {}).items() if name in (one.place.number, one.series.arm)), values
+        )
         before += [[altered(one, value=x)] for x in of_one]
     return Baseline(SKU, at(9), tuple(references(before).items()))
 
@@ -112,37 +114,28 @@ def test_what_fell_by_a_variable_names_nobody(tmp_path: Path) -> None:
     assert (verdict.outcome, verdict.culprits, verdict.flags) == ("failed", (), (BY_VARIABLE,))
 
 
-def test_without_a_history_nothing_is_known(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     verdict = judged(evidence(tmp_path), None)
     assert (verdict.outcome, verdict.reason) == ("inconclusive", "there is no history of these nodes (--ddp-history)")
     assert verdict.value is None
     with pytest.raises(HistoryError, match="does not exist"):
-        read_baseline(tmp_path / "history.sqlite", SKU, ["n1"], at(0))
-
-
-def test_a_run_without_values_is_not_measured(tmp_path: Path) -> None:
-    run = judged_run(tmp_path / "run")
+        read_baseline(tmp_path / "history.sqlite", SKU, {"n1": {}}, at(0))
+    run = judged_run(tmp_path / "empty")
     run.measurements_jsonl.write_text("", encoding="utf-8")
     verdict = judged(read_evidence(RunDirectory.open(run.path)), Baseline(SKU, at(9)))
     assert verdict.outcome == "not_measured"
     assert verdict.reason == "the run has no value to compare with earlier runs"
 
 
-def test_a_change_of_software_is_told_beside_the_verdict(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    surveys = {"n1": Survey("n1", 1.0, versions={"driver": "590.1", "torch": "2.14.0", "nccl": None})}
-    seen = {"n1": {"driver": ("580.65",), "torch": ("2.14.0",), "nccl": ("2.27",)}}
-    verdict = judged(replace(found, surveys=surveys), replace(past(found), versions=seen))
-    assert verdict.notes[-1] == "n1: since then driver 580.65 before, 590.1 now"
-
-
 def test_a_baseline_is_kept_as_json(tmp_path: Path) -> None:
-    kept = replace(past(evidence(tmp_path)), versions={"n1": {"torch": ("2.14.0",)}})
+    kept = replace(past(evidence(tmp_path)), changes=("n1: since then torch 2.13 before, 2.14 now",))
+    kept = replace(kept, gpus=((key_value(gpu="").series, ("A", "B")),))
     data = as_json(kept)
     assert read_as(Baseline, data) == kept
+    assert judged(evidence(tmp_path / "again"), kept).notes[-1] == kept.changes[0]
     [series, _], *_ = data["past"]
     changes: Sequence[dict[str, object]] = (
-        {"past": 3}, {"past": [{}]}, {"past": [3]}, {"versions": 3}, {"versions": {"n1": 3}}, {"past": None},
+        {"past": 3}, {"past": [{}]}, {"past": [3]}, {"changes": 3}, {"gpus": {"n1": 3}}, {"past": None},
         {"past": [[series, [0, 1.0, 0.1]]]}, {"past": [[series, [5, 1.0, -0.1]]]}, {"past": [[series, [5, 1.0]]]},
     )  # fmt: skip
     for change in changes:
@@ -155,16 +148,38 @@ def test_a_baseline_is_read_of_earlier_runs_that_were_not_rejected(tmp_path: Pat
     history = tmp_path / "history.sqlite"
     for night in range(6):
         add_run(history, judged_run(tmp_path / f"good{night}", night, driver="580.65").path)
-    broken = {"n1": [80.0, 80.0]}
     for night in range(6, 12):
-        add_run(history, judged_run(tmp_path / f"bad{night}", night, broken, outcome="rejected").path)
+        broken = judged_run(tmp_path / f"bad{night}", night, {"n1": [80.0] * 2}, outcome="rejected", driver="570")
+        add_run(history, broken.path)
     add_run(history, judged_run(tmp_path / "later", 12, {"n1": [50.0, 50.0]}).path)
-    found = read_baseline(history, SKU, ["n1", "unknown"], at(12))
+    now = {"driver": "590.1", "torch": VERSIONS["torch"], "nccl": "2.28"}
+    found = read_baseline(history, SKU, {"n1": now, "unknown": now}, at(12))
     assert (found.sku, found.before) == (SKU, at(12))
     assert {(one.number, round(one.mean)) for _, one in found.past} == {(6, 100)}
     assert len(found.past) == 4
-    assert found.versions == {
-        "n1": {name: (version,) for name, version in (VERSIONS | {"driver": "580.65", "python": "3.11.2"}).items()},
-        "unknown": {},
-    }
-    assert read_baseline(history, "another-gpu", ["n1"], at(12)).past == ()
+    assert found.changes == ("n1: since then driver 580.65 before, 590.1 now",)
+    assert read_baseline(history, "another-gpu", {"n1": {}}, at(12)) == Baseline("another-gpu", at(12))
+
+
+def told(*gpus: str, host: str = "n1", subject: str = "matmul", at_once: int = 1) -> list[KeyValueSeries]:
+    return [key_value().series._replace(host=host, gpu=gpu, subject=subject, world_size=at_once) for gpu in gpus]
+
+
+FOUR, THREE = told("A", "B", "C", "D"), told("A", "B", "D")
+
+
+@rows(
+    ("before", "now", "missing"),
+    [
+        (FOUR, THREE, ["C on n1"]),
+        (FOUR, FOUR, []),
+        (FOUR, told("A", "B", "new", "D"), []),  # replaced
+        (FOUR + told("A", "B", subject="copy"), FOUR, []),  # no GPU was asked for it
+        (told("A", "B", "C", at_once=3), told("A", "B", at_once=2), ["C on n1"]),
+        (FOUR + told("E", "F", host="n2") + told(""), FOUR + told("E", host="n2"), ["F on n2"]),
+    ],
+)
+def test_a_gpu_that_tells_nothing_while_others_of_its_node_do_is_missing(
+    before: list[KeyValueSeries], now: list[KeyValueSeries], missing: list[str]
+) -> None:
+    assert missing_gpus(gpus_by_kind(before), now) == missing
