@@ -129,14 +129,14 @@ def conclude(
 
 
 def key_value(
-    value: float = 100.0, metric: str = "throughput_per_gpu", gpu_index: int = 0, **changes: Any
+    value: float = 100.0, *, gpu_index: int = 0, has_regressed: bool = False, **changes: Any
 ) -> KeyValue:  # fmt: skip
     """Of GPU 0 of n1."""
     fields: dict[str, Any] = {
-        "host": "n1", "gpu": "GPU-n1-0", "metric": metric, "subject": "r", "world_size": GPUS, "arm": "each",
-        "definition": "d",
+        "host": "n1", "gpu": "GPU-n1-0", "metric": "throughput_per_gpu", "subject": "r", "world_size": GPUS,
+        "arm": "each", "definition": "d",
     }  # fmt: skip
-    return KeyValue(KeyValueSeries(**(fields | changes)), gpu_index, value, "img/s")
+    return KeyValue(KeyValueSeries(**(fields | changes)), gpu_index, value, "img/s", None, has_regressed)
 
 
 def stable(random_: random.Random, number: int, sd: float) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,15 +11,8 @@ import yaml
 
 from pytest_ddpscale import __version__
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
-from pytest_ddpscale.calibrate.site_bounds import (
-    calibration_json,
-    calibration_lines,
-    overlay_of,
-    provenance_of,
-    source_text,
-)
+from pytest_ddpscale.calibrate.site_bounds import calibration_lines, overlay_of, provenance_of, source_text
 from pytest_ddpscale.history.past_run import PastRun
-from pytest_ddpscale.run.strict_json import strict_json
 from pytest_ddpscale.thresholds.loading import load_thresholds
 from pytest_ddpscale.thresholds.model import Requirement
 from pytest_ddpscale.thresholds.site_file import write_overlay
@@ -103,14 +95,3 @@ def test_what_the_sites_file_changes_and_waives_holds_for_the_new_rows(tmp_path:
 
     assert requirements(new) == requirements(edited)
     assert {one.waiver.who for one in requirements(new) if one.waiver} == {"Ada"}
-
-
-def test_programs_get_all_of_it(calibration: Calibration, runs: list[PastRun]) -> None:
-    provenance = provenance_of(calibration, runs)
-    rows = overlay_of(calibration, provenance, thresholds()).section["requirements"]
-    found = json.loads(strict_json(calibration_json(calibration, provenance, rows)))
-    assert found["provenance"]["gpus"]["simulated-0"] == ["GPU-simulated-0-0", "GPU-simulated-0-1"]
-    assert found["calibrated"][0]["old_bound"] == 750
-    assert list(found["excluded"]) == ["simulated-1"]
-    assert "simulated-1" not in found["provenance"]["gpus"]
-    assert found["requirements"][0]["throughput_per_gpu"] == {"1": found["calibrated"][0]["value"]}
