@@ -71,7 +71,7 @@ def refuse_unlike_runs(runs: Sequence[PastRun], *, simulated_too: bool = False) 
         of_run = [
             ("kind", kind, run.path),
             ("SKU", run.record.sku, run.path),
-            ("GPUs per node", str(per_node), run.path),
+            ("number of GPUs per node", str(per_node), run.path),
         ]
         for host in run.hosts:  # which may have had one version in one run and another in the next
             versions = run.versions.get(host, {})

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
-from pytest_ddpscale.compare.comparing import (
-    ComparedRequirement,
-    ComparedRuns,
-    compare_runs,
-    configuration_differences,
-)
+from pytest_ddpscale.compare.comparing import ComparedRequirement, compare_runs, configuration_differences
 from pytest_ddpscale.compare.value_change import change_between
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.history.past_run import PastRun
@@ -27,13 +23,15 @@ from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import parse_faults
 from pytest_ddpscale.simulate.writing import host_name, records
 from pytest_ddpscale.thresholds.cases import training_cases
+from tests.approved import assert_approved
 from tests.builders.clusters import a100
 from tests.builders.json_types import run_record
 from tests.builders.judged import Estimate, ValueChange
 from tests.builders.workloads import with_settings
 from tests.rows import rows
 
-CONFIDENCE, ALIKE, SLOW = 0.95, "no difference shown", "slow-gpu:3:1.1"
+CONFIDENCE, SLOW = 0.95, "slow-gpu:3:1.1"
+SHOWN = ("throughput_per_gpu", "rank_uniformity", "replica_agreement")
 
 
 def about(sku: str) -> RunRecord:
@@ -53,34 +51,52 @@ def run(seed: int, *faults: str, gpus: int = 8, rounds: int = 16) -> PastRun:
     return PastRun(f"run-{seed}", about(cluster.sku), evidence, digest, hosts, {}, judgement)
 
 
-def compared(a: PastRun, b: PastRun) -> ComparedRuns:
-    return compare_runs(a, b, CONFIDENCE)
+def other(base: PastRun, sku: str = "", **changes: Any) -> PastRun:
+    """The same run of another workload, or SKU."""
+    plan = base.evidence.plan
+    studies = tuple(replace(one, workload=with_settings(one.workload, **changes)) for one in plan.studies)
+    evidence = replace(base.evidence, plan=replace(plan, studies=studies))
+    return replace(base, evidence=evidence, record=about(sku or base.record.sku))
 
 
-def configuration(found: ComparedRuns) -> dict[str, tuple[str, str]]:
-    return {name: (of_a, of_b) for name, of_a, of_b in configuration_differences(found.a, found.b)}
+def lines(a: PastRun, b: PastRun) -> Iterator[str]:
+    """What is compared; a change is that of the values and intervals of both verdicts."""
+    found = compare_runs(a, b, CONFIDENCE)
+    yield f"  differs: {configuration_differences(a, b)}"
+    yield from (
+        f"  worse by {share:.0%}: {', '.join(found.worse_by(share)) or 'nothing'}" for share in (0.0, 0.05, 0.2)
+    )
+    yield f"  lost: {', '.join(found.lost) or 'nothing'}"
+    for one in found.requirements:
+        assert one.a in a.judgement.verdicts
+        assert one.b in b.judgement.verdicts
+        said = one.why_not
+        if one.change is not None and one.a.value is not None and one.b.value is not None:
+            printed = one.b.value / one.a.value - 1 if one.is_ratio else one.b.value - one.a.value
+            assert one.change.size == pytest.approx(printed)
+            assert one.change.low <= printed <= one.change.high
+            said = "{:.3f} ({:.3f} … {:.3f})".format(*one.change) + f" {one.a.place} → {one.b.place}"
+        if one.a.metric in SHOWN and one.a.world_size in (1, 8):
+            yield f"  {one.a.id}: {one.difference}, {said}"
 
 
-def of(found: ComparedRuns, metric: str, world_size: int = 8) -> ComparedRequirement:
-    return next(one for one in found.requirements if (one.a.metric, one.a.world_size) == (metric, world_size))
-
-
-def test_two_runs_of_one_machine_show_no_difference() -> None:
-    found = compared(run(1), run(2))
-    assert {one.difference for one in found.requirements} == {ALIKE}
-    assert configuration(found) == {}
-
-
-def test_a_slow_rank_makes_worse_what_waits_for_it_and_not_one_gpu() -> None:
-    found, back = compared(run(1), run(3, SLOW)), compared(run(3, SLOW), run(1))
-    throughput, uniformity = of(found, "throughput_per_gpu"), of(found, "rank_uniformity")
-    assert (throughput.difference, uniformity.difference) == ("worse", "worse")
-    assert throughput.change is not None
-    assert throughput.change.low < 1 / 1.1 - 1 + 0.005 < throughput.change.high + 0.01
-    assert of(found, "throughput_per_gpu", 1).difference == ALIKE
-    assert {throughput.a.id, uniformity.a.id} <= {*found.worse_by(0.05)}
-    assert found.worse_by(0.2) == back.worse_by(0.0) == []
-    assert of(back, "throughput_per_gpu").difference == "better"
+def test_runs_are_compared_by_the_values_of_their_verdicts() -> None:
+    """GPUs take turns, so a slow one makes worse what waits for it, and not what one GPU does."""
+    sound, slow, two_nodes = run(1), run(3, SLOW), run(1, "slow-gpu:3:1.03", gpus=16)
+    pairs = {
+        "one machine": (sound, run(2)),
+        "a rank that is 10 % slow": (sound, slow),
+        "after its repair": (slow, sound),
+        "a rank that computes wrongly": (sound, run(3, "corrupt-rank:3")),
+        "a rank that is missing from round 5 on": (sound, run(2, "missing-rank:3:5")),
+        "two nodes with a slow rank each": (two_nodes, run(2, "slow-gpu:11:1.1", gpus=16)),
+        "a node of two": (run(1, gpus=16), run(2)),
+        "four GPUs": (sound, run(2, gpus=4)),
+        "another SKU, compiled": (sound, other(run(2), "v100", compile=True)),
+    }
+    assert_approved(
+        "comparisons.txt", "".join(f"{name}\n" + "\n".join(lines(*of)) + "\n" for name, of in pairs.items())
+    )
 
 
 @rows(("more_ms", "is_worse"), [(0.06, False), (3.9, False), (4.1, True)])
@@ -89,49 +105,6 @@ def test_a_share_of_a_difference_in_ms_is_of_the_first_value(more_ms: float, is_
                       80.0)  # fmt: skip
     found = ComparedRequirement(verdict, verdict, ValueChange(more_ms, more_ms, more_ms))
     assert found.is_worse_by(0.05) == is_worse
-
-
-def test_one_rank_that_computes_wrongly_is_worse_by_any_share_and_what_it_makes_useless_is_lost() -> None:
-    found = compared(run(1), run(3, "corrupt-rank:3"))
-    agreement = of(found, "replica_agreement")
-    assert agreement.change is not None
-    assert -0.13 < agreement.change.size < 0
-    assert agreement.a.id in found.worse_by(0.2)
-    lost = {one.a.id for one in found.requirements if one.why_not.startswith("B: error")}
-    assert lost
-    assert set(found.lost) == lost
-
-
-def test_what_has_too_few_rounds_now_is_lost() -> None:
-    found = compared(run(1), run(2, "missing-rank:3:5"))
-    throughput = of(found, "throughput_per_gpu")
-    assert throughput.change is None
-    assert throughput.a.id in found.lost
-    assert of(found, "throughput_per_gpu", 1).a.id not in found.lost
-
-
-def test_the_change_is_that_of_the_verdicts_values_and_intervals_and_their_places_are_named() -> None:
-    a, b = run(1, "slow-gpu:3:1.03", gpus=16), run(2, "slow-gpu:11:1.1", gpus=16)
-    found = compared(a, b)
-    for one in found.requirements:
-        assert one.a in a.judgement.verdicts
-        assert one.b in b.judgement.verdicts
-        if one.change is not None and one.a.value is not None and one.b.value is not None:
-            printed = one.b.value / one.a.value - 1 if one.is_ratio else one.b.value - one.a.value
-            assert one.change.size == pytest.approx(printed)
-            assert one.change.low <= printed <= one.change.high
-    shared = of(found, "throughput_per_gpu")
-    assert (shared.a.place, shared.b.place, shared.difference) == ("simulated-0", "simulated-1", "worse")
-    one_node = compared(run(1, gpus=16), run(2))  # with the worst of a larger run
-    assert of(one_node, "throughput_per_gpu").difference == ALIKE
-    assert configuration(one_node)["nodes"] == ("2: simulated-[0-1]", "1: simulated-0")
-
-
-def other(base: PastRun, **changes: Any) -> PastRun:
-    """The same run of another workload."""
-    plan = base.evidence.plan
-    studies = tuple(replace(one, workload=with_settings(one.workload, **changes)) for one in plan.studies)
-    return replace(base, evidence=replace(base.evidence, plan=replace(plan, studies=studies)))
 
 
 def test_what_cannot_be_compared_is_a_sentence() -> None:
@@ -144,14 +117,6 @@ def test_what_cannot_be_compared_is_a_sentence() -> None:
         with pytest.raises(OptionError) as refused:
             compare_runs(a, b, confidence)
         assert said in str(refused.value)
-
-
-def test_another_configuration_is_told_and_other_skus_are_compared_by_their_common_requirements() -> None:
-    nodes = compared(run(1), run(2, gpus=4))
-    assert {one.why_not for one in nodes.requirements if one.a.id.endswith("-node]")} == {"world size 8 in A, 4 in B"}
-    found = compared(run(1), replace(other(run(2), compile=True), record=about("v100")))
-    assert configuration(found) == {"SKU": (run(1).record.sku, "v100"), "compile": ("False", "True")}
-    assert of(found, "throughput_per_gpu").difference == ALIKE
 
 
 def test_the_interval_of_a_change_is_the_root_of_both_squares_on_each_side() -> None:

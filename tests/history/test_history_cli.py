@@ -92,21 +92,16 @@ def test_adding_goes_on_after_a_directory_that_is_none_and_a_node_can_be_forgott
 def test_mistakes_are_sentences(typed: Typed, history: Path, tmp_path: Path) -> None:
     with writing(tmp_path / "empty"):
         pass
-    letter, run, none = tmp_path / "letter", tmp_path / "0n1", tmp_path / "none.sqlite"
-    letter.write_text("dear all")
-    for words, said in (
-        (["n9"], "n9'; expected one of n1, n2"),
-        (["--gpu-sku", "b200"], "--gpu-sku: found 'b200'"),
-        (["--history", none], "does not exist"),
-        (["--forget", "n1", "--history", none], "does not exist"),
-        (["n1", "--add", tmp_path], "run directories only"),
-        (["--forget", "n1", "--add", "."], "found NODE, --gpu-sku or --forget with it"),
-        (["n1", "--forget", "n1"], "--forget: found 'n1' beside it; expected one node"),
-        (["--forget", "n9"], "--forget: found 'n9', of which the history has no run"),
-        (["--history", tmp_path / "empty"], "has no node"),
-        (["--history", letter, "--add", run], "is not a history file"),
-    ):
-        code, out, errors = typed(*words)
-        assert (code, out, said in errors) == (4, "", True)
-    assert letter.read_text() == "dear all"
-    assert not none.exists()
+    (tmp_path / "letter").write_text("dear all")
+    said = ""
+    for words in (
+        "n9", "--gpu-sku b200", "--history PATH/none", "--forget n1 --history PATH/none", "n1 --add .",
+        "--forget n1 --add .", "n1 --forget n1", "--forget n9", "--forget n1 --gpu-sku b200", "--history PATH/empty",
+        "--history PATH/letter --add PATH/0n1",
+    ):  # fmt: skip
+        code, out, errors = typed(*words.replace("PATH", str(tmp_path)).split())
+        assert (code, out) == (4, "")
+        said += f"{words}: {errors}"
+    assert_approved("history-mistakes.txt", masked(said, tmp_path))
+    assert (tmp_path / "letter").read_text() == "dear all"
+    assert not (tmp_path / "none").exists()

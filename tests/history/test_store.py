@@ -8,8 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace as altered
@@ -24,7 +25,6 @@ from pytest_ddpscale.history.store import (
     forget,
     node_runs,
     reading,
-    record_run,
     skus_and_hosts,
     writing,
 )
@@ -37,10 +37,10 @@ from pytest_ddpscale.run.survey_record import Survey
 from pytest_ddpscale.run.verdicts import RunOutcome
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.writing import write_simulated_run
+from tests.approved import assert_approved
 from tests.builders.clusters import a100, faults
-from tests.builders.nights import SKU, STUDY, VERSIONS, at, conclude, judged_run, key_value, measurements
+from tests.builders.nights import SKU, STUDY, at, conclude, judged_run, key_value, measurements
 from tests.builders.records import blocks_of, gang_at
-from tests.rows import rows
 from tests.small_disk import small_disk
 
 ROW = (SKU, "2026-01-01T00:00:00+00:00", "id", "2026-01-01T00:00:00+00:00", "0" * 64, "{}")
@@ -254,74 +254,81 @@ def test_a_full_or_read_only_disk_keeps_what_was_there(tmp_path: Path) -> None:
                 add(disk.path / name, "other")
 
 
-@rows(
-    ("outcome", "failed", "counts"),
-    [
-        ("accepted", (), True),
-        ("partial", (), True),
-        ("rejected", ("throughput_per_gpu[r-2gpu]",), False),
-        ("accepted_with_waivers", ("throughput_per_gpu[r-2gpu]",), False),
-    ],
-)
-def test_a_run_is_kept_with_its_values_and_versions_and_counts_unless_it_failed(
-    tmp_path_factory: pytest.TempPathFactory, outcome: RunOutcome, failed: Sequence[str], counts: bool
-) -> None:
-    folder = tmp_path_factory.mktemp(outcome)
-    run = judged_run(folder / "run", 3, outcome=outcome, driver="580.65",
-                     record={"started_at": "2026-01-01T03:30:00+05:30"})  # fmt: skip
-    assert add_run(folder / "h", run.path) == "added"
-    [found] = runs_of(folder / "h")
-    assert (found.path, found.started_at, found.outcome) == (str(run.path), "2025-12-31T22:00:00+00:00", outcome)
-    assert found.versions == {"python": "3.11.2", **VERSIONS, "driver": "580.65"}
-    assert (found.failed, found.counts, len(found.norm)) == (failed, counts, 4 * counts)
-    assert sorted(one.value for one in found.values) == pytest.approx([100.0] * 4)
+def told(history: Path) -> Iterator[str]:
+    """What the file has of each node."""
+    with reading(history) as connection:
+        runs = [run for one in skus_and_hosts(connection) for run in node_runs(connection, *one)]
+    for run in runs:
+        values = f"{len(run.norm) if run.counts else 'not'} of {len(run.values)} values count"
+        values += f", at least {min(one.value for one in run.values):.4g}" if run.values else ""
+        versions = {name: run.versions.get(name) for name in ("driver", "torch", "cuda")}
+        gpus = sorted({one.place.number for one in run.values})
+        yield f"  {run.host} of {run.sku} at {run.started_at}: {run.outcome}, {values}, {', '.join(gpus)}"
+        yield f"    failed {list(run.failed)}, versions {versions}, {Path(run.path).name}"
 
 
-def test_a_run_is_known_by_its_id_wherever_it_is(tmp_path: Path, history: Path) -> None:
-    paths = [
-        judged_run(tmp_path / f"{n}", hosts={host: [100.0, 100.0]}).path for n, host in enumerate(("n1", "n1", "n2"))
-    ]
-    assert [add_run(history, path) for path in paths] == ["added"] * 3, "they began in one second"
-    shutil.copytree(paths[0], tmp_path / "archive")
-    assert add_run(history, tmp_path / "archive") == "known"
-    assert [[one.path for one in runs_of(history, host)] for host in ("n1", "n2")] == [
-        [str(path) for path in paths[:2]],
-        [str(paths[2])],
-    ]
-
-
-def changed(run: RunDirectory, records: Sequence[AnyRecord], outcome: RunOutcome, judged_at: str) -> Path:
+def changed(run: RunDirectory, *records: AnyRecord, outcome: RunOutcome = "incomplete", at_night: int = 0) -> Path:
     """With other measurements."""
     run.measurements_jsonl.unlink()
     run.append_records(records)
-    conclude(run, outcome, judged_at)
+    conclude(run, outcome, at(at_night))
     return run.path
 
 
-def test_a_resumed_run_takes_the_place_of_what_it_had_been(tmp_path: Path, history: Path) -> None:
-    run = judged_run(tmp_path / "run", outcome="incomplete")
-    earlier = tmp_path / "earlier"
-    shutil.copytree(run.path, earlier)
-    add_run(history, run.path)
-    (who,) = gangs_by_number(run.read_records()).values()
-    anew = blocks_of(measurements("n1", [90.0, 90.0]), gang=1)
-    resumed = changed(run, [who, altered(who, gang=1), *anew, StudyEnd(STUDY.id, "rounds")], "accepted", at(1))
-    assert add_run(history, resumed) == "replaced"
-    assert add_run(history, earlier) == "known", "what it had been does not come back"
-    [found] = runs_of(history)
-    assert found.outcome == "accepted"
-    assert {round(one.value) for one in found.values} == {90}
+def variants(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Runs to add one after the other, of nodes that tell which one it is."""
+
+    def run(host: str, name: str = "", **options: Any) -> RunDirectory:
+        return judged_run(folder / (name or host), hosts={host: [100.0, 100.0]}, **options)
+
+    for outcome in get_args(RunOutcome):
+        yield outcome, run(outcome, driver="580.65", outcome=outcome).path
+    first = run("one").path
+    yield "in another zone", run("zone", record={"started_at": "2026-01-01T03:30:00+05:30"}).path
+    yield "one", first
+    yield "it began in the same second", run("one", "two").path
+    yield "the first one again, from an archive", Path(shutil.copytree(first, folder / "archive"))
+    resumed = run("resumed", outcome="incomplete")
+    yield "to be resumed", resumed.path
+    before = Path(shutil.copytree(resumed.path, folder / "before"))
+    (who,) = gangs_by_number(resumed.read_records()).values()
+    anew = blocks_of(measurements("resumed", [90.0, 90.0]), gang=1)
+    end = StudyEnd(STUDY.id, "rounds")
+    yield "resumed", changed(resumed, who, altered(who, gang=1), *anew, end, outcome="accepted", at_night=1)
+    yield "what it had been", before
+    killed, surveyed = run("killed"), Survey("left-out", 0.0)
+    gangs = [one for one in killed.read_records() if isinstance(one, GangRecord)]
+    yield "killed before it measured, a node was left out", changed(killed, *gangs, surveyed)
+    yield "nothing was launched on a node", changed(run("none"), Survey("surveyed", 0.0))
+    both = judged_run(folder / "versions", hosts={"v1": [100.0, 100.0], "v2": [100.0, 100.0]})
+    mine, theirs = {"torch": "2.14.0", "cuda": "13.0"}, {"torch": "2.15.0", "cuda": None}
+    records = [
+        gang_at(one.places, versions=[mine, None, theirs, theirs]) if isinstance(one, GangRecord) else one
+        for one in both.read_records()
+    ]
+    yield "nodes with other versions", changed(both, *records, outcome="accepted")
+    yield "imported", run("imported", record={"status": "imported"}).path
+    cluster, simulated = a100(8), RunDirectory.create(folder / "simulated")
+    plan = cluster.plan(rounds=FEWEST_ROUNDS)
+    write_simulated_run(simulated, cluster, SimulatedRun(plan, cluster.performance, faults(), 0))
+    simulated.write_json(simulated.run_json, altered(simulated.read_run(), started_at=at(0)))
+    conclude(simulated, "incomplete", judged_at=at(0))
+    yield "simulated", simulated.path
 
 
-def test_hosts_take_part_that_were_launched_or_if_none_was_surveyed(tmp_path: Path, history: Path) -> None:
-    """A killed run has its hosts; a node that was left out has no part in it."""
-    run, surveyed = judged_run(tmp_path / "run"), Survey("n9", 0.0)
-    gangs = [one for one in run.read_records() if isinstance(one, GangRecord)]
-    add_run(history, changed(run, [*gangs, surveyed], "incomplete", at(0)))
-    assert [one.values for one in runs_of(history)] == [()]
-    assert runs_of(history, "n9") == []
-    add_run(history, changed(judged_run(tmp_path / "nobody", 1), [surveyed], "incomplete", at(1)))
-    assert [one.outcome for one in runs_of(history, "n9")] == ["incomplete"]
+def test_a_run_is_kept_once_with_its_values_and_versions(tmp_path: Path, history: Path) -> None:
+    """It counts unless a requirement failed, waived or not; hosts take part that were launched, or else surveyed."""
+    said, before = list[str](), set[str]()
+    for name, path in variants(tmp_path):
+        try:
+            said.append(f"{name}: {add_run(history, path)}")
+        except RunDirectoryError as error:
+            said.append(f"{name}: {error.found}")
+        now = list(told(history))
+        said += [line for line in now if line not in before]
+        said += [f"  no more: {line}" for line in before - {*now}]
+        before = {*now}
+    assert_approved("history-runs.txt", "\n".join(said) + "\n")
 
 
 @pytest.mark.parametrize("others", [(), ("n2",)])
@@ -334,32 +341,6 @@ def test_a_value_regresses_by_the_past_of_its_own_node(tmp_path: Path, history: 
     with pytest.raises(OptionError, match="--forget: found 'n2', of which the history has no run"):
         forget(history, "n2", "b200")
     assert len(hosts(history)) == len(others)
-
-
-def test_simulated_runs_have_a_sku_of_their_own_and_imported_ones_are_refused(tmp_path: Path, history: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="was imported"):
-        add_run(history, judged_run(tmp_path / "imported", record={"status": "imported"}).path)
-    assert not history.exists()
-    cluster = a100(8)
-    run = RunDirectory.create(tmp_path / "run")
-    simulated = SimulatedRun(cluster.plan(rounds=FEWEST_ROUNDS), cluster.performance, faults(), 0)
-    write_simulated_run(run, cluster, simulated)
-    judgement = conclude(run, "incomplete", judged_at=at(0))
-    record_run(history, run, type(judgement)("a100-sxm4-80gb", "incomplete", "", ()))
-    [found] = runs_of(history, "simulated-0", "simulated a100-sxm4-80gb")
-    assert {one.gpu_index for one in found.values} == {None, *range(8)}
-
-
-def test_versions_are_those_of_each_host(tmp_path: Path, history: Path) -> None:
-    run = judged_run(tmp_path / "run", hosts={"n1": [100.0, 100.0], "n2": [100.0, 100.0]})
-    mine, theirs = {"torch": "2.14.0", "cuda": "13.0"}, {"torch": "2.15.0", "cuda": None}
-    records = [
-        gang_at(one.places, versions=[mine, None, theirs, theirs]) if isinstance(one, GangRecord) else one
-        for one in run.read_records()
-    ]
-    add_run(history, changed(run, records, "accepted", at(0)))
-    assert runs_of(history, "n1")[0].versions["torch"] == "2.14.0"
-    assert runs_of(history, "n2")[0].versions == {"python": "3.11.2", "torch": "2.15.0"}
 
 
 def test_runs_without_a_norm_push_none_out_of_the_window(history: Path) -> None:
