@@ -30,9 +30,11 @@ from dataclasses import asdict, dataclass, replace
 from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.calibrate.calibration import Calibration, calibrate
-from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
+from pytest_ddpscale.history.past_run import PastRun
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.run.evidence import Evidence, evidence_of
+from pytest_ddpscale.run.run_json import RunRecord
+from pytest_ddpscale.run.verdicts import Judgement
 from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.machine import NodeSpread
 from pytest_ddpscale.simulate.measuring import SimulatedRun
@@ -100,12 +102,12 @@ def rehearse(seed: int, arguments: argparse.Namespace) -> ClusterResult:
     for number in range(arguments.launches):
         evidence = evidence_of_run(cluster, SimulatedRun(plan, cluster.performance, faults, number))
         # It ended before its limit of rounds, since provisional bounds are soon decided.
-        runs.append(_trusted(f"launch-{number}", replace(evidence, plan=whole_plan)))
+        runs.append(trusted(SKU, f"launch-{number}", replace(evidence, plan=whole_plan), arguments.nodes))
     calibration = calibrate(file, SKU, runs, arguments.rate, MOST_EXCLUDED)
     rejecting: Counter[str] = Counter()
     fresh = _Fresh(sds, chance, arguments.rounds, calibration)
     return ClusterResult(
-        seed, sds, [host_name(node) for node in bad], [one.node for one in calibration.excluded],
+        seed, sds, [host_name(node) for node in bad], [*calibration.excluded],
         len(calibration.calibrated),
         healthy=fresh.outcomes(arguments.healthy, (), rejecting),
         slow_gpu=fresh.outcomes(arguments.slow, (3,)),
@@ -196,9 +198,11 @@ def evidence_of_run(cluster: SimulatedCluster, run: SimulatedRun) -> Evidence:
     return evidence_of(run.plan, None, found)
 
 
-def _trusted(name: str, evidence: Evidence) -> TrustedRun:
-    hosts = {host_name(node): () for node in range(evidence.plan.nodes)}
-    return TrustedRun(name, SKU, "2026-01-01T00:00:00+00:00", evidence, hosts, {}, is_simulated=True, digest=name)
+def trusted(sku: str, name: str, evidence: Evidence, nodes: int) -> PastRun:
+    """A run of which the first nodes are trusted."""
+    record = RunRecord(sku=sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
+    hosts = {host_name(node): () for node in range(nodes)}
+    return PastRun(name, record, evidence, name, hosts, {}, Judgement(sku, "incomplete", "simulated", ()))
 
 
 def parse_arguments() -> argparse.Namespace:

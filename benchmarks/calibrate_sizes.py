@@ -28,13 +28,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from calibrate_rehearsal import CONFIDENCE, MOST_EXCLUDED, PER_NODE, evidence_of_run, thresholds
+from calibrate_rehearsal import CONFIDENCE, MOST_EXCLUDED, PER_NODE, evidence_of_run, thresholds, trusted
 from reporting import Share, argument_parser, keep, positive_int, table
 
 from pytest_ddpscale.calibrate.calibration import calibrate
 from pytest_ddpscale.calibrate.site_bounds import overlay_of, provenance_of
-from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
 from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.history.past_run import PastRun
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.outcome import RunFacts, conclude
 from pytest_ddpscale.run.evidence import Evidence
@@ -42,7 +42,6 @@ from pytest_ddpscale.simulate.cluster import SimulatedCluster, open_cluster
 from pytest_ddpscale.simulate.machine import NodeSpread
 from pytest_ddpscale.simulate.measuring import SimulatedRun
 from pytest_ddpscale.simulate.options import ClusterOptions, InjectedFault
-from pytest_ddpscale.simulate.writing import host_name
 from pytest_ddpscale.thresholds.loading import ThresholdsFile, load_thresholds
 from pytest_ddpscale.thresholds.site_file import write_overlay
 
@@ -99,22 +98,13 @@ def rehearse(which: tuple[str, int], arguments: argparse.Namespace) -> list[Cell
     fresh += [(what, loss) for what in FAULTS for loss in LOSSES for _ in range(arguments.slow)]
     nodes = [FreshNode(sku, what, loss, arguments.rounds, chance.getrandbits(31)) for what, loss in fresh]
     return [
-        judged_by(
-            sku, number, [trusted(sku, of_run, one, nodes_of) for of_run, one in enumerate(measured[:runs])], nodes
-        )
-        for nodes_of in NODES
+        judged_by(sku, number, [trusted(sku, f"run-{at}", one, some) for at, one in enumerate(measured[:runs])], nodes)
+        for some in NODES
         for runs in RUNS
     ]
 
 
-def trusted(sku: str, number: int, evidence: Evidence, nodes: int) -> TrustedRun:
-    """A run of which only the first nodes are trusted."""
-    hosts = {host_name(node): () for node in range(nodes)}
-    name = f"run-{number}"
-    return TrustedRun(name, sku, "2026-01-01T00:00:00+00:00", evidence, hosts, {}, is_simulated=True, digest=name)
-
-
-def judged_by(sku: str, number: int, runs: Sequence[TrustedRun], nodes: Sequence[FreshNode]) -> Cell:
+def judged_by(sku: str, number: int, runs: Sequence[PastRun], nodes: Sequence[FreshNode]) -> Cell:
     """The fresh nodes, judged by the file that a calibration writes, or by the packaged one if it writes none."""
     file, written, excluded = thresholds(), 0, 0
     try:

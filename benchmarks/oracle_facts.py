@@ -123,7 +123,8 @@ def history_rows(history: str) -> Facts:
             facts["history"]["run"] = f"{node['sku']} {node['outcome']}"
             versions = json.dumps(node["versions"], separators=(",", ":"))
             facts["history"].setdefault(versions, []).append(node["host"])
-            for host, index, uuid, *series, definition, value, _, batch, has_regressed in node.get("values", ()):
+            for (host, gpu, *series, definition), index, value, _, batch, has_regressed in node.get("values", ()):
+                uuid = gpu.partition(":")[0] or None
                 fact = facts[" ".join(["history", *map(str, series), *[f"batch {batch}"] * (batch is not None)])]
                 fact["definition"] = definition
                 fact.setdefault(host, {})["node" if index is None else str(index)] = value

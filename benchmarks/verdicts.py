@@ -41,9 +41,10 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import Share, argument_parser, keep, positive_int
 
-from pytest_ddpscale.compare.comparing import ALIKE, ComparedRun, compare_runs
+from pytest_ddpscale.compare.comparing import ALIKE, compare_runs
 from pytest_ddpscale.compare.value_change import NEGLIGIBLE_CHANGE
 from pytest_ddpscale.errors import BadInput
+from pytest_ddpscale.history.past_run import PastRun
 from pytest_ddpscale.judge.coverage import coverage_of
 from pytest_ddpscale.judge.judge import Decider, judge
 from pytest_ddpscale.judge.links import slow_links
@@ -456,7 +457,7 @@ def _changes(scenario: Scenario, cluster: SimulatedCluster, seed: int) -> Sequen
         verdicts = tuple(worded(judge(one, evidence, CONFIDENCE)) for one in training_cases(cluster.cases))
         about = RunRecord(sku=cluster.sku, status="simulated", started_at="2026-01-01T00:00:00+00:00", simulated=True)
         judgement = Judgement(cluster.sku, "incomplete", "simulated", verdicts, simulated=True)
-        sides.append(ComparedRun(str(number), about, evidence, judgement, {}, str(number)))
+        sides.append(PastRun(str(number), about, evidence, str(number), {}, {}, judgement))
     return compare_runs(sides[0], sides[1], CONFIDENCE).requirements
 
 

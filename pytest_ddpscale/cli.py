@@ -375,7 +375,7 @@ def _scaling(arguments: argparse.Namespace) -> None:
 
 
 def _history(arguments: argparse.Namespace) -> None:
-    from pytest_ddpscale.history.overview import read_histories
+    from pytest_ddpscale.history.regression import read_histories
     from pytest_ddpscale.history.store import DEFAULT_HISTORY
     from pytest_ddpscale.report.listings import json_text, node_lines, overview_lines
 
@@ -390,11 +390,10 @@ def _history(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print(json_text(nodes))
         return
-    lines = overview_lines(nodes)
-    if arguments.node is not None:
-        lines = (line for node in nodes for line in (*node_lines(node), ""))
-    for line in lines:
-        print(line)
+    if arguments.node is None:
+        print("\n".join(overview_lines(nodes)))
+    for node in nodes if arguments.node is not None else ():
+        print("\n".join((*node_lines(node), "")))
 
 
 def _forget(file: Path, arguments: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ REMOVED: dict[str, str] = {
     "pytest --ddp-launches": "runs on several days, which ddpscale compare and the history hold against each other",
     "ddpscale simulate --launches": "several runs, each with another --seed",
     "ddpscale calibrate --history": "the run directories of those nights, which have every value",
+    "ddpscale calibrate --gpu-sku": "the runs alone: it calibrates the SKU that they measured",
     "ddpscale compare --history": "pytest --ddp-history=FILE, which judges a run by earlier ones",
     "ddpscale import pytorch-ddp --out": "the file itself, which import prints and compare reads",
     "thresholds beyond_node: asked": "rows at `2 nodes` or `all` for numbers over several nodes",

@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ddpscale report ddpscale-runs", 4, ["has no run.json; expected a run directory. `ddpscale runs`"]),
         ("ddpscale culprits ddpscale-runs/slow", 0, ["nothing to do: SIMULATED"]),
         ("ddpscale culprits --rehearse ddpscale-runs/slow", 0, ["Rehearsal. ", "simulated-0: rejected: GPU 3 (SIM-3)"]),
-        ("ddpscale history nowhere --history=none", 4, ["none: does not exist; expected a history file"]),
+        ("ddpscale history nowhere --history=none", 4, ["none: does not exist, or is empty; expected a history file"]),
     ],
 )  # fmt: skip
 def test_a_person_gets_what_they_expect(site: Path, tmp_path: Path, command: str, code: int, said: list[str]) -> None:

@@ -12,9 +12,6 @@ from pytest_ddpscale.settings import read_value, share_between
 from pytest_ddpscale.util.packaged import usual_thresholds
 
 if TYPE_CHECKING:
-    from pytest_ddpscale.calibrate.trusted_runs import TrustedRun
-    from pytest_ddpscale.thresholds.loading import ThresholdsFile
-
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _LARGEST_RATE = 0.2
@@ -29,7 +26,6 @@ def add_calibrate(commands: Commands) -> None:
     add = command.add_argument
     add("directories", type=Path, nargs="+", metavar="RUN_DIR",
         help="runs of trusted nodes: at least 3 nodes, 2 runs of each, one driver, torch and NCCL")  # fmt: skip
-    add("--gpu-sku", metavar="SKU", help="SKU to calibrate; default: that of the runs")
     add(
         "--thresholds",
         type=Path,
@@ -65,34 +61,20 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         refuse_unwritable(arguments.write, file)
     runs = [read_trusted_run(directory) for directory in arguments.directories]
     refuse_unlike_runs(runs, simulated_too=arguments.allow_simulated)
-    sku = _sku(file, runs[0], arguments.gpu_sku)
+    sku = file.sku_name(runs[0].record.sku, runs[0].path)
     calibration = calibrate(file, sku, runs, rate, most_excluded, lowers=arguments.lower)
     provenance = provenance_of(calibration, runs)
     overlay = overlay_of(calibration, provenance, file)
     if arguments.json:
         print(strict_json(calibration_json(calibration, provenance, overlay.section["requirements"])))
     else:
-        for line in calibration_lines(calibration, provenance):
-            print(line)
-    if not calibration.calibrated:
-        if arguments.write is not None:
-            raise OptionError("--write", "nothing could be calibrated", "a requirement with a new bound")
-        return
-    if arguments.write is not None:
-        text = write_overlay(arguments.write, overlay)
+        print("\n".join(calibration_lines(calibration, provenance)))
+    if not calibration.calibrated and arguments.write is not None:
+        raise OptionError("--write", "nothing could be calibrated", "a requirement with a new bound")
+    if calibration.calibrated:
+        text = overlay.text(Path()) if arguments.write is None else write_overlay(arguments.write, overlay)
         if not arguments.json:
-            print(f"\n{text}", end="")
+            how = " (--write NEW.yaml writes it)" if arguments.write is None else ""
+            print(f"\nThe new file{how}:\n\n{text}", end="")
+    if arguments.write is not None:
         print(f"Wrote {arguments.write}. Next: ddpscale thresholds check {arguments.write}", file=sys.stderr)
-    elif not arguments.json:
-        print(f"\nFor an overlay (--write FILE writes it):\n\n{overlay.text(Path())}", end="")
-
-
-def _sku(file: ThresholdsFile, run: TrustedRun, asked: str | None) -> str:
-    """Canonical name of the SKU to calibrate. Raises BadInput."""
-    if asked is None:
-        return file.sku_name(run.sku, run.name)
-    name = file.sku_name(asked)
-    measured = file.thresholds.canonical_name(run.sku)
-    if measured not in (None, name):
-        raise OptionError("--gpu-sku", f"found {asked!r}, but the runs measured {run.sku}", f"--gpu-sku={run.sku}")
-    return name

@@ -8,6 +8,16 @@ over nodes and launches), because a node passes only if its whole interval meets
 pass, not merely not fail. So
 
     bound = mean ∓ (t(1 − rate ÷ R, degrees) · sd + reach)
+
+**Outliers.** The method follows SuperBench (Xiong et al., USENIX ATC 2024), which needs no criterion of health: take
+the centre of all nodes, leave out those too different from it, and repeat until none is left out. In SuperBench a node
+is too different if its similarity is below 0.95. Here it is an outlier if it is beyond the spread of the remaining
+nodes, at the chance `FALSE_EXCLUSIONS`. With few nodes, whose spread is uncertain, it is also an outlier if it is both
+`UNLIKE` the others and `FAR` beyond their spread. Differences below `ValueSet.least_gap` never count.
+
+In one set of values, the number of outliers is the largest k such that, of the k values farthest from the median, the
+nearest is still beyond the prediction interval of the others. This finds two bad nodes that hide each other by widening
+the spread (Rosner 1983, Technometrics 25(2), the generalized ESD test).
 """
 
 from __future__ import annotations
@@ -16,13 +26,16 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pytest_ddpscale.calibrate.excluding import FEWEST_OTHERS, Deviation, ValueSet, deviating_nodes
 from pytest_ddpscale.calibrate.node_values import NodeValue, node_values, unfit_nodes, why_no_values
 from pytest_ddpscale.calibrate.random_effects import NextValue, next_value
-from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES, TrustedRun
+from pytest_ddpscale.calibrate.trusted_runs import FEWEST_LAUNCHES, FEWEST_NODES
 from pytest_ddpscale.errors import OptionError
+from pytest_ddpscale.history.past_run import PastRun
+from pytest_ddpscale.judge.stats import t_quantile
 from pytest_ddpscale.plan.layout import Layout
+from pytest_ddpscale.report.digits import number_text
 from pytest_ddpscale.thresholds.cases import AnyCase, cases_for
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.model import Requirement
@@ -35,6 +48,11 @@ MOST_MARGIN_PCT = 10.0
 LEAST_SPREAD = 0.001
 # Likewise: nodes that differ by less are alike, however steady they are.
 LEAST_GAP = 0.01
+# Chance that any node of a sound cluster is left out, over all nodes and values.
+FALSE_EXCLUSIONS = 0.01
+FEWEST_OTHERS = 3  # nodes that a node is compared with
+UNLIKE = 0.03  # relative to the others
+FAR = 6.0  # standard deviations
 _DIGITS = 4
 _ONE_IN_TWENTY = statistics.NormalDist().inv_cdf(0.95)
 
@@ -119,15 +137,6 @@ class CalibratedRequirement:
 
 
 @dataclass(frozen=True)
-class ExcludedNode:
-    """A node that was left out, with the reason and, for an outlier, its deviation."""
-
-    node: str
-    reason: str
-    deviation: Deviation | None = None
-
-
-@dataclass(frozen=True)
 class Calibration:
     """Result of a calibration.
 
@@ -136,7 +145,7 @@ class Calibration:
         rate: highest chance that a healthy node fails its whole run.
         nodes: nodes of the calibration, sorted.
         calibrated: requirements with new bounds, in the order of the file.
-        excluded: nodes that were left out.
+        excluded: nodes that were left out, with the reason.
         left: requirements that keep their bounds, by name, with the reason.
         unseen: names of measured requirements on speed that keep a provisional bound, which only warns and may be far
             off.
@@ -146,7 +155,7 @@ class Calibration:
     rate: float
     nodes: tuple[str, ...]
     calibrated: tuple[CalibratedRequirement, ...]
-    excluded: tuple[ExcludedNode, ...]
+    excluded: Mapping[str, str]
     left: Mapping[str, str]
     unseen: tuple[str, ...] = ()
 
@@ -161,7 +170,7 @@ class Calibration:
 
 
 def calibrate(
-    file: ThresholdsFile, sku: str, runs: Sequence[TrustedRun], false_reject_rate: float, max_excluded: float, *,
+    file: ThresholdsFile, sku: str, runs: Sequence[PastRun], false_reject_rate: float, max_excluded: float, *,
     lowers: bool = False,
 ) -> Calibration:  # fmt: skip
     """Bounds for the requirements that a single node can decide.
@@ -179,35 +188,36 @@ def calibrate(
     """
     every_case = cases_for(file, sku, Layout(1, runs[0].evidence.plan.layout.ranks_per_node))
     cases, left = _answerable(every_case)
-    unfit: dict[str, str] = {}
+    unfit = dict[str, str]()
     for run in reversed(runs):  # the first reason counts
-        unfit |= unfit_nodes(every_case, run.evidence)
-    measured = [Measured(case, _by_host(case, runs)).without(unfit) for case in cases]
-    hosts = sorted({host for run in runs for host in run.hosts})
-    excluded = [ExcludedNode(host, why) for host, why in sorted(unfit.items())]
-    excluded += excluded_nodes(measured, math.floor(max_excluded * len({*hosts} - unfit.keys())))
-    _refuse_too_many(excluded, hosts, max_excluded)
-    gone = {one.node for one in excluded}
-    spreads: list[tuple[Measured, NextValue]] = []
-    for one in (of_all.without(gone) for of_all in measured):
-        spread = _spread(one) if one.values else why_no_values(one.case, runs[0].evidence)
-        if isinstance(spread, str):
-            left[one.case.id] = spread
-        else:
-            spreads.append((one, spread))
-    calibrated: list[CalibratedRequirement] = []
-    for one, spread in spreads:
-        bounded = _bounded(one, spread, false_reject_rate / len(spreads), lowers=lowers)
-        if isinstance(bounded, str):
-            left[one.case.id] = bounded
-        else:
+        unfit |= {host: why for host, why in unfit_nodes(every_case, run.evidence).items() if host in run.gpus}
+    excluded, hosts = dict(sorted(unfit.items())), sorted({host for run in runs for host in run.hosts})
+    measured = {case.id: Measured(case, _by_host(case, runs)).without(unfit) for case in cases}
+    sets = [one for of_one in measured.values() for one in _value_sets(of_one)]
+    for node, outlier in deviating_nodes(sets, math.floor(max_excluded * (len(hosts) - len(unfit)))).items():
+        excluded[node] = _why(measured[outlier.of.name], node, outlier)
+    if len(excluded) > max_excluded * len(hosts):
+        first, why = next(iter(excluded.items()))
+        raise OptionError(
+            "RUN_DIR", f"{len(excluded)} of {len(hosts)} nodes are outliers or unfit ({first_few([*excluded], 5)})",
+            f"at most {percent(max_excluded)}", f"First: {first}, {why}. Repair or leave them out.",
+        )  # fmt: skip
+    nodes = tuple(host for host in hosts if host not in excluded)
+    if len(nodes) < FEWEST_NODES:
+        raise OptionError("RUN_DIR", f"{len(nodes)} nodes remain", f"at least {FEWEST_NODES}")
+    kept = [one.without(excluded) for one in measured.values()]
+    spreads = [_spread(one) if one.values else why_no_values(one.case, runs[0].evidence) for one in kept]
+    chance = false_reject_rate / max(1, sum(not isinstance(one, str) for one in spreads))
+    calibrated, unseen = list[CalibratedRequirement](), list[str]()
+    for one, spread in zip(kept, spreads, strict=True):
+        bounded = spread if isinstance(spread, str) else _bounded(one, spread, chance, lowers=lowers)
+        asked = one.case.requirement
+        if not isinstance(bounded, str):
             calibrated.append(bounded)
-    bound = {one.name for one in calibrated}
-    unseen = [one.case for one in measured if one.without(gone).values and one.case.id not in bound]
-    return Calibration(
-        sku, false_reject_rate, tuple(host for host in hosts if host not in gone), tuple(calibrated), tuple(excluded),
-        left, tuple(one.id for one in unseen if one.requirement.provisional and one.requirement.definition.tells_speed),
-    )  # fmt: skip
+            continue
+        left[one.case.id] = bounded
+        unseen += [one.case.id] * bool(one.values and asked.provisional and asked.definition.tells_speed)
+    return Calibration(sku, false_reject_rate, nodes, tuple(calibrated), excluded, left, tuple(unseen))
 
 
 def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]]:
@@ -225,25 +235,13 @@ def _answerable(cases: Sequence[AnyCase]) -> tuple[list[AnyCase], dict[str, str]
     return list(found.values()), reasons
 
 
-def _by_host(case: AnyCase, runs: Sequence[TrustedRun]) -> dict[str, dict[str, NodeValue]]:
+def _by_host(case: AnyCase, runs: Sequence[PastRun]) -> dict[str, dict[str, NodeValue]]:
     found: dict[str, dict[str, NodeValue]] = {}
     for run in runs:
         for host, value in node_values(case, run.evidence).items():
             if host in run.gpus:
-                found.setdefault(host, {})[run.name] = value
+                found.setdefault(host, {})[run.path] = value
     return found
-
-
-def excluded_nodes(measured: Sequence[Measured], most: int) -> list[ExcludedNode]:
-    """Outliers, in the mean over launches or in one launch with enough other nodes.
-
-    Args:
-        measured: requirements with their values.
-        most: most nodes that may be left out of one set of values at a time.
-    """
-    of_case = {one.case.id: one for one in measured}
-    found = deviating_nodes([one for of_one in measured for one in _value_sets(of_one)], most)
-    return [ExcludedNode(one.node, _why(of_case[one.name], one), one) for one in found]
 
 
 def _value_sets(one: Measured) -> Iterator[ValueSet]:
@@ -259,31 +257,17 @@ def _value_sets(one: Measured) -> Iterator[ValueSet]:
             yield ValueSet(one.case.id, in_launch, *least, launch)
 
 
-def _why(one: Measured, deviation: Deviation) -> str:
-    value, centre, case = one.value(deviation.value), one.value(deviation.centre), one.case
-    unit = "" if case.unit in ("fraction", "x") else f" {case.unit}"
-    in_launch = f" in {deviation.launch}" if deviation.launch else ""
+def _why(one: Measured, node: str, outlier: Outlier) -> str:
+    value, centre, case = one.value(outlier.of.values[node]), one.value(outlier.centre), one.case
     worst = max if case.requirement.definition.upper_bound else min
-    place = worst(one.values[deviation.node].values(), key=lambda of_launch: of_launch.value).place
-    at = f" ({place})" if place != deviation.node else ""
+    place = worst(one.values[node].values(), key=lambda of_launch: of_launch.value).place
+    where = f" in {outlier.of.launch}" * bool(outlier.of.launch)
+    at = f" ({place})" if place != node else ""
     apart = percent(value / centre - 1, 1, signed=True) if centre else f"{value - centre:+.3g}"
     return (
-        f"{case.id}{in_launch}: {value:.4g}{unit}{at}, the others {centre:.4g} ({apart}, "
-        f"{deviation.distance:.1f} times their spread)"
+        f"{case.id}{where}: {number_text(value, case.unit)}{at}, the others {number_text(centre, case.unit)} "
+        f"({apart}, {outlier.distance:.1f} times their spread)"
     )
-
-
-def _refuse_too_many(excluded: Sequence[ExcludedNode], hosts: Sequence[str], max_excluded: float) -> None:
-    if len(excluded) > max_excluded * len(hosts):
-        names = first_few([one.node for one in excluded], 5)
-        raise OptionError(
-            "RUN_DIR", f"{len(excluded)} of {len(hosts)} nodes are outliers or unfit ({names})",
-            f"at most {percent(max_excluded)}",
-            f"First: {excluded[0].node}, {excluded[0].reason}. Repair or leave them out.",
-        )  # fmt: skip
-    left = len(hosts) - len(excluded)
-    if left < FEWEST_NODES:
-        raise OptionError("RUN_DIR", f"{left} nodes remain", f"at least {FEWEST_NODES}")
 
 
 def _spread(one: Measured) -> NextValue | str:
@@ -324,3 +308,71 @@ def _bounded(one: Measured, spread: NextValue, chance: float, *, lowers: bool) -
     if found.is_weaker and not lowers:
         return f"its {bound:.4g} would be weaker than the published {requirement.bound:.4g}; --lower takes it"
     return found
+
+
+@dataclass(frozen=True)
+class ValueSet:
+    """Values of nodes in one requirement.
+
+    Attributes:
+        name: of the requirement.
+        values: one for each node.
+        least_sd: least spread assumed.
+        least_gap: nodes nearer than this to the others' median are never outliers.
+        are_logs: whether differences of the values are relative.
+        launch: of the values; empty for means over launches.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    least_sd: float = 0.0
+    least_gap: float = 0.0
+    are_logs: bool = False
+    launch: str = ""
+
+
+class Outlier(NamedTuple):
+    """The values in which a node is farthest from the others, their median, and its distance from their mean.
+
+    The distance is in standard deviations of one more of them.
+    """
+
+    of: ValueSet
+    centre: float
+    distance: float
+
+
+def deviating_nodes(sets: Sequence[ValueSet], most: int) -> dict[str, Outlier]:
+    """Nodes to leave out, in the order in which they were found.
+
+    Args:
+        sets: of values; an outlier in any of them is left out of all.
+        most: most outliers of one set at a time; the total may be larger.
+    """
+    number, found = max(1, sum(len(one.values) for one in sets)), dict[str, Outlier]()
+    while True:
+        more = dict[str, Outlier]()
+        for one in sets:
+            remaining = {node: value for node, value in one.values.items() if node not in found}
+            for node, outlier in _outliers(one, remaining, most, FALSE_EXCLUSIONS / number).items():
+                if node not in more or outlier.distance > more[node].distance:
+                    more[node] = outlier
+        if not more:
+            return found
+        found |= dict(sorted(more.items(), key=lambda one: -one[1].distance))
+
+
+def _outliers(one: ValueSet, values: Mapping[str, float], most: int, chance: float) -> dict[str, Outlier]:
+    """Outliers of one set, at this chance of leaving out a node that belongs."""
+    middle = statistics.median(values.values()) if values else 0.0
+    inside_out = sorted(values, key=lambda node: abs(values[node] - middle))
+    for number in range(min(most, len(values) - FEWEST_OTHERS), 0, -1):
+        core, outside = [values[node] for node in inside_out[:-number]], inside_out[-number:]
+        mean, centre, nearest = statistics.fmean(core), statistics.median(core), values[outside[0]]
+        sd = max(statistics.stdev(core), one.least_sd) * math.sqrt(1 + 1 / len(core))
+        found = {node: Outlier(one, centre, abs(values[node] - mean) / sd if sd else math.inf) for node in outside}
+        gap, reach = abs(nearest - centre), t_quantile(1 - chance / 2, len(core) - 1)
+        enough = min(FAR, reach) if one.are_logs and gap > UNLIKE else reach
+        if gap > one.least_gap and found[outside[0]].distance > enough:
+            return found
+    return {}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.judge.judge import judge
 from pytest_ddpscale.judge.judged import ON_NUMBERS, Judged
-from pytest_ddpscale.judge.metrics import WHOLE
 from pytest_ddpscale.judge.stats import PASSED
-from pytest_ddpscale.judge.values import groups_of, matching_study, probed_values, why_no_study
+from pytest_ddpscale.judge.values import Values, groups_of, matching_study, values_of_probe, why_no_study
 from pytest_ddpscale.judge.values import values as values_of
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.report.words.reasons import say
@@ -22,8 +23,7 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 CONFIDENCE = 0.95  # of intervals, a session's default
 
 
-@dataclass(frozen=True)
-class NodeValue:
+class NodeValue(NamedTuple):
     """Value of a node in one launch.
 
     Attributes:
@@ -45,29 +45,36 @@ def node_values(case: AnyCase, evidence: Evidence) -> Mapping[str, NodeValue]:
     devices waited for their host, or loss scaling skipped steps; and if it lacks a GPU or pair that others have.
     """
     plan, definition, groups = evidence.plan, case.requirement.definition, None
-    names: Sequence[str]
+    found: Values[Any]
     if isinstance(case, Case):
-        study, found = matching_study(plan, case.question), values_of(evidence, case.question) / case.constant
-        if study is None or found.broken is not None or not all(map(plan.layout.fits_node, case.question.arms)):
-            return {}
-        groups, limit, names = groups_of(case.question, study, evidence), study.rounds, found.places
-        hosts = list(groups.merged[-1].ranks.by_host) if list(names) == [WHOLE] else names
-        judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, found, groups=groups)
-    elif case.probe is None or definition.compares_places or plan.probes is None:
-        return {}
+        study, arms = matching_study(plan, case.question), case.question.arms
+        found, limit = values_of(evidence, case.question) / case.constant, study.rounds if study else 0
+        groups = groups_of(case.question, study, evidence) if study else None
+    elif case.probe and plan.probes and not definition.compares_places:
+        found, limit, arms = values_of_probe(case.probe, evidence), plan.probes.rounds, [case.probe]
+        found = replace(found, of_launch=0.0)
     else:
-        probed, limit = probed_values(evidence.probed(case.probe), case.probe, plan.layout), plan.probes.rounds
-        names = [place.name for place in probed.places]
-        hosts = ["" if one.kind == "gang" or one.is_between_nodes else one.host for one in probed.places]
-        judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, probed)
-    by_host: dict[str, list[NodeValue | None]] = {}
-    of_places = zip(hosts, _usable(judged, names, limit), judged.values.rounds().tolist(), strict=False)
-    for host, one, rounds in of_places:
-        if host and rounds:
-            by_host.setdefault(host, []).append(one)
-    worst, most = max if definition.upper_bound else min, max(map(len, by_host.values()), default=0)
-    usable = {host: [one for one in of_host if one] for host, of_host in by_host.items()}
-    return {host: worst(of, key=lambda one: one.value) for host, of in usable.items() if len(of) == most}
+        return {}
+    if found.broken or not all(map(plan.layout.fits_node, arms)):
+        return {}
+    judged = Judged(blank_verdict(case, CONFIDENCE), case, evidence, found, groups=groups)
+    reached = judged.found
+    usable = ~np.isnan(reached.low) & (reached.rounds == reached.rounds.max(initial=FEWEST_ROUNDS))
+    judged.codes[:], judged.notes = PASSED, {}
+    for rule in ON_NUMBERS:
+        rule(judged)
+    usable &= judged.codes == PASSED
+    usable[[place for at in judged.notes.values() for place in at]] = False
+    end, worst = (reached.high, max) if definition.upper_bound else (reached.low, min)
+    reach = np.abs(np.log(end / reached.values)) if definition.scale == "factors" else np.abs(end - reached.values)
+    # Intervals narrow at least as fast as one over the root of the rounds.
+    reach *= np.sqrt(np.minimum(1.0, reached.rounds / max(1, limit)))
+    only = next(iter(evidence.columns.hosts), "")  # if all ranks are one place, they are of one node
+    hosts, by_host = [place.host or only for place in judged.places], defaultdict[str, list[NodeValue]](list)
+    most = max(Counter(hosts[at] for at in np.flatnonzero(reached.rounds).tolist()).values(), default=0)
+    for at in np.flatnonzero(usable).tolist():
+        by_host[hosts[at]].append(NodeValue(float(reached.values[at]), float(reach[at]), judged.places[at].name))
+    return {host: worst(of, key=lambda one: one.value) for host, of in by_host.items() if len(of) == most}
 
 
 def why_no_values(case: AnyCase, evidence: Evidence) -> str:
@@ -77,7 +84,8 @@ def why_no_values(case: AnyCase, evidence: Evidence) -> str:
     if isinstance(case, NodeCase) and case.probe is not None:
         return evidence.unsupported.get(case.probe.name, f"{case.probe.name} was not probed")
     if isinstance(case, Case) and matching_study(evidence.plan, case.question) is None:
-        return say(why_no_study(evidence.plan, case.question))
+        why = why_no_study(evidence.plan, case.question)
+        return "not measured" if why.code == "not-planned" else say(why)
     return "not measured, or not usable by the judge"
 
 
@@ -94,22 +102,3 @@ def unfit_nodes(cases: Iterable[AnyCase], evidence: Evidence) -> dict[str, str]:
         for column in np.flatnonzero(probed.wrong.any(axis=0)).tolist():
             found.setdefault(str(probed.ranks.hosts[column]), f"{probed.arm.partition('@')[0]}: a result was wrong")
     return found
-
-
-def _usable(judged: Judged, names: Sequence[str], most_rounds: int) -> list[NodeValue | None]:
-    """The judge's estimate at each place; None if it would not use it.
-
-    The reach is scaled by one over the root of the rounds, because intervals narrow at least that fast.
-    """
-    found, definition = judged.found, judged.case.requirement.definition
-    is_usable = ~np.isnan(found.low) & (found.rounds == found.rounds.max(initial=0)) & (found.rounds >= FEWEST_ROUNDS)
-    judged.codes[:], judged.notes = PASSED, {}
-    for rule in ON_NUMBERS:
-        rule(judged)
-    is_usable &= judged.codes == PASSED
-    is_usable[[place for at in judged.notes.values() for place in at]] = False
-    end = found.high if definition.upper_bound else found.low
-    reach = np.abs(np.log(end / found.values)) if definition.scale == "factors" else np.abs(end - found.values)
-    reach *= np.sqrt(np.minimum(1.0, found.rounds / max(1, most_rounds)))
-    of_each = zip(names, is_usable.tolist(), found.values.tolist(), reach.tolist(), strict=True)
-    return [NodeValue(value, one_reach, name) if is_one else None for name, is_one, value, one_reach in of_each]

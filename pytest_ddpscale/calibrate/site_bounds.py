@@ -2,73 +2,59 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from itertools import groupby
 from typing import Any
 
 from pytest_ddpscale import __version__
-from pytest_ddpscale.calibrate.calibration import CalibratedRequirement, Calibration
-from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE, TrustedRun
+from pytest_ddpscale.calibrate.calibration import Calibration
+from pytest_ddpscale.calibrate.trusted_runs import SOFTWARE
+from pytest_ddpscale.history.past_run import PastRun, started_at_of
+from pytest_ddpscale.report.digits import bare_number, number_text
 from pytest_ddpscale.thresholds.loading import ThresholdsFile
 from pytest_ddpscale.thresholds.site_file import Overlay
-from pytest_ddpscale.util.digits import percent
-from pytest_ddpscale.util.document import Column, Line, Table, bullets, text_lines
-from pytest_ddpscale.util.listing import first_few
+from pytest_ddpscale.util.document import Line, bullets, table, text_lines
+from pytest_ddpscale.util.listing import first_few, first_nodes
 
-_HEADER = ("requirement", "value", "node SD", "launch SD", "found from", "bound", "", "new")
+_TITLES = ("requirement", "value", "found from", "bound", "new")
+_SIMULATED = "SIMULATED, no machine was measured: "
 _COLUMNS = 100  # of a line
 _NAMED = 3
-_LONGEST_LIST = 1250  # characters; a thresholds file takes texts of 4000
-_UUID_DIGITS = 8  # enough to distinguish the GPUs of a site
+_MOST_SETS = 20  # of nodes, such as gpu[001-125]; a thresholds file takes texts of 4000 characters
 _OF_ONE = ("name", "value", "node_sd", "launch_sd", "reach", "margin_pct", "found_from_pct", "bound", "nodes",
            "launches", "unit")  # fmt: skip
 Provenance = Mapping[str, Any]
 
 
-def provenance_of(calibration: Calibration, runs: Sequence[TrustedRun]) -> Provenance:
+def provenance_of(calibration: Calibration, runs: Sequence[PastRun]) -> Provenance:
     """Machines and runs behind a calibration, without nodes that were left out, as JSON types.
 
     `name` is that of the source in the overlay: ``calibrated-2026-11-23``, the day of the last run.
     """
-    gpus = dict[str, set[str]]((node, set()) for node in calibration.nodes)
-    software: dict[str, str] = {}
+    gpus, software = {node: set[str]() for node in calibration.nodes}, dict[str, str]()
     for run in runs:
         for node in gpus.keys() & run.gpus.keys():
             gpus[node] |= {*run.gpus[node]}
             software |= {name: run.versions[node][name] for name in SOFTWARE if name in run.versions.get(node, {})}
-    first, *_, last = sorted([runs[0].began, *(run.began for run in runs)])
+    first, *_, last = sorted([started_at_of(run.record) for run in (runs[0], *runs)])
     return {
-        "name": f"calibrated-{last[:10]}", "nodes": list(gpus), "gpus": {node: sorted(of) for node, of in gpus.items()},
-        "first": first, "last": last, "runs": [run.name for run in runs], "software": software,
+        "name": f"calibrated-{last[:10]}", "gpus": {node: sorted(of) for node, of in gpus.items()},
+        "first": first, "last": last, "runs": [run.path for run in runs], "software": software,
         "is_simulated": any(run.is_simulated for run in runs),
     }  # fmt: skip
 
 
 def source_text(calibration: Calibration, provenance: Provenance) -> str:
-    """The source as one text: number of nodes, dates, software, false-reject rate, nodes left out, then all ids."""
-    uuids = [uuid for of_node in provenance["gpus"].values() for uuid in of_node]
+    """The source as one text: number of nodes, dates, software, false-reject rate, nodes left out, then all nodes."""
     days = dict.fromkeys(provenance[end][:10] for end in ("first", "last"))
-    excluded = first_few([one.node for one in calibration.excluded], _NAMED + 1)
-    parts = [
-        f"{len(provenance['nodes'])} nodes in {len(provenance['runs'])} launches, {' to '.join(days)}",
+    return "; ".join((
+        f"{_SIMULATED * provenance['is_simulated']}{len(calibration.nodes)} nodes in {len(provenance['runs'])} "
+        f"launches, {' to '.join(days)}",
         *(f"{name} {version}" for name, version in provenance["software"].items()),
         f"ddpscale {__version__} calibrate, false rejects of a healthy node at most {calibration.rate:.3g}",
-        *[f"left out: {excluded}"] * bool(excluded),
-        f"nodes: {_listed(provenance['nodes'])}",
-        f"{len(uuids)} GPUs: {_listed([uuid[: uuid.find('-') + 1 + _UUID_DIGITS] for uuid in uuids])}",
-    ]
-    simulated = "SIMULATED, no machine was measured: " if provenance["is_simulated"] else ""
-    return simulated + "; ".join(parts)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """All names, or the first and last with a digest to verify a list by."""
-    if len(text := " ".join(names)) <= _LONGEST_LIST:
-        return text
-    digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
-    return f"{names[0]} … {names[-1]}, sha256 {digest[:16]} of their names, one a line in order"
+        *[f"left out: {first_nodes(calibration.excluded, _MOST_SETS)}"] * bool(calibration.excluded),
+        f"nodes: {first_nodes(calibration.nodes, _MOST_SETS)}",
+    ))  # fmt: skip
 
 
 def overlay_of(calibration: Calibration, provenance: Provenance, file: ThresholdsFile) -> Overlay:
@@ -111,14 +97,16 @@ def calibration_lines(calibration: Calibration, provenance: Provenance) -> Itera
     """The answer, the table, nodes that were left out, and requirements that keep their bound."""
     number, left = len(calibration.calibrated), len(calibration.left)
     answer = (
-        f"{'SIMULATED, no machine was measured: ' * provenance['is_simulated']}{number} of {number + left} bounds of "
-        f"{calibration.sku} calibrated from {len(calibration.nodes)} nodes; {left} stay as they are."
+        f"{_SIMULATED * provenance['is_simulated']}{number} of {number + left} bounds of {calibration.sku} calibrated "
+        f"from {len(calibration.nodes)} nodes; {left} stay as they are."
     )
-    columns = [Column(title, is_number=at > 0, may_shrink=at == 0) for at, title in enumerate(_HEADER)]
-    rows: list[Sequence[str]] = []
-    for metric, of_metric in groupby(calibration.calibrated, lambda one: one.name.partition("[")[0]):
-        rows += [(metric, *[""] * (len(_HEADER) - 1)), *map(_row, of_metric)]
-    return text_lines(Line(answer), Table(columns, rows), bullets(_sentences(calibration)), width=_COLUMNS)
+    rows = []
+    for one in calibration.calibrated:
+        side = "≤" if one.requirement.definition.upper_bound else "≥"
+        bounds = (f"{side} {bare_number(bound, one.unit)}" for bound in (one.requirement.bound, one.bound))
+        rows.append((one.name, number_text(one.value, one.unit), f"{one.found_from_pct:.1f} %", *bounds))
+    sentences = bullets(_sentences(calibration))
+    return text_lines(Line(answer), table(_TITLES, rows, of_numbers=True), sentences, width=_COLUMNS)
 
 
 def _sentences(calibration: Calibration) -> Iterator[str]:
@@ -133,23 +121,11 @@ def _sentences(calibration: Calibration) -> Iterator[str]:
     yield f"A healthy node fails a run with these bounds with a chance of at most {calibration.rate:.3g}."
     if calibration.calibrated:
         yield "Found from: a node with this loss fails this requirement in 19 of 20 runs."
-    yield from [f"Left out: {one.node}. {one.reason}" for one in calibration.excluded] or ["No node was left out."]
-    by_reason: dict[str, list[str]] = {}
+    yield from (f"Left out: {node}. {reason}" for node, reason in calibration.excluded.items())
+    by_reason = defaultdict[str, list[str]](list)
     for name, reason in calibration.left.items():
-        by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        yield f"Not calibrated: {first_few(names, _NAMED)}: {reason}"
-
-
-def _row(one: CalibratedRequirement) -> tuple[str, ...]:
-    definition = one.requirement.definition
-    unit, at = "" if one.unit in ("fraction", "x") else f" {one.unit}", "≤" if definition.upper_bound else "≥"
-    by_factors = definition.scale == "factors"
-    sds = [percent(sd, 2) if by_factors else f"{sd:.2g}{unit}" for sd in (one.node_sd, one.launch_sd)]
-    return (
-        f"  {one.name.partition('[')[2].removesuffix(']')}", f"{one.value:.4g}{unit}", *sds,
-        f"{one.found_from_pct:.1f} %", f"{at} {one.requirement.bound:.4g}", "→", f"{at} {one.bound:.4g}",
-    )  # fmt: skip
+        by_reason[reason].append(name)
+    yield from (f"Not calibrated: {first_few(names, _NAMED)}: {reason}" for reason, names in by_reason.items())
 
 
 def calibration_json(calibration: Calibration, provenance: Provenance, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -162,7 +138,7 @@ def calibration_json(calibration: Calibration, provenance: Provenance, rows: Seq
         for one in calibration.calibrated
     ]
     return {
-        "schema_version": 2, "sku": calibration.sku, "false_reject_rate": calibration.rate, "provenance": provenance,
-        "calibrated": calibrated, "excluded": [asdict(one) for one in calibration.excluded],
-        "not_calibrated": dict(calibration.left), "requirements": rows,
+        "schema_version": 3, "sku": calibration.sku, "false_reject_rate": calibration.rate, "provenance": provenance,
+        "calibrated": calibrated, "excluded": calibration.excluded, "not_calibrated": calibration.left,
+        "requirements": rows,
     }  # fmt: skip

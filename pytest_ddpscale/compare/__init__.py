@@ -1,1 +1,1 @@
-"""Comparison of two runs, or of a run with the site's history. Pure except for reading files."""
+"""Comparison of two runs. Pure except for reading files."""

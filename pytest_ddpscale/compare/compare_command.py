@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_ddpscale.errors import OptionError
 from pytest_ddpscale.settings import OPTIONS, confidence_level, read_value, share_between
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-class Gated(Protocol):
-    """A comparison that --fail-below can check."""
+class Comparison(Protocol):
+    """A comparison of two runs, of two runs of a suite, or of two reports."""
 
     @property
     def lost(self) -> Sequence[str]:
@@ -26,8 +26,13 @@ class Gated(Protocol):
     def worse_by(self, share: float) -> list[str]:
         """Values that certainly are worse by more than `share`."""
 
+    def lines(self) -> Iterator[str]:
+        """The answer first."""
 
-Found = TypeVar("Found", bound=Gated)
+    def json(self) -> dict[str, Any]:
+        """One JSON object."""
+
+
 _MOST_NAMES = 20
 WORSE = 1  # exit code if something is worse than --fail-below allows
 
@@ -53,59 +58,47 @@ def add_compare(commands: Commands) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    """Print the comparison. Returns the exit code; raises BadInput."""
-    from pytest_ddpscale.compare.compare_text import compared_json, compared_lines
-    from pytest_ddpscale.compare.comparing import compare_runs, read_compared_run
-    from pytest_ddpscale.suites.comparing import SuiteDiff, is_suite, read_suite_diff
-    from pytest_ddpscale.suites.ddp_benchmark import ReportDiff, read_diff, report_at
+    """Print the comparison. Returns the exit code; raises BadInput.
 
-    if arguments.fail_below is not None:
-        arguments.fail_below = read_value("--fail-below", arguments.fail_below, share_between(0, 0.9999))
+    What was lost fails --fail-below too, because an unmeasured value is not shown to be as good; not for a run that
+    measures less on purpose, such as one node of many.
+    """
+    from pytest_ddpscale.compare.comparing import COLUMNS, compare_runs, read_judged_run
+    from pytest_ddpscale.run.strict_json import strict_json
+    from pytest_ddpscale.suites.comparing import is_suite, read_suite_diff
+    from pytest_ddpscale.suites.ddp_benchmark import read_diff, report_at
+    from pytest_ddpscale.util.document import Line, text_lines
+
+    share, paths = arguments.fail_below, arguments.directories
+    if share is not None:
+        share = read_value("--fail-below", share, share_between(0, 0.9999))
     elif arguments.allow_missing:
         raise OptionError("--allow-missing", "found without --fail-below", "both: without --fail-below nothing fails")
     confidence = read_value("--confidence", arguments.confidence, confidence_level)
-    if len(arguments.directories) != 2:
-        raise OptionError("RUN_DIR", f"found {len(arguments.directories)}", "two runs")
-    if any(map(report_at, arguments.directories)):
-        return _print(read_diff(arguments.directories, confidence), ReportDiff.lines, ReportDiff.json, arguments)
-    if all(map(is_suite, arguments.directories)):
-        return _print(read_suite_diff(arguments.directories), SuiteDiff.lines, SuiteDiff.json, arguments)
-    runs = [read_compared_run(directory) for directory in arguments.directories]
-    return _print(compare_runs(runs[0], runs[1], confidence), compared_lines, compared_json, arguments)
-
-
-def _print(
-    found: Found, lines: Callable[[Found], Iterator[str]], as_json: Callable[[Found], dict[str, Any]],
-    arguments: argparse.Namespace,
-) -> int:  # fmt: skip
-    """Print a comparison in the requested format, with the result of --fail-below. Returns the exit code."""
-    from pytest_ddpscale.compare.compare_text import wrapped
-    from pytest_ddpscale.run.strict_json import strict_json
-
-    sentences, gate = _gate(found, arguments.fail_below, arguments.allow_missing)
-    if arguments.format == "json":
-        print(strict_json(as_json(found) | gate))
+    if len(paths) != 2:
+        raise OptionError("RUN_DIR", f"found {len(paths)}", "two runs")
+    found: Comparison
+    if any(map(report_at, paths)):
+        found = read_diff(paths, confidence)
+    elif all(map(is_suite, paths)):
+        found = read_suite_diff(paths)
     else:
-        answer, *others = lines(found)
-        print("\n".join([answer, *(line for sentence in sentences for line in wrapped(sentence)), *others]))
-    return WORSE if gate["fails"] else 0
-
-
-def _gate(found: Gated, share: float | None, allows_missing: bool) -> tuple[list[str], dict[str, Any]]:
-    """What --fail-below says, a sentence for each reason to fail, and its part of a JSON object.
-
-    What was lost fails too, because an unmeasured value is not shown to be as good; not for a run that measures less on
-    purpose, such as one node of many.
-    """
-    worse, lost = [] if share is None else found.worse_by(share), list(found.lost)
-    limit, accepts = f"worse by more than {100 * (share or 0):g} %", " (--allow-missing accepts this)"
-    reasons = [(limit, worse, "")]
-    reasons += [("measured before, nothing to compare with it now", lost, accepts)] * (not allows_missing)
-    said = [
-        f"FAIL: {what}: {len(names)}: {first_few([*map(one_line, names)], _MOST_NAMES)}{more}"
-        for what, names, more in reasons
-        if names and share is not None
-    ]
-    allowed = f"; {len(lost)} measured before but not now: allowed" if lost else ""
-    passes = [f"Nothing is certainly {limit}{allowed}."] * (share is not None)
-    return said or passes, {"fail_below": share, "worse": worse, "lost": lost, "fails": bool(said)}
+        a, b = map(read_judged_run, paths)
+        found = compare_runs(a, b, confidence)
+    worse, lost, said = [] if share is None else found.worse_by(share), list(found.lost), list[str]()
+    if share is not None:
+        limit, missing = f"worse by more than {100 * share:g} %", "measured before, nothing to compare with it now"
+        fails = {limit: worse, f"{missing} (--allow-missing accepts this)": [] if arguments.allow_missing else lost}
+        for what, names in fails.items():
+            few = first_few([*map(one_line, names)], _MOST_NAMES)
+            said += [f"FAIL: {what}: {len(names)}: {few}"] * bool(names)
+        allowed = f"; {len(lost)} measured before but not now: allowed" if lost else ""
+        said = said or [f"Nothing is certainly {limit}{allowed}."]
+    is_worse = any(one.startswith("FAIL") for one in said)
+    if arguments.format == "json":
+        gate = {"fail_below": share, "worse": worse, "lost": lost, "fails": is_worse}
+        print(strict_json(found.json() | gate))
+    else:
+        answer, *others = found.lines()
+        print("\n".join([answer, *text_lines(*map(Line, said), width=COLUMNS), *others]))
+    return WORSE if is_worse else 0

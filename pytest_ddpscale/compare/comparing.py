@@ -1,84 +1,48 @@
-"""Comparison of two runs by requirement, or by workload if their SKUs differ: rows of verdicts, joined."""
+"""Comparison of two runs by requirement: rows of verdicts, joined."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytest_ddpscale.compare.value_change import Estimate, ValueChange, change_between
 from pytest_ddpscale.errors import OptionError
-from pytest_ddpscale.history.store import versions_by_host
-from pytest_ddpscale.judge.values import values, worst_value
-from pytest_ddpscale.plan.metric_catalogue import METRICS, THROUGHPUT_PER_GPU, Metric
-from pytest_ddpscale.plan.planner import Question
+from pytest_ddpscale.history.past_run import PastRun, past_run
+from pytest_ddpscale.plan.metric_catalogue import METRICS, Metric
 from pytest_ddpscale.plan.study import Study
-from pytest_ddpscale.plan.workload import incomparable_fields
-from pytest_ddpscale.report.words.reasons import say
-from pytest_ddpscale.run.evidence import Evidence, read_evidence
+from pytest_ddpscale.report.digits import ABSENT, number_text
+from pytest_ddpscale.report.words.outcome import outcome_word
 from pytest_ddpscale.run.run_directory import RunDirectory
-from pytest_ddpscale.run.run_json import RunRecord
-from pytest_ddpscale.run.verdicts import Judgement, Verdict, read_judged
+from pytest_ddpscale.run.run_json import WATERMARK
+from pytest_ddpscale.run.verdicts import Verdict, read_judged
+from pytest_ddpscale.util.digits import percent
+from pytest_ddpscale.util.document import Column, Items, Line, Table, bullets, holds, table, text_lines
+from pytest_ddpscale.util.listing import first_nodes
+from pytest_ddpscale.util.printable import one_line
 
-_LEAST_SHARE = 1e-6  # smallest lower limit relative to the value, for values that err by factors
+COLUMNS = 100  # of a line
 ALIKE = "no difference shown"
+_LEAST_SHARE = 1e-6  # smallest lower limit relative to the value, for values that err by factors
 _UNMEASURED = ("not_measured", "error")
+_TITLES = ("REQUIREMENT", "A", "B", "B ÷ A", "INTERVAL", "RESULT")
+# Ordered by their effect on speed.
+_SOFTWARE = ("driver", "cuda_driver", "cuda", "torch", "nccl", "process_group", "kernel", "python", "pytest_ddpscale")
+_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}  # the batch that stays constant
+_OF_WORKLOAD = ("compile", "cudnn_benchmark", "num_classes")
+_OF_STUDY = ("rounds", "block_s", "warmup_s")
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """A run's measurements and judgement.
-
-    Attributes:
-        path: of its directory, as given.
-        versions: of the software, by host.
-        digest: SHA-256 of its measurements.
-    """
-
-    path: str
-    record: RunRecord
-    evidence: Evidence
-    judgement: Judgement
-    versions: Mapping[str, Mapping[str, str]]
-    digest: str
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether no machine was measured."""
-        return self.judgement.simulated or self.record.is_simulated(self.evidence.columns.devices)
-
-    @property
-    def hosts(self) -> list[str]:
-        """Names of the run's nodes, sorted."""
-        return sorted({*self.evidence.columns.hosts, *self.evidence.hosts})
-
-    @property
-    def requirements(self) -> dict[str, Verdict]:
-        """Verdicts on values measured in rounds, by the id of their requirement.
-
-        Those that compare the places of a probe are left out: the values of these places are compared by themselves.
-        """
-        found = {one.id: (one, METRICS[one.metric]) for one in self.judgement.verdicts}
-        return {
-            name: one
-            for name, (one, metric) in found.items()
-            if metric.subject in ("workload", "probe") and not metric.compares_places
-        }
-
-
-def read_compared_run(path: Path) -> ComparedRun:
+def read_judged_run(path: Path) -> PastRun:
     """Read a run with its verdicts.
 
     Raises:
         BadInput: it is not a run directory, contradicts itself, or was not judged.
     """
     run = RunDirectory.open(path)
-    record, records, evidence = run.read_run(), run.read_records(), read_evidence(run)
-    return ComparedRun(
-        str(path), record, evidence, read_judged(run, run), versions_by_host(record, records, evidence),
-        run.measurements_sha256(),
-    )  # fmt: skip
+    return past_run(run, read_judged(run, run))
 
 
 @dataclass(frozen=True)
@@ -114,20 +78,10 @@ class ComparedRequirement:
 
     @property
     def difference(self) -> str:
-        """The change in a word: rates and ratios are faster or slower, costs and shares are more or less."""
+        """The change in a word."""
         if self.change is None:
             return "not compared"
-        if not (self.change.is_shown or self.is_worse):
-            return ALIKE
-        is_more = self.change.size > 0
-        if self.metric.scale == "differences" or self.metric.unit == "samples/J":
-            return "more" if is_more else "less"
-        return "slower" if is_more == self.metric.upper_bound else "faster"
-
-    @property
-    def knows_launches(self) -> bool:
-        """Whether both intervals include differences between launches."""
-        return None not in (self.a.launch_sd, self.b.launch_sd)
+        return "worse" if self.is_worse else "better" if self.change.is_shown else ALIKE
 
     @property
     def is_lost(self) -> bool:
@@ -149,10 +103,21 @@ class ComparedRequirement:
         said = {name: getattr(self.a, name) for name in ("id", "metric", "workload", "world_size", "unit")}
         for letter, one in (("a", self.a), ("b", self.b)):
             said |= {f"{name}_{letter}": getattr(one, name) for name in ("value", "interval", "place")}
-        of_both = ("is_ratio", "difference", "is_worse", "knows_launches", "is_lost", "why_not")
-        return (
-            said | {name: getattr(self, name) for name in of_both} | {"change": self.change and self.change._asdict()}
-        )
+        said |= {name: getattr(self, name) for name in ("is_ratio", "difference", "is_worse", "is_lost", "why_not")}
+        return said | {"change": self.change and self.change._asdict()}
+
+    def cells(self) -> tuple[str, ...]:
+        """``0.909×`` and ``0.905 … 0.914``; of shares ``+1.2 points``, of other differences ``+1.2 ms``."""
+        values = [number_text(side.value or 0.0, side.unit) for side in (self.a, self.b)]
+        form, factor, unit = ("{:+.3g}", 1, f" {self.a.unit}")
+        if self.is_ratio:
+            form, unit = "{:.3f}", "×"
+        elif self.a.unit == "fraction":
+            form, factor, unit = "{:+.1f}", 100, " points"
+        changes = (form.format(factor * (self.is_ratio + x)).replace("-", "−") for x in self.change or ())
+        size, low, high = changes
+        result = ABSENT if self.difference == ALIKE else self.difference
+        return self.a.id, *values, f"{size}{unit}", f"{low} … {high}", result
 
 
 @dataclass(frozen=True)
@@ -160,17 +125,15 @@ class ComparedRuns:
     """A comparison of two runs.
 
     Attributes:
-        kind: ``generations`` for two SKUs, which are compared only by throughput, each with its own batch.
-        confidence: of each interval, 0 … 1; if verdicts have several, the lowest.
+        confidence: of each interval, 0 … 1.
         requirements: in the order of the first run.
         only_a: ids of requirements that only the first run was judged by.
         only_b: likewise for the second run.
         lost: ids of requirements with a value in the first run but none to compare with it in the second.
     """
 
-    a: ComparedRun
-    b: ComparedRun
-    kind: Literal["same SKU", "generations"]
+    a: PastRun
+    b: PastRun
     confidence: float
     requirements: tuple[ComparedRequirement, ...]
     only_a: tuple[str, ...] = ()
@@ -181,9 +144,71 @@ class ComparedRuns:
         """Ids of the requirements in which the second run is certainly worse by more than `share`."""
         return [one.a.id for one in self.requirements if one.is_worse_by(share)]
 
+    def lines(self) -> Iterator[str]:
+        """The answer, the runs, differences of configuration, and each requirement that differs."""
+        words = [one.difference for one in self.requirements if one.change]
+        worse, better, alike = map(words.count, ("worse", "better", ALIKE))
+        answer = " and ".join(["worse"] * bool(worse) + ["better"] * bool(better)) or ALIKE
+        yield (
+            f"{answer.capitalize()}: of {len(words)} requirements {worse} are worse in B, {better} better, {alike} "
+            "show no difference."
+        )
+        for letter, run in (("A", self.a), ("B", self.b)):
+            marks = [WATERMARK] * run.is_simulated + ["imported"] * run.record.is_imported
+            what = ", ".join((one_line(run.record.sku), f"{run.record.began:%Y-%m-%d %H:%M} UTC", *marks))
+            yield f"{letter}  {one_line(run.path)}: {outcome_word(run.judgement.outcome)}, {what}"
+        differ = [one for one in self.requirements if one.change and one.difference != ALIKE]
+        differ.sort(key=lambda one: (not one.is_worse, -abs(one.change.size if one.change else 0)))
+        differences = configuration_differences(self.a, self.b)
+        configuration = [Column("differs"), Column("A", may_shrink=True), Column("B", may_shrink=True)]
+        same, others = Line("Configuration: no difference known."), Table(configuration, differences)
+        results, notes = table(_TITLES, [one.cells() for one in differ]), self._notes(alike)
+        for block, width in ((others if differences else same, COLUMNS), (results, None), (notes, COLUMNS)):
+            yield from ["", *text_lines(block, width=width)] * holds(block)
 
-def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedRuns:
+    def _notes(self, alike: int) -> Items:
+        told, neither = defaultdict[str, list[str]](list), 0
+        for one in self.requirements:
+            places = [side.place or "all" for side in (one.a, one.b)]
+            if {one.a.outcome, one.b.outcome} <= {*_UNMEASURED}:
+                neither += 1
+            elif one.change is None:
+                told[f"not compared: {one.why_not}"].append(one.a.id)
+            elif places[0] != places[1]:
+                told["the worst places: {} in A, {} in B".format(*places)].append(one.a.id)
+        told |= {f"only in {letter}": [*names] for letter, names in (("A", self.only_a), ("B", self.only_b)) if names}
+        by_itself = any(None in (one.a.launch_sd, one.b.launch_sd) for one in self.requirements if one.change)
+        return bullets([
+            *[f"{alike} without a difference: --format=json has each"] * bool(alike),
+            *[f"{neither} measured in neither run"] * bool(neither),
+            *(f"{what}: {', '.join(ids)}" for what, ids in told.items()),
+            f"each interval at {percent(self.confidence)} confidence: noise of rounds alone shows a difference in at "
+            f"most {percent(1 - self.confidence)} of requirements",
+            *["these two launches only: 5 earlier runs in the history would show how launches differ"] * by_itself,
+        ])  # fmt: skip
+
+    def json(self) -> dict[str, Any]:
+        """One JSON object; shares and ratios are numbers, not per cent."""
+        runs = {
+            letter: {
+                "path": run.path, "sku": run.record.sku, "outcome": run.judgement.outcome,
+                "started_at": run.record.started_at, "simulated": run.is_simulated,
+                "imported": run.record.is_imported, "hosts": run.hosts, "measurements_sha256": run.digest,
+            }
+            for letter, run in (("a", self.a), ("b", self.b))
+        }  # fmt: skip
+        differences = configuration_differences(self.a, self.b)
+        return {
+            "schema_version": 4, "confidence": self.confidence, **runs,
+            "configuration": [dict(zip(("name", "a", "b"), one, strict=True)) for one in differences],
+            "requirements": [one.as_json() for one in self.requirements], "only_a": self.only_a, "only_b": self.only_b,
+        }  # fmt: skip
+
+
+def compare_runs(a: PastRun, b: PastRun, confidence: float) -> ComparedRuns:
     """Compare the second run with the first: the values of the verdicts with their intervals.
+
+    Those that compare the places of a probe are left out: the values of these places are compared by themselves.
 
     Args:
         a: the first run.
@@ -195,16 +220,16 @@ def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedR
     """
     if a.digest == b.digest:
         raise OptionError("RUN_DIR", f"{b.path} has the same measurements as {a.path}", "two runs")
-    is_same_sku = a.record.sku == b.record.sku
-    asked_a, asked_b = (run.requirements if is_same_sku else {} for run in (a, b))
+    asked_a, asked_b = ({one.id: one for one in run.judgement.verdicts if _has_values(one)} for run in (a, b))
     judged = min((one.confidence for one in (*asked_a.values(), *asked_b.values())), default=confidence)
     if judged != confidence:
         raise OptionError("--confidence", f"found {confidence:g}; the verdicts have {judged:g}", f"{judged:g}",
                           "`pytest --ddp-judge=RUN_DIR --ddp-confidence=C` judges a run again.")  # fmt: skip
-    found = tuple(_of_generations(a, b, confidence))
-    if is_same_sku:
-        both = [(one, asked_b[name]) for name, one in asked_a.items() if name in asked_b]
-        found = tuple(_compared(*pair, _why_other_work(*pair, a, b)) for pair in both)
+    found = [
+        _compared(one, asked_b[name], _why_other_work(one, asked_b[name], a, b))
+        for name, one in asked_a.items()
+        if name in asked_b
+    ]
     if not any(one.change for one in found):
         why = f"{found[0].a.id}: {found[0].why_not}" if found else "no requirement is common to both"
         raise OptionError("RUN_DIR", f"{a.path} and {b.path} cannot be compared: {why}", "two runs that measured the "
@@ -213,8 +238,12 @@ def compare_runs(a: ComparedRun, b: ComparedRun, confidence: float) -> ComparedR
         tuple(name for name in ours if name not in theirs) for ours, theirs in ((asked_a, asked_b), (asked_b, asked_a))
     )
     lost = [one.a.id for one in found if one.is_lost] + [name for name in only_a if _has_value(asked_a[name])]
-    kind: Literal["same SKU", "generations"] = "same SKU" if is_same_sku else "generations"
-    return ComparedRuns(a, b, kind, confidence, found, only_a, only_b, tuple(lost))
+    return ComparedRuns(a, b, confidence, tuple(found), only_a, only_b, tuple(lost))
+
+
+def _has_values(verdict: Verdict) -> bool:
+    metric = METRICS[verdict.metric]
+    return metric.subject in ("workload", "probe") and not metric.compares_places
 
 
 def _has_value(verdict: Verdict) -> bool:
@@ -222,78 +251,66 @@ def _has_value(verdict: Verdict) -> bool:
     return verdict.value is not None and verdict.outcome not in _UNMEASURED
 
 
-def _compared(a: Verdict, b: Verdict, why_not: str = "") -> ComparedRequirement:
-    blank, reasons, limits = ComparedRequirement(a, b), [], []
+def _compared(a: Verdict, b: Verdict, why_not: str) -> ComparedRequirement:
+    blank, reasons, limits = ComparedRequirement(a, b), [why_not] * bool(why_not), list[Estimate]()
     for run, one in (("A", a), ("B", b)):
-        if one.outcome in _UNMEASURED:
+        if one.value is None or one.interval is None or one.outcome in _UNMEASURED:
             reasons.append(f"{run}: {one.outcome.replace('_', ' ')}: {one.reason}")
-        elif one.value is None or one.interval is None:
-            reasons.append(f"{run}: {one.reason}")
         elif blank.is_ratio and one.value <= 0:
             reasons.append(f"{run}: an impossible value was measured")
         else:
             low = max(one.interval[0], _LEAST_SHARE * one.value) if blank.is_ratio else one.interval[0]
             limits.append(Estimate(one.value, (low, one.interval[1])))
-    if why_not or reasons:
-        return ComparedRequirement(a, b, None, why_not or "; ".join(reasons))
+    if reasons:
+        return ComparedRequirement(a, b, None, "; ".join(reasons))
     return ComparedRequirement(a, b, change_between(*limits, by_factors=blank.is_ratio))
 
 
-def _why_other_work(a: Verdict, b: Verdict, run_a: ComparedRun, run_b: ComparedRun) -> str:
+def _why_other_work(a: Verdict, b: Verdict, run_a: PastRun, run_b: PastRun) -> str:
     """Why two requirements of the same name are not comparable; empty if they are."""
-    if a.world_size != b.world_size:
-        return f"{a.world_size} ranks in A, {b.world_size} in B"
-    if a.one_gpu != b.one_gpu:
-        return f"the one-GPU baseline is {a.one_gpu} in A, {b.one_gpu} in B"
-    if a.compared and b.compared and a.compared.reference_samples_per_s != b.compared.reference_samples_per_s:
-        references = (one.reference_samples_per_s for one in (a.compared, b.compared))
-        return "relative to {:g} in A, {:g} in B".format(*references)
-    trained = [
-        [study.workload for study in run.evidence.plan.studies if study.workload.name == verdict.workload]
-        for verdict, run in ((a, run_a), (b, run_b))
-    ]
-    if not all(trained):  # a probe
-        return ""
-    ours, theirs = (workloads[0] for workloads in trained)
-    fields = incomparable_fields(ours, theirs)
-    return "; ".join(f"{one} {ours.kernels.get(one)} in A, {theirs.kernels.get(one)} in B" for one in fields)
+    both: list[tuple[str, Any, Any]] = [
+        ("world size", a.world_size, b.world_size), ("one-GPU baseline", a.one_gpu, b.one_gpu),
+    ]  # fmt: skip
+    if a.compared and b.compared:
+        both.append(("reference", a.compared.reference_samples_per_s, b.compared.reference_samples_per_s))
+    ours, theirs = (
+        next((one.workload.kernels for one in run.evidence.plan.studies if one.workload.name == asked.workload), {})
+        for asked, run in ((a, run_a), (b, run_b))
+    )
+    if ours and theirs:  # no probe
+        both += [(name, ours.get(name), theirs.get(name)) for name in ours | theirs]
+    return "; ".join(f"{what} {one} in A, {other} in B" for what, one, other in both if one != other)
 
 
-def _of_generations(a: ComparedRun, b: ComparedRun, confidence: float) -> Iterator[ComparedRequirement]:
-    """Throughput per GPU of comparable workloads at equal world sizes, each with its own largest batch."""
-    others = _by_work(b)
-    for work, study in _by_work(a).items():
-        both = [(a, study), (b, others[work])] if work in others else []
-        for size in sorted(set.intersection(*(_world_sizes(of) for _, of in both))) if both else ():
-            of_a, of_b = (_throughput(run, of, size, confidence, study) for run, of in both)
-            yield _compared(of_a, of_b)
+def configuration_differences(a: PastRun, b: PastRun) -> list[tuple[str, str, str]]:
+    """Name, text of A and text of B of all known differences, which may explain a difference before any GPU does.
+
+    What either run does not record is not compared, but a variable may be not set.
+    """
+    ours, theirs = ({one.id: one for one in run.evidence.plan.studies} for run in (a, b))
+    shared = [name for name in ours if name in theirs]
+    said = [dict(_facts(run, [of[name] for name in shared])) for run, of in ((a, ours), (b, theirs))]
+    found = [(name, str(said[0][name]), str(said[1].get(name))) for name in said[0]]
+    topologies = [{host: one.topology for host, one in run.evidence.surveys.items() if one.topology} for run in (a, b)]
+    others = [host for host, one in topologies[0].items() if topologies[1].get(host, one) != one]
+    if others:
+        found.append(("topology", f"nvidia-smi topo -m of {first_nodes(others)}", "differs there"))
+    for name in sorted({*a.evidence.environment, *b.evidence.environment}):
+        of_a, of_b = (run.evidence.environment.get(name, "not set") for run in (a, b))
+        found.append((name, of_a, of_b))
+    return [one for one in found if one[1] != one[2] and "None" not in one]
 
 
-def _throughput(run: ComparedRun, of: Study, size: int, confidence: float, named: Study) -> Verdict:
-    """As a verdict on it would be, by the name that the first run has for the work."""
-    one_gpu: Literal["alone", "ddp"] = "alone" if any(arm.kind == "alone" for arm in of.arms) else "ddp"
-    metric, name = THROUGHPUT_PER_GPU, named.workload.name
-    question = Question(metric, of.workload, size, one_gpu=one_gpu)
-    found, worst = values(run.evidence, question), worst_value(question, run.evidence, confidence)
-    reason = say(found.broken) if found.broken else "no complete round"
-    if worst is not None and not found.broken:
-        reason = f"{int(found.rounds().max())} rounds are too few"
-    else:
-        worst = None
-    return Verdict(
-        f"{metric.name}[{name}-{size}gpu]", metric.name, name, size, "warn", {"at_least": 1.0}, "inconclusive",
-        worst and worst.value, worst and worst.interval, confidence, reason=reason, place=worst.place if worst else "",
-        unit=metric.unit_of(named.workload.family),
-    )  # fmt: skip
-
-
-def _by_work(run: ComparedRun) -> dict[tuple[object, ...], Study]:
-    """Weak-scaling studies with training, by the work of one rank; of several batches the largest."""
-    weak = [one for one in run.evidence.plan.studies if one.scaling == "weak" and _world_sizes(one)]
-    ordered = sorted(weak, key=lambda one: one.workload.batch_size)
-    return {tuple(one.workload.kernels.values()): one for one in ordered}
-
-
-def _world_sizes(study: Study) -> set[int]:
-    trained = {arm.world_size for arm in study.arms if arm.kind == "ddp" and arm.placement == "packed"}
-    return trained | {1 for arm in study.arms if arm.kind == "alone"}
+def _facts(run: PastRun, studies: list[Study]) -> Iterator[tuple[str, Any]]:
+    """What a run has, by name; None if it is not known. Of several studies or nodes each value once."""
+    plan, versions = run.evidence.plan, [*run.versions.values()] or [run.record.versions]
+    yield "SKU", run.record.sku
+    yield "nodes", f"{len(run.hosts)}: {first_nodes(run.hosts)}" if run.hosts else plan.nodes
+    yield "GPUs per node", plan.layout.ranks_per_node
+    for name in _SOFTWARE:
+        yield name, ", ".join(sorted({one[name] for one in versions if name in one})) or None
+    for name in ("batch", *_OF_WORKLOAD):
+        settings = [one.workload.settings.get(_BATCH[one.scaling] if name == "batch" else name) for one in studies]
+        yield name, ", ".join(dict.fromkeys(map(str, settings)))
+    for name in _OF_STUDY:
+        yield name, ", ".join(dict.fromkeys(str(getattr(one, name)) for one in studies))

@@ -25,7 +25,6 @@ MOST_VALUES = 20  # only the latest, because a node's baseline may change for go
 # quarter of a per cent.
 LEAST_SPREAD = 0.001
 LARGE_LOSS = 0.05  # the loss that `no_regression` looks for
-_MOST_LOG = 700.0
 _quantile = lru_cache(maxsize=4096)(t_quantile)
 
 
@@ -44,7 +43,7 @@ class Reference(NamedTuple):
     @property
     def mean(self) -> float:
         """Geometric mean of the values."""
-        return exp(self.log_mean)
+        return math.exp(self.log_mean)
 
     def reach(self, confidence: float) -> float:
         """Half the prediction interval of the next logarithm. Raises ValueError for a single value."""
@@ -54,52 +53,40 @@ class Reference(NamedTuple):
 
 def references(runs: Iterable[Iterable[KeyValue]]) -> dict[KeyValueSeries, Reference]:
     """Summary of the latest twenty values of each series; runs are oldest first."""
-    logs: dict[KeyValueSeries, list[float]] = {}
+    logs, found = dict[KeyValueSeries, list[float]](), dict[KeyValueSeries, Reference]()
     for values in runs:
         for value in values:
             logs.setdefault(value.series, []).append(math.log(value.value))
-    return {series: reference_of(of_series[-MOST_VALUES:]) for series, of_series in logs.items()}
-
-
-def reference_of(logs: Sequence[float]) -> Reference:
-    """Summary of at least one logarithm."""
-    mean = statistics.fmean(logs)
-    # statistics.stdev computes with exact fractions, which would dominate the time for all nodes of a site.
-    return Reference(
-        len(logs), mean, math.sqrt(math.fsum((one - mean) ** 2 for one in logs) / max(len(logs) - 1, 1))
-    )  # fmt: skip
+    for series, every in logs.items():
+        latest = every[-MOST_VALUES:]
+        mean = statistics.fmean(latest)
+        # statistics.stdev computes with exact fractions, which would dominate the time for all nodes of a site.
+        squares = math.fsum((one - mean) ** 2 for one in latest)
+        found[series] = Reference(len(latest), mean, math.sqrt(squares / max(len(latest) - 1, 1)))
+    return found
 
 
 class Compared(NamedTuple):
-    """A value compared with the past of its place: their ratio, allowing for the spread of single runs."""
+    """A value compared with the past of its place: their ratio, allowing for the spread of single runs.
+
+    `has_regressed` tells a value that is worse than the past of its place; it is stored but not used as a baseline.
+    """
 
     value: KeyValue
     past: Reference
     ratio: float
     low: float
     high: float
+    has_regressed: bool
 
 
 def compared(
     values: Sequence[KeyValue], past: Mapping[KeyValueSeries, Reference], confidence: float = CONFIDENCE
-) -> list[Compared]:
-    """Every value with enough earlier ones, the most certain loss first.
+) -> tuple[list[Compared], list[KeyValue]]:
+    """Every value with enough earlier ones, the most certain loss first; and the other values.
 
     The interval of a ratio has the width of the prediction interval, placed about the ratio. All intervals hold jointly
     with `confidence`.
-    """
-    pairs = with_past(values, past)
-    each, found = shared_confidence(confidence, len(pairs)), []
-    for value, reference in pairs:
-        lost, reach = reference.log_mean - math.log(value.value), reference.reach(each)
-        found.append(Compared(value, reference, exp(-lost), exp(-lost - reach), exp(-lost + reach)))
-    return sorted(found, key=lambda one: one.high)
-
-
-def regressed_values(
-    values: Sequence[KeyValue], past: Mapping[KeyValueSeries, Reference]
-) -> set[KeyValueSeries]:  # fmt: skip
-    """Series whose value is worse than the past of its place; it is stored but not used as a baseline.
 
     A value regressed if it is below the joint prediction intervals of all values. Single intervals would leave out one
     sound value in forty and so raise the baseline. A loss of at least 5 % counts as regressed if it is below its single
@@ -107,29 +94,18 @@ def regressed_values(
     joint interval is wider than the loss, which would enter the baseline unnoticed. With fewer than five earlier values
     nothing counts as regressed.
     """
-    pairs, found = with_past(values, past), set()
-    together = shared_confidence(CONFIDENCE, len(pairs))
-    for value, reference in pairs:
-        lost = reference.log_mean - math.log(value.value)
-        large = max(reference.reach(CONFIDENCE), -math.log1p(-LARGE_LOSS))
-        if lost > min(reference.reach(together), large):
-            found.add(value.series)
-    return found
-
-
-def with_past(
-    values: Sequence[KeyValue], past: Mapping[KeyValueSeries, Reference]
-) -> list[tuple[KeyValue, Reference]]:  # fmt: skip
-    """Values with enough earlier ones."""
-    pairs = [(value, past.get(value.series)) for value in values]
-    return [(value, reference) for value, reference in pairs if reference is not None and reference.is_enough]
+    known = {one.series for one in values if one.series in past and past[one.series].is_enough}
+    each, found = shared_confidence(confidence, len(known)), list[Compared]()
+    for value in values:
+        if value.series in known:
+            reference = past[value.series]
+            lost, reach = reference.log_mean - math.log(value.value), reference.reach(each)
+            large = max(reference.reach(CONFIDENCE), -math.log1p(-LARGE_LOSS))
+            ratio, low, high = map(math.exp, (-lost, -lost - reach, -lost + reach))
+            found.append(Compared(value, reference, ratio, low, high, lost > min(reach, large)))
+    return sorted(found, key=lambda one: one.high), [one for one in values if one.series not in known]
 
 
 def shared_confidence(confidence: float, number: int) -> float:
     """Confidence of each of `number` intervals so that all hold jointly with `confidence` (Bonferroni)."""
     return 1 - (1 - confidence) / max(number, 1)
-
-
-def exp(logarithm: float) -> float:
-    """e to the power of a logarithm, limited to a finite range of floats above 0."""
-    return math.exp(max(-_MOST_LOG, min(_MOST_LOG, logarithm)))

@@ -1,4 +1,4 @@
-"""A run beside the past of its nodes: ``no_regression``, and intervals of a single launch.
+"""A run beside the past of its nodes: ``no_regression``, intervals of a single launch, and `ddpscale history`.
 
 Every earlier run of the same places was a launch. Their values vary by noise of rounds, which is small with many
 rounds, and by differences between launches. The history has throughput only, so ratios cannot be widened. Where
@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of, known_versions
+from pytest_ddpscale.errors import HistoryError, OptionError
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries, key_values_of
 from pytest_ddpscale.history.prediction import (
+    CONFIDENCE,
     FEWEST_VALUES,
     LEAST_SPREAD,
     MOST_VALUES,
@@ -24,13 +26,13 @@ from pytest_ddpscale.history.prediction import (
     Reference,
     compared,
     references,
+    shared_confidence,
 )
-from pytest_ddpscale.history.store import NodeRun, node_runs, reading
+from pytest_ddpscale.history.store import NodeRun, node_runs, reading, skus_and_hosts
 from pytest_ddpscale.judge.answer import blank_verdict
 from pytest_ddpscale.judge.coverage import notes_on_variables
 from pytest_ddpscale.judge.stats import OF_LAUNCH, t_quantile
 from pytest_ddpscale.plan.metric_catalogue import THROUGHPUT_PER_GPU
-from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.reason import because
 from pytest_ddpscale.run.verdicts import BY_VARIABLE, PARTLY_KNOWN, THIS_LAUNCH_ONLY, WRONG_DATA, Culprit, Flag, Verdict
@@ -38,9 +40,9 @@ from pytest_ddpscale.thresholds.cases import AnyCase, Case, NodeCase
 from pytest_ddpscale.util.digits import percent
 from pytest_ddpscale.util.listing import first_few
 
-BASELINE_SCHEMA_VERSION: Literal[2] = 2
+BASELINE_SCHEMA_VERSION: Literal[3] = 3
+_MOST_NAMED = 8
 _HOW_TO_BEGIN_ANEW = "ddpscale history --forget NODE"
-_GpusByKind = Mapping[KeyValueSeries, Mapping[str, KeyValueSeries]]
 
 
 @dataclass(frozen=True)
@@ -50,89 +52,78 @@ class Baseline:
     Attributes:
         before: only runs that started before this moment count, ISO 8601 in UTC.
         past: summary of the latest twenty values of each series.
-        versions: of the software in those runs, by host and name, oldest first, each once.
-        places: series of each GPU in the latest of those runs with values of the most GPUs of its node, sorted.
+        changes: software that had other versions in those runs, by node.
+        gpus: those with each kind of value in the latest of those runs with values of the most GPUs of its node: the
+            very latest may have lacked a GPU, and earlier ones may have a replaced one.
     """
 
     sku: str
     before: str
     past: tuple[tuple[KeyValueSeries, Reference], ...] = ()
-    versions: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    places: tuple[KeyValueSeries, ...] = ()
-    schema_version: Literal[2] = BASELINE_SCHEMA_VERSION
+    changes: tuple[str, ...] = ()
+    gpus: tuple[tuple[KeyValueSeries, tuple[str, ...]], ...] = ()
+    schema_version: Literal[3] = BASELINE_SCHEMA_VERSION
 
 
-def read_baseline(history_file: Path, sku: str, hosts: Collection[str], before_iso: str) -> Baseline:
+def read_baseline(history_file: Path, sku: str, now: Mapping[str, Mapping[str, str]], before_iso: str) -> Baseline:
     """The hosts' values in runs of a SKU that started before a moment (ISO 8601 in UTC, whole seconds).
 
     Rejected runs and regressed values are left out, because a broken node must not become its own baseline. Simulated
     runs have SKUs of their own, ``simulated …``.
 
+    Args:
+        history_file: the site's.
+        sku: as the history stores it.
+        now: versions of the software, by host.
+        before_iso: the moment.
+
     Raises:
         HistoryError: the history does not exist or cannot be used.
     """
-    past: dict[KeyValueSeries, Reference] = {}
-    versions: dict[str, dict[str, tuple[str, ...]]] = {}
-    places: set[KeyValueSeries] = set()
+    past, gpus, changes = dict[KeyValueSeries, Reference](), dict[KeyValueSeries, tuple[str, ...]](), list[str]()
     with reading(history_file) as connection:
-        for host in sorted(hosts):
+        for host, versions in sorted(now.items()):
             runs = node_runs(connection, sku, host, before_iso)
             past |= references(run.norm for run in runs)
-            places |= fullest_places([one.series for one in run.values] for run in runs if run.counts)
-            versions[host] = versions_seen(runs)
-    return Baseline(sku, before_iso, tuple(past.items()), versions, tuple(sorted(places)))
+            for run in runs:
+                of_run = gpus_by_kind(one.series for one in run.values if run.counts)
+                gpus |= {kind: of for kind, of in of_run.items() if len(of) >= len(gpus.get(kind, ()))}
+            if changed := "; ".join(version_changes(runs, versions)):
+                changes.append(f"{host}: since then {changed}")
+    return Baseline(sku, before_iso, tuple(past.items()), tuple(changes), tuple(gpus.items()))
 
 
-def versions_seen(runs: Iterable[NodeRun]) -> dict[str, tuple[str, ...]]:
-    """Every version of each software in the latest twenty runs that count, oldest first, each once."""
-    seen = defaultdict[str, dict[str, None]](dict)
-    for run in [run for run in runs if run.counts][-MOST_VALUES:]:
-        for name, version in run.versions.items():
-            seen[name][version] = None
-    return {name: tuple(found) for name, found in sorted(seen.items())}
-
-
-def version_changes(before: Mapping[str, tuple[str, ...]], now: Mapping[str, str]) -> list[str]:
-    """Software that had another version in any earlier run: ``torch 2.14.0 before, 2.15.0 now``.
+def version_changes(runs: Sequence[NodeRun], now: Mapping[str, str]) -> Iterator[str]:
+    """Software with another version in any of the latest runs that count: ``torch 2.14.0 before, 2.15.0 now``.
 
     A change may explain a drift before any GPU does. Versions that either side does not record are not compared.
     """
-    others = {name: [one for one in seen if one != now.get(name, one)] for name, seen in sorted(before.items())}
-    return [f"{name} {', '.join(versions)} before, {now[name]} now" for name, versions in others.items() if versions]
+    seen = [run.versions for run in runs if run.counts][-MOST_VALUES:]
+    for name, version in sorted(now.items()):
+        if others := dict.fromkeys(one[name] for one in seen if one.get(name, version) != version):
+            yield f"{name} {', '.join(others)} before, {version} now"
 
 
-def fullest_places(runs: Iterable[Iterable[KeyValueSeries]]) -> set[KeyValueSeries]:
-    """For each kind of value, the GPUs' series in the latest run with values of the most GPUs.
-
-    The very latest run may have lacked a GPU, and earlier runs may contain a replaced one. Runs are of one host, oldest
-    first.
-    """
-    fullest: dict[KeyValueSeries, Mapping[str, KeyValueSeries]] = {}
-    for run in runs:
-        fullest |= {kind: gpus for kind, gpus in _by_kind(run).items() if len(gpus) >= len(fullest.get(kind, ()))}
-    return {series for gpus in fullest.values() for series in gpus.values()}
-
-
-def missing_gpus(before: Iterable[KeyValueSeries], now: Iterable[KeyValueSeries]) -> list[str]:
-    """Every GPU that lacks a kind of value which other GPUs of its node still have: ``GPU-… on n1``.
-
-    A kind that no GPU of the node has now was not measured. If as many GPUs have it as before (in `fullest_places`),
-    a missing GPU was replaced.
-    """
-    told, found = _by_kind(now), set[tuple[str, str]]()
-    for kind, gpus in _by_kind(before).items():
-        if 0 < len(still := told.get(kind, {})) < len(gpus):
-            found |= {(kind.host, gpu) for gpu in gpus if gpu not in still}
-    return [f"{gpu} on {host}" for host, gpu in sorted(found)]
-
-
-def _by_kind(run: Iterable[KeyValueSeries]) -> _GpusByKind:
-    """The GPUs with each kind of value. The world size does not distinguish kinds, because fewer GPUs may be left."""
-    found = defaultdict[KeyValueSeries, dict[str, KeyValueSeries]](dict)
+def gpus_by_kind(run: Iterable[KeyValueSeries]) -> dict[KeyValueSeries, tuple[str, ...]]:
+    """The GPUs with each kind of value, sorted; the world size makes no kind, because fewer GPUs may be left."""
+    found = defaultdict[KeyValueSeries, set[str]](set)
     for one in run:
         if one.gpu:
-            found[one._replace(gpu="", world_size=0)][one.gpu] = one
-    return found
+            found[one._replace(gpu="", world_size=0)].add(one.gpu)
+    return {kind: tuple(sorted(gpus)) for kind, gpus in found.items()}
+
+
+def missing_gpus(before: Mapping[KeyValueSeries, Sequence[str]], now: Iterable[KeyValueSeries]) -> list[str]:
+    """Every GPU that lacks a kind of value which other GPUs of its node still have: ``GPU-… on n1``.
+
+    A kind that no GPU of the node has now was not measured. If as many GPUs have it as before, a missing GPU was
+    replaced.
+    """
+    told, found = gpus_by_kind(now), set[str]()
+    for kind, gpus in before.items():
+        if 0 < len(still := told.get(kind, ())) < len(gpus):
+            found |= {f"{gpu} on {kind.host}" for gpu in gpus if gpu not in still}
+    return sorted(found)
 
 
 def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | None, confidence: float) -> Verdict:
@@ -143,71 +134,55 @@ def judge_regression(case: NodeCase, evidence: Evidence, baseline: Baseline | No
         ``inconclusive`` in between, with too little or no history, and if a GPU with values in earlier runs has none
         now. ``not_measured`` if the run has no values.
     """
-    blank, current, plan = blank_verdict(case, confidence), key_values_of(evidence), evidence.plan
+    blank, current, bound = blank_verdict(case, confidence), key_values_of(evidence), case.requirement.bound
     if not current:
-        reason = "nothing was measured to compare with earlier runs: also select tests that measure (-m node_health)"
-        if plan.studies or plan.probes:
-            reason = "the run has no value to compare with earlier runs"
+        reason = "the run has no value to compare with earlier runs"
+        if not (evidence.plan.studies or evidence.plan.probes):
+            reason = (
+                "nothing was measured to compare with earlier runs: also select tests that measure (-m node_health)"
+            )
         return replace(blank, reason=reason)
-    undecided = replace(blank, outcome="inconclusive")
+    blank = replace(blank, outcome="inconclusive")
     if baseline is None:
-        return replace(undecided, reason="there is no history of these nodes (--ddp-history)")
-    found = compared(current, dict(baseline.past), confidence)
+        return replace(blank, reason="there is no history of these nodes (--ddp-history)")
+    found, young = compared(current, dict(baseline.past), confidence)
     if not found:
         reason = f"none of its {len(current)} values has {FEWEST_VALUES} earlier runs to compare with"
-        return replace(undecided, reason=reason)
-    verdict = _by_ratios(undecided, case.requirement.bound, found, current, baseline, evidence)
-    is_slowed = any(one.args[3:] == ("slows", "") for one in notes_on_variables(evidence, [case]))
-    if verdict.outcome == "failed" and is_slowed:
-        return replace(verdict, culprits=(), flags=(*verdict.flags, BY_VARIABLE))
-    return verdict
-
-
-def _by_ratios(
-    undecided: Verdict, bound: float, found: Sequence[Compared], current: Sequence[KeyValue], baseline: Baseline,
-    evidence: Evidence,
-) -> Verdict:  # fmt: skip
-    """By the smallest ratio, whose interval is above a bound if all are, and below it if any is."""
-    known, fewest = {one.value.series for one in found}, min(one.past.number for one in found)
-    without_past = [one for one in current if one.series not in known]
+        return replace(blank, reason=reason)
+    fewest = min(one.past.number for one in found)
     notes = [f"compared with at least {fewest} earlier runs, by prediction intervals"]
-    if without_past:
-        notes.append(f"{len(without_past)} values have too few earlier runs to compare with")
-    for host, survey in sorted(evidence.surveys.items()):
-        changes = version_changes(baseline.versions.get(host, {}), known_versions(survey.versions))
-        notes += [f"{host}: since then {'; '.join(changes)}"] * bool(changes)
+    notes += [f"{len(young)} values have too few earlier runs to compare with"] * bool(young) + [*baseline.changes]
     # Nodes and GPUs without any value that has enough earlier runs, such as a replaced GPU.
-    strangers = sorted({one.where for one in without_past} - {one.value.where for one in found})
-    missing = missing_gpus(baseline.places, [one.series for one in current])
+    strangers = sorted({one.where for one in young} - {one.value.where for one in found})
+    missing = missing_gpus(dict(baseline.gpus), [one.series for one in current])
     # The smallest ratio may be known well enough to meet the bound, so the smallest lower limit is named.
-    least_known, fallen = min(found, key=lambda one: one.low), [one for one in found if one.high < bound]
-    verdict = replace(
-        undecided, value=min(one.ratio for one in found), interval=(least_known.low, found[0].high), rounds=fewest
-    )  # fmt: skip
+    least, fallen = min(found, key=lambda one: one.low), [one for one in found if one.high < bound]
+    outcome, flags, culprits = blank.outcome, list[Flag](), list[Culprit]()
     if fallen:
-        reason = f"fell below {bound:g} of earlier runs: {first_few(list(map(_in_words, fallen)), separator='; ')}"
+        outcome, words = "failed", [*map(_in_words, fallen)]
+        reason = f"fell below {bound:g} of earlier runs: {first_few(words, separator='; ')}"
         notes.append(f"regressed values do not enter the baseline; {_HOW_TO_BEGIN_ANEW} begins a new one")
-        flags: tuple[Flag, ...] = (PARTLY_KNOWN,) if missing or strangers else ()
-        culprits = tuple(dict.fromkeys(map(_culprit, fallen)))
-        return replace(verdict, outcome="failed", reason=reason, culprits=culprits, notes=tuple(notes), flags=flags)
-    if missing:
+        flags += [PARTLY_KNOWN] * bool(missing or strangers)
+        if any(one.args[3:] == ("slows", "") for one in notes_on_variables(evidence, [case])):
+            flags.append(BY_VARIABLE)
+        else:  # not certain: the software or the room's temperature may have changed instead
+            for one, said in zip(fallen, words, strict=True):
+                kind: Literal["gpu", "node"] = "gpu" if one.value.series.gpu else "node"
+                culprits.append(Culprit(kind, (one.value.place,), because("text", said), is_certain=False))
+    elif missing:
         has = "have" if len(missing) > 1 else "has"
         reason = f"{first_few(missing)} reached values in earlier runs and {has} none now"
         notes.append(f"missing GPUs stay expected; {_HOW_TO_BEGIN_ANEW} begins a new baseline")
     elif strangers:
         reason = f"nothing of {first_few(strangers)} can be compared with earlier runs"
-    elif least_known.low >= bound:
-        reason = "every value with enough earlier runs meets the bound"
-        return replace(verdict, outcome="passed", reason=reason, notes=tuple(notes))
+    elif least.low >= bound:
+        outcome, reason = "passed", "every value with enough earlier runs meets the bound"
     else:
-        reason = f"may have regressed: {_in_words(least_known)}"
-    return replace(verdict, reason=reason, notes=tuple(notes))
-
-
-def _culprit(one: Compared) -> Culprit:
-    # Not certain: the software or the room's temperature may have changed instead.
-    kind: Literal["node", "gpu"] = "node" if one.value.gpu_uuid is None else "gpu"
-    return Culprit(kind, (one.value.place,), because("text", _in_words(one)), is_certain=False)
+        reason = f"may have regressed: {_in_words(least)}"
+    return replace(
+        blank, outcome=outcome, value=min(one.ratio for one in found), interval=(least.low, found[0].high),
+        rounds=fewest, reason=reason, notes=tuple(notes), flags=tuple(flags), culprits=tuple(culprits),
+    )  # fmt: skip
 
 
 def _in_words(one: Compared) -> str:
@@ -223,11 +198,21 @@ def may_be_widened(verdict: Verdict, case: AnyCase) -> bool:
 def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, baseline: Baseline) -> Verdict:
     """A verdict that `may_be_widened` with both deviations in its interval, as independent errors of the logarithm.
 
-    If the bound is then inside the interval, the verdict becomes inconclusive; further rounds do not change that.
+    If the bound is then inside the interval, the verdict becomes inconclusive; further rounds do not change that. The
+    deviation between earlier runs is that of the host with the largest one; all need enough earlier runs.
     """
-    sd, runs = launch_deviation_of(case.question, evidence, dict(baseline.past))
-    if not runs or verdict.value is None or verdict.interval is None:
+    question, past = case.question, dict(baseline.past)
+    asked = THROUGHPUT_PER_GPU.name, question.workload.name, question.world_size, question.measured.kind
+    by_host = defaultdict[str, list[Reference]](list)
+    for series in (one.series for one in key_values_of(evidence) if one.series[2:6] == asked):
+        by_host[series.host] += [past[series]] if series in past and past[series].is_enough else []
+    if not by_host or not all(by_host.values()) or verdict.value is None or verdict.interval is None:
         return verdict
+    sd, runs = max(
+        (math.sqrt(statistics.fmean(max(one.log_sd, LEAST_SPREAD) ** 2 for one in known)),
+         min(one.number for one in known))
+        for known in by_host.values()
+    )  # fmt: skip
     has_part = evidence.plan.device_type == "cuda" and verdict.rounds > 1  # the interval; not of an imported sample
     reach = t_quantile(0.5 + verdict.confidence / 2, runs - 1) * sd  # of the logarithm of a single launch
     reach = math.sqrt(max(0.0, reach**2 - (OF_LAUNCH * has_part) ** 2))
@@ -245,23 +230,50 @@ def with_launch_deviation(verdict: Verdict, case: Case, evidence: Evidence, base
     return replace(widened, outcome="inconclusive", reason=reason, because=None)
 
 
-def launch_deviation_of(
-    question: Question, evidence: Evidence, past: Mapping[KeyValueSeries, Reference]
-) -> tuple[float, int]:
-    """Deviation between earlier runs of the throughput that a question asks for, and their number.
+class NodeHistory(NamedTuple):
+    """One node, of one SKU.
 
-    It is relative, of the host with the largest one. Without enough earlier runs of every host it is of 0 runs.
+    Attributes:
+        sku: canonical name; ``simulated …`` of simulated runs.
+        runs: the latest ones, oldest first; at least one.
+        drifts: of the last values that have enough earlier ones, the worst first.
+        young: the other last values.
+        changes: of the software between the last run and those before.
     """
-    asked = THROUGHPUT_PER_GPU.name, question.workload.name, question.world_size, question.measured.kind
-    by_host = defaultdict[str, list[Reference]](list)
-    for series in (value.series for value in key_values_of(evidence)):
-        if series[2:6] == asked:
-            known = past.get(series)
-            by_host[series.host] += [known] if known and known.is_enough else []
-    if not by_host or not all(by_host.values()):
-        return 0.0, 0
-    return max(
-        (math.sqrt(statistics.fmean(max(one.log_sd, LEAST_SPREAD) ** 2 for one in known)),
-         min(one.number for one in known))
-        for known in by_host.values()
-    )  # fmt: skip
+
+    sku: str
+    host: str
+    runs: Sequence[NodeRun]
+    drifts: Sequence[Compared]
+    young: Sequence[KeyValue]
+    changes: Sequence[str]
+
+
+def read_histories(history_file: Path, sku: str | None = None, node: str | None = None) -> Iterator[NodeHistory]:
+    """All nodes with a run, by SKU and name, with the drift of their values; optionally of one SKU or one node.
+
+    Intervals hold jointly for all these nodes: if nothing changed, the probability that any value is told to be worse
+    is at most 2.5 %.
+
+    Raises:
+        HistoryError: the history does not exist, is empty, or cannot be used.
+        OptionError: it does not have the SKU or node.
+    """
+    with reading(history_file) as connection:
+        nodes = skus_and_hosts(connection)
+        if not nodes:
+            raise HistoryError(str(history_file), "has no node", "at least one run")
+        for at, option, asked in ((0, "--gpu-sku", sku), (1, "NODE", node)):
+            known = sorted({one[at] for one in nodes})
+            if asked not in (None, *known):
+                raise OptionError(option, f"found {asked!r}", f"one of {first_few(known, _MOST_NAMED)}")
+            nodes = [one for one in nodes if asked in (None, one[at])]
+        for runs in (node_runs(connection, *one) for one in nodes):
+            if not runs:  # where the only one is being replaced at this moment
+                continue
+            last = max((at for at, run in enumerate(runs) if run.values), default=0)  # that measured
+            *before, now = runs[: last + 1]
+            past, confidence = references(one.norm for one in before), shared_confidence(CONFIDENCE, len(nodes))
+            drifts, young = compared(now.values, past, confidence)
+            drifts.sort(key=lambda one: (one.high >= 1, one.ratio))
+            yield NodeHistory(now.sku, now.host, runs, drifts, young, [*version_changes(before, now.versions)])

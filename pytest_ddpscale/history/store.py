@@ -7,9 +7,9 @@ take turns from their first statement (BEGIN IMMEDIATE) and wait for up to a min
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -18,19 +18,17 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_ddpscale.errors import HistoryError, OptionError, RunDirectoryError
-from pytest_ddpscale.history.key_values import KeyValue, key_values_of, known_versions
-from pytest_ddpscale.history.prediction import references, regressed_values
-from pytest_ddpscale.run.evidence import Evidence, read_evidence
-from pytest_ddpscale.run.record_lines import AnyRecord, line_of
-from pytest_ddpscale.run.records import GangRecord, gangs_by_number
+from pytest_ddpscale.history.key_values import KeyValue, key_values_of
+from pytest_ddpscale.history.past_run import past_run, started_at_of
+from pytest_ddpscale.history.prediction import compared, references
+from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RUNS_FOLDER, RunDirectory
-from pytest_ddpscale.run.run_json import RunRecord
 from pytest_ddpscale.run.strict_json import Record, decode, strict_json
 from pytest_ddpscale.run.verdicts import Judgement, read_judged
 from pytest_ddpscale.util.regular_file import refuse_irregular
 
 DEFAULT_HISTORY = RUNS_FOLDER / "history.sqlite"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x64647073  # "ddps": marks the file as ours in SQLite's header
 BUSY_S = 60.0
 # Most runs of a node that serve as a baseline. Not every run has every value, so twenty values may need more runs.
@@ -88,7 +86,7 @@ class NodeRun(Record, kw_only=True):
     def marked(self, connection: sqlite3.Connection) -> NodeRun:
         """Its regressed values marked by the runs before; whether other nodes took part changes nothing."""
         past = references(one.norm for one in node_runs(connection, self.sku, self.host, self.started_at))
-        fallen = regressed_values(self.values, past)
+        fallen = {one.value.series for one in compared(self.values, past)[0] if one.has_regressed}
         return replace(self, values=tuple(replace(one, has_regressed=one.series in fallen) for one in self.values))
 
 
@@ -140,44 +138,46 @@ def add_run(history_file: Path, path: Path) -> Recorded:
 
 
 def record_run(
-    history_file: Path, run: RunDirectory, judgement: Judgement, evidence: Evidence | None = None
+    history_file: Path, directory: RunDirectory, judgement: Judgement, evidence: Evidence | None = None
 ) -> Recorded:  # fmt: skip
     """Add a run with its key values; regressed values are marked and not used as a baseline.
 
-    A run is identified by its first records, wherever its directory is now. Adding it again changes nothing; a run that
-    was resumed and judged again replaces its earlier state. The order of adding changes nothing either: later runs of
-    its nodes are marked anew.
+    A run is identified by its id and its start, wherever its directory is now. Adding it again changes nothing; a run
+    that was resumed and judged again replaces its earlier state. The order of adding changes nothing either: later
+    runs of its nodes are marked anew.
 
     Raises:
         RunDirectoryError: the run is broken, or was imported.
         HistoryError: the history cannot be used; the run is unharmed.
     """
-    record, records = run.read_run(), run.read_records()
-    if record.is_imported:
+    run, failed = (
+        past_run(directory, judgement, evidence),
+        [one for one in judgement.verdicts if one.outcome == "failed"],
+    )
+    started_at, values = started_at_of(run.record), defaultdict[str, list[KeyValue]](list)
+    identity = f"{judgement.sku} {started_at} {run.record.id}"
+    if run.record.is_imported:
         raise RunDirectoryError(
-            str(run.path), "was imported: another tool measured it, elsewhere", "a run that was measured here"
+            run.path, "was imported: another tool measured it, elsewhere", "a run that was measured here"
         )
-    evidence = evidence or read_evidence(run)
-    started_at, failed = started_at_of(record), [one for one in judgement.verdicts if one.outcome == "failed"]
-    identity, values = _identity(judgement.sku, started_at, record, records), dict[str, list[KeyValue]]()
-    for value in key_values_of(evidence):
-        values.setdefault(value.host, []).append(value)
+    for value in key_values_of(run.evidence):
+        values[value.series.host].append(value)
     found = [
         NodeRun(
-            host=host, sku=history_sku(judgement.sku, is_simulated=record.is_simulated(evidence.columns.devices)),
-            run=identity, path=str(run.path.absolute()), started_at=started_at, outcome=judgement.outcome,
-            failed=tuple(one.id for one in failed), versions=versions,
+            host=host, sku=history_sku(judgement.sku, is_simulated=run.is_simulated), run=identity,
+            path=str(directory.path.absolute()), started_at=started_at, outcome=judgement.outcome,
+            failed=tuple(one.id for one in failed), versions=dict(run.versions[host]),
             counts=judgement.outcome != "rejected" and all(one.severity != "fail" for one in failed),
-            thresholds=record.thresholds.sha256 if record.thresholds else "",
-            values=tuple(values.get(host, ())),
+            thresholds=run.record.thresholds.sha256 if run.record.thresholds else "",
+            values=tuple(values[host]),
         )
-        for host, versions in sorted(versions_by_host(record, records, evidence).items())
+        for host in run.hosts
     ]  # fmt: skip
     # Before the file is locked for writing, because all nodes of a site may wait for it.
     if history_file.exists() and history_file.stat().st_size:
         with reading(history_file) as connection:
             found = [one.marked(connection) for one in found]
-    state = judgement.basis.get("judged_at", started_at), run.measurements_sha256()
+    state = judgement.basis.get("judged_at", started_at), run.digest
     with writing(history_file) as connection:
         known = connection.execute("SELECT judged_at, sha256 FROM nodes WHERE run = ?", (identity,)).fetchone()
         if known and (known[1] == state[1] or state[0] <= known[0]):
@@ -216,38 +216,6 @@ def history_sku(sku: str, *, is_simulated: bool) -> str:
     return f"simulated {sku}" if is_simulated else sku
 
 
-def started_at_of(record: RunRecord) -> str:
-    """When a run started, in UTC, as ``2026-01-31T12:00:00+00:00``, which sorts by time."""
-    return record.began.isoformat(timespec="seconds")
-
-
-def _identity(sku: str, started_at: str, record: RunRecord, records: Sequence[AnyRecord]) -> str:
-    """Digest of the constant part of a run, distinct for two runs that started in the same second.
-
-    It covers the record of the first gang: processes, hosts and start-up seconds. A resumed run keeps it.
-    """
-    first = next((one for one in records if isinstance(one, GangRecord)), records[0] if records else None)
-    said = [sku, started_at, record.argv, record.simulation, first and line_of(first).decode()]
-    return hashlib.sha256(strict_json(said).encode()).hexdigest()
-
-
-def versions_by_host(record: RunRecord, records: Sequence[AnyRecord], evidence: Evidence) -> dict[str, dict[str, str]]:
-    """Software versions on each host of the run, from its ranks and, such as the driver's, from its survey."""
-    everywhere: Mapping[str, str] = record.versions
-    found = {host: dict(everywhere) for host in (*sorted(evidence.columns.hosts), *evidence.hosts)}
-    for gang in gangs_by_number(records).values():
-        for rank, place in enumerate(gang.places):
-            found[place.host] |= known_versions(gang.versions_of(rank))
-    took_part = list(found) or list(evidence.surveys)  # without nodes that were left out
-    for host in took_part:
-        if host in evidence.surveys:
-            found[host] = found.get(host, dict(everywhere)) | known_versions(evidence.surveys[host].versions)
-    for place, one in evidence.transports.items():
-        if one.process_group:
-            found[place.host]["process_group"] = one.process_group
-    return found
-
-
 @contextmanager
 def writing(file: Path) -> Iterator[sqlite3.Connection]:
     """One transaction, committed at the end and rolled back on exceptions. Creates the file if it does not exist.
@@ -269,18 +237,17 @@ def reading(file: Path) -> Iterator[sqlite3.Connection]:
     """The history for reading. Nothing is locked between statements, so that no writer has to wait.
 
     Raises:
-        HistoryError: the file does not exist, is empty, or as for `writing`.
+        HistoryError: the file does not exist or is empty, or as for `writing`.
     """
-    if not file.exists():
+    if not file.exists() or not file.stat().st_size:
         raise HistoryError(
-            str(file), "does not exist", "a history file",
+            str(file), "does not exist, or is empty", "a history file",
             "Name it with --history or DDPSCALE_HISTORY, or create one: `ddpscale history --add RUN_DIR`.",
         )  # fmt: skip
     # Not read-only, because a killed writer's transaction has to be rolled back first. Without write permission SQLite
     # only reads.
     with _opened(file, "rw") as connection:
-        if not _is_ours(connection, file):
-            raise HistoryError(str(file), "is empty", "a history file", "`ddpscale history --add RUN_DIR` fills it.")
+        _is_ours(connection, file)
         yield connection
 
 
@@ -296,28 +263,22 @@ def _opened(file: Path, mode: Literal["rw", "rwc"]) -> Iterator[sqlite3.Connecti
         uri = f"{file.absolute().as_uri()}?mode={mode}"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
             yield connection
-    except sqlite3.Error as error:
-        said = str(error)
+    except (sqlite3.Error, OSError) as error:
+        said = getattr(error, "strerror", None) or str(error)
         if any(word in said for word in _BROKEN):
-            raise _not_ours(file, f"is not a history file, or is damaged ({said})") from None
+            raise _not_ours(file, said) from None
         found, expected = f"cannot be used ({said})", "a file that can be read and written, with space left"
         if "locked" in said or "busy" in said:
             found, expected = f"was locked by others for too long ({said})", "a free file within a minute"
         raise HistoryError(str(file), found, expected, _UNHARMED) from None
-    except OSError as error:
-        why = f"cannot be used ({error.strerror or error})"
-        raise HistoryError(str(file), why, "a file that can be read and written, with space left", _UNHARMED) from None
-    except UnicodeError as error:  # half a character
-        raise HistoryError(str(file), f"cannot store the run's values ({error})", "numbers and names") from None
     except (TypeError, ValueError) as error:  # in rows that this package did not write
-        raise _not_ours(file, f"is damaged ({error})") from None
+        raise _not_ours(file, str(error)) from None
 
 
 def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
     """Whether the file is a history of this version; False for an empty one. Raises HistoryError for any other."""
-    application, version, tables = (
-        connection.execute(asked).fetchone()[0]
-        for asked in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+    application, version = (
+        connection.execute(f"PRAGMA {asked}").fetchone()[0] for asked in ("application_id", "user_version")
     )
     if application == APPLICATION_ID and version != SCHEMA_VERSION:
         raise HistoryError(
@@ -325,19 +286,15 @@ def _is_ours(connection: sqlite3.Connection, file: Path) -> bool:
             "Another version of pytest-ddpscale wrote it: use that one, name another file, or move this one away and "
             "add its runs again (`ddpscale history --add RUN_DIR`). It was not changed.",
         )  # fmt: skip
-    if application == APPLICATION_ID:
-        return True
-    if application or version or tables:
-        raise _not_ours(file, "is another program's database")
     # SQLite takes a file of a few bytes for an empty database and would overwrite it. No other process is creating it
     # now, because we hold the lock. We must not open the file to look, because closing it would release SQLite's locks.
-    if file.stat().st_size > 0:
-        raise _not_ours(file, "is not a history file, or is damaged")
-    return False
+    if application != APPLICATION_ID and file.stat().st_size > 0:
+        raise _not_ours(file, "another program's")
+    return bool(application)
 
 
-def _not_ours(file: Path, found: str) -> HistoryError:
+def _not_ours(file: Path, why: str) -> HistoryError:
     return HistoryError(
-        str(file), found, "a history file that pytest-ddpscale made",
+        str(file), f"is not a history file, or is damaged ({why})", "a history file that pytest-ddpscale made",
         "It was not changed. Name another file with --history or DDPSCALE_HISTORY, or move this one away.",
     )  # fmt: skip

@@ -13,7 +13,8 @@ comparable with that of the hardware for any n, is
 
 nccl-tests takes the mean time of all ranks; here the slowest rank's time counts, because the aim is to find a bad one.
 
-**The rows of values.csv:** what each requirement found, and what none asks for, each device's own pace and probes.
+**The rows of values.csv:** what each requirement found, and what none asks for: each device's own pace and probes, and
+what training and probes reached within each node. The history keeps the latter.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from pytest_ddpscale.judge.stats import OF_LAUNCH, Estimated, estimate
 from pytest_ddpscale.judge.sustained import at_the_end
 from pytest_ddpscale.plan.arm import USUAL, Arm
 from pytest_ddpscale.plan.layout import Layout
-from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY, THROUGHPUT_PER_GPU, Scale
+from pytest_ddpscale.plan.metric_catalogue import METRICS, NODE_UNIFORMITY, THROUGHPUT_PER_GPU, Metric, Scale
 from pytest_ddpscale.plan.operation import KINDS
 from pytest_ddpscale.plan.planner import Question
 from pytest_ddpscale.plan.study import Plan, Scaling, Study
@@ -373,6 +374,53 @@ class Row(NamedTuple):
     measured: str = ""
 
 
+class OwnValues(NamedTuple):
+    """What an arm measured of each device, node, or group and pair of ranks of a node, whether or not it is asked for.
+
+    Attributes:
+        workload: its name; of a probe its kind.
+        measured: digest of all that a value depends on beside its place; equal digests may be compared.
+    """
+
+    metric: Metric
+    workload: str
+    arm: Arm
+    unit: str
+    measured: str
+    values: Values[JudgedPlace]
+
+
+def own_values(evidence: Evidence) -> Iterator[OwnValues]:
+    """Per device its throughput alone and beside all others, without communication, and per node that under DDP; then
+    probes within nodes, without rounds that had a wrong result. Studies that broke have none."""
+    plan, throughput = evidence.plan, THROUGHPUT_PER_GPU
+    of_launch = OF_LAUNCH * (plan.device_type == "cuda")
+    for study in plan.studies:
+        for arm in study.arms if study.id not in evidence.errors else ():
+            measured = evidence.columns.arms.get((study.id, arm.name))
+            if measured is None or arm.variant != USUAL:
+                continue
+            # Only synthetic data: a slow disk does not make a GPU slower.
+            if arm.kind in ("alone", "each") and arm.data_of(study.workload) == "synthetic":
+                places = [JudgedPlace("gpu", (), place.host, (place,)) for place in measured.ranks.rank_places]
+                samples, numbers = measured.per_second.T, measured.numbers
+            elif arm.kind == "ddp" and plan.layout.fits_node(arm):
+                found = groups(evidence.columns, study.id, (arm,), plan.layout)
+                hosts = [*found.merged[0].ranks.by_host] if WHOLE in found.places else found.places
+                places = [JudgedPlace("node", (), host) for host in hosts]
+                samples, numbers = found.arms[0].samples_per_s_per_gpu.T[: len(hosts)], found.arms[0].numbers
+            else:
+                continue
+            of_arm = Values[JudgedPlace]("factors", places, numbers, samples, of_launch=of_launch)
+            what = throughput, study.workload.name, arm, throughput.unit_of(study.workload.family)
+            yield OwnValues(*what, digest_of(plan, study, arm), of_arm)
+    for arm in plan.probes.arms if plan.probes and plan.probes.id not in evidence.errors else ():
+        if plan.layout.fits_node(arm):
+            probed, metric = evidence.probed(arm) or NO_ROUNDS, METRICS[KINDS[arm.operation.kind].metric]
+            of_probe = replace(probed_values(probed.only(~probed.wrong), arm, plan.layout), of_launch=of_launch)
+            yield OwnValues(metric, arm.kind, arm, metric.unit, digest_of(plan), of_probe)
+
+
 def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
     """All rows of a run: the numbers of the place that decides a requirement are its verdict's own."""
     asked = dict[str, Case]()
@@ -387,38 +435,26 @@ def rows_of(judgement: Judgement, evidence: Evidence) -> Iterator[Row]:
         )  # fmt: skip
         if one.place and case and not case.requirement.definition.reads_own_pace:
             of_nodes = values(evidence, case.question) / case.constant
-            rows = _rows(what, map(Place, of_nodes.places), of_nodes.estimated(one.confidence), one.unit)
+            places = [JudgedPlace("node", (), host) for host in of_nodes.places]
+            rows = _rows(what, places, of_nodes.estimated(one.confidence), one.unit)
             yield from (row for row in rows if row.place != one.place)
-    plan, confidence = evidence.plan, max((one.confidence for one in judgement.verdicts), default=0.95)
-    for study in plan.studies:
-        unit = THROUGHPUT_PER_GPU.unit_of(study.workload.family)
-        for arm in study.arms if study.id not in evidence.errors else ():
-            measured = evidence.columns.arms.get((study.id, arm.name))
-            # Only synthetic data: a slow disk does not make a GPU slower.
-            is_own = arm.variant == USUAL and arm.data_of(study.workload) == "synthetic"
-            if measured is not None and is_own and arm.kind in ("alone", "each"):
-                of_launch = OF_LAUNCH * (plan.device_type == "cuda")
-                found = estimate(measured.per_second.T, "factors", confidence, of_launch=of_launch)
-                what = "", THROUGHPUT_PER_GPU.name, study.workload.name, arm.world_size, arm.name
-                yield from _rows(what, measured.ranks.rank_places, found, unit, digest_of(plan, study, arm))
-    for arm in plan.probes.arms if plan.probes and plan.probes.id not in evidence.errors else ():
-        if arm.operation.is_single_device:
-            probed, metric = values_of_probe(arm, evidence), METRICS[KINDS[arm.operation.kind].metric]
-            what, places = ("", metric.name, arm.kind, arm.world_size, arm.name), (one.ends[0] for one in probed.places)
-            yield from _rows(what, places, probed.estimated(confidence), metric.unit, digest_of(plan))
+    confidence = max((one.confidence for one in judgement.verdicts), default=0.95)
+    for own in own_values(evidence):
+        what = "", own.metric.name, own.workload, own.arm.world_size, own.arm.name
+        yield from _rows(what, own.values.places, own.values.estimated(confidence), own.unit, own.measured)
 
 
 def _rows(
-    what: tuple[str, str, str, int, str], places: Iterable[Place], found: Estimated, unit: str, digest: str = ""
+    what: tuple[str, str, str, int, str], places: Iterable[JudgedPlace], found: Estimated, unit: str, digest: str = ""
 ) -> Iterator[Row]:
-    """The rows of an arm, one for each node or device that has a value."""
+    """The rows of an arm, one for each place that has a value."""
     ends = (np.where(found.say_nothing, np.nan, end) for end in (found.low, found.high))
     cells = np.stack([found.values, *ends], axis=1).astype(object)
     cells[cells != cells] = None  # NaN
     for at, (value, low, high), rounds in zip(places, cells.tolist(), found.rounds.tolist(), strict=True):
-        name = at.host if at == Place(at.host) else f"{at.number} of {at.host}"
+        gpu = at.ends[0] if at.kind == "gpu" else Place(at.host)
         if rounds:
-            yield Row(*what, name, at.host, at.index, at.uuid, value, low, high, unit, rounds, measured=digest)
+            yield Row(*what, at.name, at.host, gpu.index, gpu.uuid, value, low, high, unit, rounds, measured=digest)
 
 
 def digest_of(plan: Plan, study: Study | None = None, arm: Arm | None = None) -> str:

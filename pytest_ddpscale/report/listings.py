@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,8 @@ from pytest_ddpscale.util.printable import one_line
 
 if TYPE_CHECKING:
     from pytest_ddpscale.history.key_values import KeyValue
-    from pytest_ddpscale.history.overview import NodeHistory
     from pytest_ddpscale.history.prediction import Compared
+    from pytest_ddpscale.history.regression import NodeHistory
 
 _RUNS = (*map(Column, ("run", "began, UTC", "SKU")), Column("nodes", is_number=True), Column("devices", is_number=True),
          Column("outcome", may_shrink=True))  # fmt: skip
@@ -114,7 +114,7 @@ def _came_to(run: RunDirectory, record: RunRecord) -> str:
     return headline(read_judgement(run.verdicts_json), record) if judged else f"{record.status}, not judged"
 
 
-def overview_lines(nodes: Sequence[NodeHistory]) -> Iterator[str]:
+def overview_lines(nodes: Iterable[NodeHistory]) -> Iterator[str]:
     """A line for each node: its last run, how many failed, and its most certain drift."""
     rows = [
         (one.host, one.sku, one.runs[-1].started_at, one.runs[-1].outcome.replace("_", " "), _failed(one), _worst(one))
@@ -149,13 +149,16 @@ def node_lines(node: NodeHistory) -> Iterator[str]:
     )  # fmt: skip
 
 
-def json_text(nodes: Sequence[NodeHistory]) -> str:
+def json_text(nodes: Iterable[NodeHistory]) -> str:
     """One JSON array with an object for each node."""
     found = []
     for node in nodes:
         runs = [{name: value for name, value in asdict(run).items() if name != "values"} for run in node.runs]
         drifts = [
-            one._asdict() | {"value": asdict(one.value), "past": one.past._asdict(), "is_worse": one.high < 1}
+            one._asdict()
+            | asdict(one.value)
+            | {"series": one.value.series._asdict(), "past": one.past._asdict()}
+            | {"is_worse": one.high < 1}
             for one in node.drifts
         ]
         found.append({"sku": node.sku, "host": node.host, "changes": node.changes, "runs": runs, "drifts": drifts})
@@ -175,7 +178,7 @@ def _worst(node: NodeHistory) -> str:
 
 
 def _place(value: KeyValue) -> str:
-    return "node" if value.gpu_uuid is None else one_line(value.place.short)
+    return "node" if not value.series.gpu else one_line(value.place.short)
 
 
 def _word(one: Compared) -> str:

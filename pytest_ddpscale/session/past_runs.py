@@ -7,8 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from pytest_ddpscale.errors import BadInput, HistoryError
+from pytest_ddpscale.history.past_run import known_versions, started_at_of
 from pytest_ddpscale.history.regression import BASELINE_SCHEMA_VERSION, Baseline, read_baseline
-from pytest_ddpscale.history.store import hosts_of, node_runs, reading, record_run, started_at_of
+from pytest_ddpscale.history.store import hosts_of, node_runs, reading, record_run
 from pytest_ddpscale.run.evidence import Evidence
 from pytest_ddpscale.run.run_directory import RunDirectory, read_file
 from pytest_ddpscale.run.verdicts import Judgement
@@ -29,7 +30,9 @@ def baseline_of(measured: RunDirectory, history_file: Path, sku: str, evidence: 
     kept = kept_baseline(measured)
     if kept is not None or not history_file.exists():
         return kept
-    return read_baseline(history_file, sku, _hosts(evidence), started_at_of(measured.read_run()))
+    surveys = evidence.surveys
+    versions = {host: known_versions(surveys[host].versions if host in surveys else {}) for host in _hosts(evidence)}
+    return read_baseline(history_file, sku, versions, started_at_of(measured.read_run()))
 
 
 def recent_runs(measured: RunDirectory, history_file: Path, sku: str, evidence: Evidence) -> str:

@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpscale.history.key_values import KeyValue
+from pytest_ddpscale.history.key_values import KeyValue, KeyValueSeries
 from pytest_ddpscale.plan.arm import Arm
 from pytest_ddpscale.plan.planner import FEWEST_ROUNDS
 from pytest_ddpscale.plan.study import Plan, Study
@@ -78,7 +78,6 @@ def judged_run(
     outcome: RunOutcome = "accepted",
     versions: Mapping[str, str] = VERSIONS,
     driver: str | None = None,
-    pid: int = 4711,
     record: Mapping[str, Any] | None = None,
 ) -> RunDirectory:
     """A run directory with its verdicts.
@@ -90,19 +89,18 @@ def judged_run(
         outcome: of the run.
         versions: that ranks say they have.
         driver: that the survey of each node found; None for no survey.
-        pid: of rank 0: what tells runs apart that began in one second.
         record: further keys of run.json.
     """
     told = hosts or {"n1": [ALONE_SAMPLES_PER_S] * GPUS}
     run = RunDirectory.create(path)
     per_node = GPUS if len(told) > 1 else None
     run.write_json(run.plan_json, Plan(SKU, "cuda", (STUDY,), nodes=len(told), ranks_per_node=per_node))
-    run.write_json(run.run_json, run_record(run_json(night), **dict(record or {})))
+    run.write_json(run.run_json, run_record(run_json(night), **{"id": str(path), **(record or {})}))
     records: list[AnyRecord] = []
     if driver is not None:
         records += [Survey(h, 0.0, versions={"driver": driver, "torch": versions.get("torch")}) for h in told]
     places = [Place(host, gpu, f"GPU-{host}-{gpu}", gpu) for host in told for gpu in range(GPUS)]
-    records.append(gang_at(places, pid=pid, device_name="Tested", versions=dict(versions)))
+    records.append(gang_at(places, device_name="Tested", versions=dict(versions)))
     measured = [measurements(host, pace, first_rank=node * GPUS) for node, (host, pace) in enumerate(told.items())]
     records += blocks_of(sorted((one for node in measured for one in node), key=lambda one: (one.arm, one.round)))
     run.append_records([*records, StudyEnd(STUDY.id, "rounds")])
@@ -130,13 +128,15 @@ def conclude(
     return judgement
 
 
-def key_value(value: float = 100.0, metric: str = "throughput_per_gpu", **changes: Any) -> KeyValue:
+def key_value(
+    value: float = 100.0, *, gpu_index: int = 0, has_regressed: bool = False, **changes: Any
+) -> KeyValue:  # fmt: skip
     """Of GPU 0 of n1."""
     fields: dict[str, Any] = {
-        "host": "n1", "gpu_index": 0, "gpu_uuid": "GPU-n1-0", "metric": metric, "subject": "r", "world_size": GPUS,
-        "arm": "each", "definition": "d", "value": value, "unit": "img/s",
+        "host": "n1", "gpu": "GPU-n1-0", "metric": "throughput_per_gpu", "subject": "r", "world_size": GPUS,
+        "arm": "each", "definition": "d",
     }  # fmt: skip
-    return KeyValue(**(fields | changes))
+    return KeyValue(KeyValueSeries(**(fields | changes)), gpu_index, value, "img/s", None, has_regressed)
 
 
 def stable(random_: random.Random, number: int, sd: float) -> tuple[float, ...]:

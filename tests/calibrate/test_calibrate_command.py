@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import yaml
 
 from pytest_ddpscale.cli import main
 from pytest_ddpscale.thresholds.loading import load_thresholds
-from tests.builders.trusted import SKU, WORKLOAD, nodes, written
+from tests.builders.trusted import SKU, nodes, written
 
-THROUGHPUT = f"throughput_per_gpu[{WORKLOAD}-1gpu]"
+Typed = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -21,75 +22,73 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(written(folder / f"run-{number}", cluster, number, ["slow-gpu:3:1.2"]).path) for number in (1, 2, 3)]
 
 
-def calibrated(*arguments: str | Path) -> int:
-    return main(["calibrate", *map(str, arguments)])
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], runs: list[str]) -> Typed:
+    """Exit code, output and errors; of all runs, as a rehearsal."""
+    return lambda *words: (main(["calibrate", "--allow-simulated", *map(str, words), *runs]), *capsys.readouterr())
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    assert calibrated(*arguments) == 4
-    return capsys.readouterr().err
-
-
-def test_a_rehearsal_is_printed_and_marked(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert calibrated(*runs, "--allow-simulated") == 0
-    said = capsys.readouterr().out
+def test_a_rehearsal_is_marked_and_shows_the_new_file(typed: Typed) -> None:
+    code, said, _ = typed()
+    assert code == 0
     assert said.startswith("SIMULATED, no machine was measured: ")
     assert f" bounds of {SKU} calibrated from 4 nodes;" in said.splitlines()[0]
-    assert max(map(len, said.partition("\nFor an overlay")[0].splitlines())) <= 100
-    assert THROUGHPUT in said
-    assert "Left out: simulated-1. " in said
-    overlay = said[said.index("schema_version: 2") :]
-    assert "SIMULATED" in yaml.safe_load(overlay)["sources"][next(iter(yaml.safe_load(overlay)["sources"]))]
+    [source] = yaml.safe_load(said[said.index("schema_version: 2") :])["sources"].values()
+    assert source.startswith("SIMULATED, no machine was measured: ")
 
 
-def test_a_new_file_extends_the_thresholds_and_an_existing_one_is_never_changed(
-    tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    site, new = tmp_path / "site.yaml", tmp_path / "new.yaml"
+def test_a_new_file_extends_the_thresholds_and_an_existing_one_is_never_changed(tmp_path: Path, typed: Typed) -> None:
+    site, new, packaged = (tmp_path / f"{name}.yaml" for name in ("site", "new", "packaged"))
     ours = (
         f"# Ours.\nschema_version: 2\nextends: packaged\nskus:\n  {SKU}:\n    requirements:\n"
         "      - {memory_bandwidth_gbps: {1: 1}, probe: memory-copy, provisional: 'by hand'}\n"
     )
     site.write_text(ours)
-    assert calibrated(*runs, "--allow-simulated", "--thresholds", site, "--write", new) == 0
+    code, said, errors = typed("--thresholds", site, "--write", new)
     text = new.read_text()
-    said = capsys.readouterr()
-    assert text in said.out
-    assert f"Wrote {new}. Next: ddpscale thresholds check {new}" in said.err
+    assert (code, text in said) == (0, True)
+    assert f"Wrote {new}. Next: ddpscale thresholds check {new}" in errors
     assert yaml.safe_load(text)["extends"] == "site.yaml"
     bounds = {one.metric: one.bound for one in load_thresholds(new).thresholds.skus[SKU].requirements}
     assert bounds["memory_bandwidth_gbps"] == pytest.approx(1056, rel=0.05)
     for file in (site, new):
-        assert f"--write: found {file}, which exists" in refused(capsys, *runs, "--allow-simulated", "--write", file)
+        code, _, errors = typed("--write", file)
+        assert (code, f"--write: found {file}, which exists" in errors) == (4, True)
     assert (site.read_text(), new.read_text()) == (ours, text)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.yaml", "site.yaml"]
+    assert typed("--write", packaged, "--json")[0] == 0
+    assert "\nschema_version: 2\nextends: packaged\n" in packaged.read_text()
+    assert set(tmp_path.iterdir()) == {site, new, packaged}
 
 
-def test_without_a_file_of_the_site_the_packaged_one_is_extended(tmp_path: Path, runs: list[str]) -> None:
-    assert calibrated(*runs, "--allow-simulated", "--write", tmp_path / "new.yaml", "--json") == 0
-    assert "\nschema_version: 2\nextends: packaged\n" in (tmp_path / "new.yaml").read_text()
-
-
-def test_programs_get_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        calibrated(*runs, "--allow-simulated", "--json", "--false-reject-rate", "0.1 %", "--gpu-sku=rtx-pro-6000") == 0
-    )
-    found = json.loads(capsys.readouterr().out)
+def test_programs_get_all_of_it(typed: Typed, runs: list[str]) -> None:
+    found = json.loads(typed("--json", "--false-reject-rate", "0.1 %")[1])
     assert found["false_reject_rate"] == pytest.approx(0.001)
-    assert {one["node"] for one in found["excluded"]} == {"simulated-1"}
-    assert len(found["provenance"]["runs"]) == 3
+    assert list(found["excluded"]) == ["simulated-1"]
+    provenance, first = found["provenance"], found["calibrated"][0]
+    assert provenance["runs"] == runs
+    assert {node: len(gpus) for node, gpus in provenance["gpus"].items()} == dict.fromkeys(
+        ("simulated-0", "simulated-2", "simulated-3", "simulated-4"), 2
+    )
+    assert (first["metric"], first["old_bound"]) == ("peak_memory_gib", 48.5)
+    assert found["requirements"][0]["peak_memory_gib"] == {"node": pytest.approx(first["bound"], rel=1e-5)}
 
 
 def test_what_cannot_be_is_refused_in_words(
-    tmp_path: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, runs: list[str], typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulated = (*runs, "--allow-simulated")
-    overlay = tmp_path / "overlay.yaml"
-    assert "was simulated" in refused(capsys, *runs)
-    assert "has the same measurements" in refused(capsys, runs[0], runs[0], "--allow-simulated")
-    assert "--gpu-sku" in refused(capsys, *simulated, "--gpu-sku=h100")
-    assert "a share such as 5%" in refused(capsys, *simulated, "--false-reject-rate=2")
-    assert "a share such as 5%" in refused(capsys, *simulated, "--false-reject-rate=1e-300")
-    assert "--max-excluded" in refused(capsys, *simulated, "--max-excluded=much")
-    assert "nothing could be calibrated" in refused(capsys, runs[0], "--allow-simulated", "--write", overlay)
+    share, overlay = "a share such as 5%", tmp_path / "overlay.yaml"
+    for words, said in (
+        (["--false-reject-rate=2"], share),
+        (["--false-reject-rate=1e-300"], share),
+        (["--max-excluded=much"], "--max-excluded"),
+        ([runs[0]], "has the same measurements"),
+    ):
+        code, _, errors = typed(*words)
+        assert (code, said in errors) == (4, True)
+    for arguments, said in (
+        (runs, "was simulated"),
+        ([runs[0], "--allow-simulated", "--write", str(overlay)], "nothing could be calibrated"),
+    ):
+        assert main(["calibrate", *arguments]) == 4
+        assert said in capsys.readouterr().err
     assert not overlay.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.approved import assert_approved, masked
 from tests.builders.nights import SKU, at, conclude, judged_run
 
 HOSTS = [f"n{number}" for number in range(1, 8)]
+Typed = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -33,42 +35,23 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    assert main(["history", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Exit code, output and errors."""
+    return lambda *words: (main(["history", *map(str, words)]), *capsys.readouterr())
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    assert main(["history", *map(str, arguments)]) == 4
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
-
-
-def test_nodes_and_one_node_are_told_to_people_and_programs(
-    capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path
-) -> None:
-    told = [said(capsys), said(capsys, "n3", "--history", history)]
+def test_nodes_and_one_node_are_told_to_people_and_programs(typed: Typed, history: Path, tmp_path: Path) -> None:
+    told = [typed()[1], typed("n3", "--history", history)[1]]
     assert_approved("history.txt", masked("\n".join(told), tmp_path))
-    [node] = json.loads(said(capsys, "n3", "--format", "json", "--gpu-sku", SKU))
+    [node] = json.loads(typed("n3", "--format", "json", "--gpu-sku", SKU)[1])
     assert (node["sku"], node["host"], node["changes"]) == (SKU, "n3", ["driver 575 before, 580 now"])
     assert [run["started_at"] for run in node["runs"]] == [at(night) for night in range(7)]
     assert sum(drift["is_worse"] for drift in node["drifts"]) == 2
     assert {drift["past"]["number"] for drift in node["drifts"]} == {6}
 
 
-def test_one_run_says_that_it_takes_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "new.sqlite"
-    run = judged_run(tmp_path / "run")
-    assert said(capsys, "--history", file, "--add", run.path) == f"{run.path}: added\n"
-    text = said(capsys, "n1", "--history", file)
-    assert "a value is judged after 5 earlier runs." in text
-    assert "nothing to compare with" in said(capsys, "--history", file)
-
-
-def test_a_gpu_that_was_replaced_begins_anew_and_the_old_one_is_told_of_no_more(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_gpu_that_was_replaced_begins_anew_and_the_old_one_is_told_of_no_more(typed: Typed, tmp_path: Path) -> None:
     file = tmp_path / "h.sqlite"
     for night in range(8):
         run = judged_run(tmp_path / str(night), night)
@@ -80,7 +63,10 @@ def test_a_gpu_that_was_replaced_begins_anew_and_the_old_one_is_told_of_no_more(
             run.append_record(Survey("n1", 1.0))
         conclude(run, "partial", at(night))
         add_run(file, run.path)
-    lines = said(capsys, "n1", "--history", file).splitlines()
+        if night == 0:
+            assert "nothing to compare with" in typed("--history", file)[1]
+            assert "a value is judged after 5 earlier runs." in typed("n1", "--history", file)[1]
+    lines = typed("n1", "--history", file)[1].splitlines()
     assert [line.split("img/s")[1].strip() for line in lines if "2 at once" in line] == [
         "+0.0 % from 100 ± 0.0 % of 6 runs",
         "too few runs",
@@ -88,32 +74,34 @@ def test_a_gpu_that_was_replaced_begins_anew_and_the_old_one_is_told_of_no_more(
     assert "0 of 4 values worse" in "\n".join(lines)
 
 
-def test_adding_goes_on_after_a_directory_that_is_none(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_adding_goes_on_after_a_directory_that_is_none_and_a_node_can_be_forgotten(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DDPSCALE_HISTORY", raising=False)
     runs = [judged_run(tmp_path / str(night), night).path for night in range(2)]
-    assert main(["history", "--add", str(runs[0]), "nowhere", "nothing", str(runs[1]), str(runs[0])]) == 4
-    captured = capsys.readouterr()
-    assert captured.out.splitlines() == [f"{runs[0]}: added", f"{runs[1]}: added", f"{runs[0]}: already in the history"]
-    assert [line.split(": ")[:2] for line in captured.err.splitlines()] == [
-        ["ddpscale", "nothing"],
-        ["ddpscale", "nowhere"],
-    ]
+    code, said, errors = typed("--add", runs[0], "nowhere", "nothing", runs[1], runs[0])
+    assert (code, said.splitlines()) == (
+        4, [f"{runs[0]}: added", f"{runs[1]}: added", f"{runs[0]}: already in the history"],
+    )  # fmt: skip
+    assert [line.split(": ")[:2] for line in errors.splitlines()] == [["ddpscale", "nothing"], ["ddpscale", "nowhere"]]
     assert (tmp_path / "ddpscale-runs" / "history.sqlite").is_file(), "the default"
+    assert typed("--forget", "n1") == (0, "n1: 2 runs forgotten\n", "")
 
 
-def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], history: Path, tmp_path: Path) -> None:
-    assert "n9'; expected one of n1, n2" in refused(capsys, "n9")
-    assert "--gpu-sku: found 'b200'" in refused(capsys, "--gpu-sku", "b200")
-    assert "does not exist" in refused(capsys, "--history", tmp_path / "none.sqlite")
-    assert "run directories only" in refused(capsys, "n1", "--add", tmp_path)
+def test_mistakes_are_sentences(typed: Typed, history: Path, tmp_path: Path) -> None:
     with writing(tmp_path / "empty"):
         pass
-    assert "has no node" in refused(capsys, "--history", tmp_path / "empty")
-    letter = tmp_path / "letter"
-    letter.write_text("dear all")
-    run = judged_run(tmp_path / "run").path
-    assert "is not a history file" in refused(capsys, "--history", letter, "--add", run)
-    assert letter.read_text() == "dear all"
+    (tmp_path / "letter").write_text("dear all")
+    said = ""
+    for words in (
+        "n9", "--gpu-sku b200", "--history PATH/none", "--forget n1 --history PATH/none", "n1 --add .",
+        "--forget n1 --add .", "n1 --forget n1", "--forget n9", "--forget n1 --gpu-sku b200", "--history PATH/empty",
+        "--history PATH/letter --add PATH/0n1",
+    ):  # fmt: skip
+        code, out, errors = typed(*words.replace("PATH", str(tmp_path)).split())
+        assert (code, out) == (4, "")
+        said += f"{words}: {errors}"
+    assert_approved("history-mistakes.txt", masked(said, tmp_path))
+    assert (tmp_path / "letter").read_text() == "dear all"
+    assert not (tmp_path / "none").exists()

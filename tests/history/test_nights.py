@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpscale.history.regression import judge_regression, read_baseline
-from pytest_ddpscale.history.store import node_runs, reading, record_run
+from pytest_ddpscale.history.store import forget, node_runs, reading, record_run
 from pytest_ddpscale.run.evidence import Evidence, read_evidence
 from pytest_ddpscale.run.run_directory import RunDirectory
 from pytest_ddpscale.run.verdicts import read_judgement
@@ -17,15 +17,21 @@ from tests.builders.nights import SKU, at, conclude, judged_run
 from tests.builders.rounds import columns_of
 from tests.history.test_regression import case
 
-NIGHTS = (
+SLOWER = ("GPU 1 slower by 10 %", (100.0, 90.0))
+LOST = ("GPU 0 gives no value", (100.0, 100.0))
+BEFORE = (
     *[("healthy", (100.0, 100.0))] * 7,
     ("GPU 1 slower by 4 %", (100.0, 96.0)),
     ("healthy", (100.0, 100.0)),
-    ("GPU 1 slower by 10 %", (100.0, 90.0)),
-    ("GPU 1 slower by 10 %", (100.0, 90.0)),
-    ("GPU 0 gives no value", (100.0, 100.0)),
+    SLOWER,
+    SLOWER,
+    LOST,
+    LOST,
     ("GPU 1 replaced", (100.0, 100.0)),
 )
+# Nights after the node was forgotten.
+NIGHTS = (*BEFORE, *[("GPU 0 gives no value, GPU 1 slower by 10 %", (100.0, 90.0))] * 6,
+          ("GPU 0 gives no value, GPU 1 slower by 20 %", (100.0, 80.0)))  # fmt: skip
 
 
 def night(folder: Path, number: int) -> tuple[RunDirectory, Evidence]:
@@ -52,27 +58,32 @@ def regressed(history: Path) -> list[str]:
     """Of each night, the values that enter no baseline."""
     with reading(history) as connection:
         runs = node_runs(connection, SKU, "n1")
-    return [", ".join(sorted(f"{one.arm} of {one.place.number}" for one in run.worse)) for run in runs]
+    return [", ".join(sorted(f"{one.series.arm} of {one.place.number}" for one in run.worse)) for run in runs]
 
 
-def lines(folder: Path) -> Iterator[str]:
-    """Of a history with all nights: each night judged by the ones before it, by the packaged bound and a closer one."""
-    history, nights = folder / "history.sqlite", [night(folder, number) for number in range(len(NIGHTS))]
-    for run, evidence in nights:
+def lines(history: Path, first: int, nights: range) -> Iterator[str]:
+    """Each night judged by the ones before it, by the packaged bound and a closer one, and added."""
+    for number in nights:
+        run, evidence = night(history.parent, number)
+        baseline = read_baseline(history, SKU, {"n1": {}}, at(number)) if number > first else None
         add(history, run, evidence)
-    for number, fallen in enumerate(regressed(history)[4:], 4):
-        baseline = read_baseline(history, SKU, ["n1"], at(number))
-        yield f"night {number}, {NIGHTS[number][0]}; regressed: {fallen or 'nothing'}"
+        if number < first + 4:
+            continue
+        yield f"night {number}, {NIGHTS[number][0]}; regressed: {regressed(history)[-1] or 'nothing'}"
         for bound in (0.95, 0.97):
-            found = judge_regression(case(bound), nights[number][1], baseline, 0.95)
+            found = judge_regression(case(bound), evidence, baseline, 0.95)
             low, high = found.interval or (0.0, 0.0)
             yield f"  {found.outcome} by {bound:g}: {found.value or 0:.4f}, {low:.4f} … {high:.4f}; {found.reason}"
         yield from (f"    {one.kind} {one.place.number} of {one.host}" for one in found.culprits)
         yield from (f"    {note}" for note in found.notes)
 
 
-def test_each_night_is_judged_by_the_nights_before(tmp_path: Path) -> None:
-    assert_approved("nights.txt", "\n".join(lines(tmp_path)) + "\n")
+def test_each_night_is_judged_by_the_nights_before_until_the_node_is_forgotten(tmp_path: Path) -> None:
+    history, new = tmp_path / "history.sqlite", len(BEFORE)
+    said = [*lines(history, 0, range(new))]
+    assert forget(history, "n1") == new
+    said += ["forgotten", *lines(history, new, range(new, len(NIGHTS)))]
+    assert_approved("nights.txt", "\n".join(said) + "\n")
 
 
 def test_the_order_of_adding_changes_nothing(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_requirements_of_another_form_cost_no_verdict_its_row() -> None:
     assert [one["requirement"] for one in rows(judgement)] == [one.id for one in JUDGEMENT.verdicts]
 
 
-def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
+def test_each_gpu_and_node_has_a_row_of_its_own_pace_and_probes() -> None:
     """The one that decides a requirement with the same number, and of what was measured as the history knows it."""
     plan = replace(probe_plan(MATMUL, ranks_per_node=2), sku=SKU, studies=(STUDY,))
     probed = probe_columns_of(measure_probe(plan, MATMUL, steady(700.0, {(1,): 600.0})))
@@ -44,8 +44,9 @@ def test_each_gpu_has_a_row_of_its_own_pace_and_probes() -> None:
     assert (decides["requirement"], decides["outcome"], decides["code"]) == (verdict.id, "failed", "missed")
     own = [one for one in others if one["arm"] == MATMUL.name]
     assert [one["value"] for one in own if one["place"] == decides["place"]] == [decides["value"]]
-    of_gpus = [one for one in key_values_of(evidence) if one.gpu_uuid]
-    told = {tuple(one[key] for key in ("metric", "workload", "world_size", "gpu_uuid", "measured")) for one in others}
-    assert told == {(one.metric, one.subject, str(one.world_size), one.gpu_uuid, one.definition) for one in of_gpus}
+    named = ("host", "gpu_uuid", "metric", "workload", "world_size", "measured")
+    told = {tuple(one[key] for key in named) for one in others}
+    series = [one.series for one in key_values_of(evidence)]
+    assert told == {(*one[:4], str(one.world_size), one.definition) for one in series}
     assert {one["requirement"] + one["outcome"] + one["code"] for one in others} == {""}
     assert all(float(one["low"]) <= float(one["value"]) <= float(one["high"]) for one in own)

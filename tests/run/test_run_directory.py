@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_ddpscale.calibrate.trusted_runs import read_trusted_run
-from pytest_ddpscale.compare.comparing import read_compared_run
+from pytest_ddpscale.compare.comparing import read_judged_run
 from pytest_ddpscale.errors import RunDirectoryError, WritingError
 from pytest_ddpscale.history.store import add_run
 from pytest_ddpscale.plan.arm import Arm
@@ -439,7 +439,7 @@ def test_a_lock_that_is_a_link_leaves_what_it_leads_to(run: RunDirectory, tmp_pa
 READERS: dict[str, Callable[[Path], object]] = {
     "culprits": read_findings,
     "report": lambda path: read_judged(RunDirectory(path), RunDirectory(path)),
-    "compare": read_compared_run,
+    "compare": read_judged_run,
     "calibrate": read_trusted_run,
     "history": lambda path: add_run(path.parent / "history.sqlite", path),
 }
